@@ -63,6 +63,12 @@ def test_order_billing_bills_every_order_once_although_a_process_is_killed(tmp_p
     assert summary == "12 orders, 12 bills, no order billed twice"
 
 
+def test_queue_workers_do_every_job_but_one_although_a_worker_is_killed(run: Run, tmp_path: Path) -> None:
+    printed = run("queue_workers", "--cluster", tmp_path / "queue")
+    assert printed[:2] == ["worker 1 was killed by SIGKILL", "39 of 40 jobs are done"]
+    assert rows(printed, "value") == [['{"job":13}', "delivery-count", "3"]]
+
+
 def test_change_data_reads_the_current_table_back(run: Run, tmp_path: Path) -> None:
     printed = run("change_data", "--cluster", tmp_path / "crm")
     assert [line for line in printed if line.startswith("batch")] == [

@@ -21,7 +21,7 @@ HEADERS = pa.list_(pa.field("element", HEADER))
 DELIVER_AT = "spark-log.deliver-at"
 """Header with the time before which share groups do not deliver the record: decimal milliseconds since 1970."""
 DEAD_LETTER_CAUSE = "spark-log.dlq.cause"
-"""Header that says why a dead letter was written: rejected, delivery-count or missing."""
+"""Header that says why a dead letter was written: rejected, delivery-count, missing, or failed (in a loop)."""
 
 RECORD_SCHEMA = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS), ("timestamp", TIMESTAMP)]

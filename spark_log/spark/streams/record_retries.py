@@ -106,7 +106,8 @@ class RecordRetries:
         if failures >= self._attempts:
             if polled.count == 1 and self._topic is None:
                 return None
-            self._alone |= {partition: commit.offset for partition, commit in polled.ends.items()}
+            for partition, commit in polled.ends.items():
+                self._alone[partition] = max(commit.offset, self._alone.get(partition, 0))
         return float(min(self._first_ms * 2 ** (failures - 1), self._most_ms)) / 1000
 
     def succeeded(self, polled: Polled) -> None:

@@ -128,7 +128,7 @@ def test_a_letter_without_a_copy_is_read_from_its_topic(cluster, cluster_address
     with Redrive(cluster, "dlq.jobs") as letters:
         shown = letters.preview()
     assert (shown.copied, shown.missing) == ({"jobs": 2}, 1)
-    with pytest.raises(DataLossError, match=r"jobs-1@0 is gone. --skip-missing"):
+    with pytest.raises(DataLossError, match="jobs-1@0 is gone"):
         redrive()
     assert len(records_of(cluster_address, "jobs", 2)) == 2, "nothing was copied"
     done = redrive(skip_missing=True)
@@ -153,7 +153,7 @@ def test_records_that_are_not_dead_letters_are_refused(cluster, cluster_address,
     reject()
     create_topic(cluster, "again")
     produce().send("dlq.jobs", b"mine").get()
-    with pytest.raises(InvalidRecordError, match=r"dlq.jobs-0@0 is not a dead letter"):
+    with pytest.raises(InvalidRecordError, match="is not a dead letter"):
         redrive()
     assert redrive(to="again").copied == {"again": 1}
     facts = {"topic": b"jobs", "partition": b"first", "offset": b"0"}
