@@ -9,7 +9,8 @@ Parquet, and every record is compared with what pandas reads from the package. T
 the fields as columns, so the mean delays by carrier are one SQL query over that table (scripts/demo_carriers.py), and
 a few lines of deltalake and pyarrow; both are compared with pandas' own. DuckDB reads its Iceberg table, and the table
 of the last flight of each plane (scripts/demo_tables.py). Then two consumers of one group share the
-topic, and one of them is killed (scripts/demo_group.py); and the topic is copied into one with three replicas, whose
+topic, and one of them is killed (scripts/demo_group.py); workers of a share group do the jobs of a queue, and one of
+them is killed too (scripts/demo_queue.py); and the topic is copied into one with three replicas, whose
 disks are lost one after the other (scripts/demo_replicas.py). At last two streaming queries run through the year, join
 the flights with the weather and their planes, and compute the delays of every hour (scripts/demo_delays.py); they are
 compared with pandas' own, and drawn (scripts/demo_page.py). A Kafka client reads the flights and writes some of them,
@@ -114,6 +115,8 @@ def main() -> int:
                 console.print(f"  {line}", markup=False, soft_wrap=True)
         with _Step("Share the flights in a consumer group, and kill one of its two consumers"):
             differences += _group(address, topic.name)
+        with _Step("Do the jobs of a queue with three workers, and kill one of them"):
+            differences += _queue(address)
         with _Step("Copy them into a topic with three replicas, and lose one disk after the other"):
             differences += _replicas(address, topic.name, work)
         with _Step("Run through the year: join flights, weather and planes, and compute the delays of every hour"):
@@ -293,6 +296,13 @@ def _group(address: str, topic: str) -> list[str]:
     command = [sys.executable, str(REPOSITORY / "scripts" / "demo_group.py"), "--topic", topic]
     done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
     return [] if done.returncode == 0 else ["the consumer group did not process every record: see above"]
+
+
+def _queue(address: str) -> list[str]:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_queue.py")]
+    # the address may hold a password: not on the command line
+    done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
+    return [] if done.returncode == 0 else ["the workers of the queue did not do every job: see above"]
 
 
 def _replicas(address: str, topic: str, work: Path) -> list[str]:
