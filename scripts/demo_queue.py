@@ -1,4 +1,4 @@
-"""A queue at work: three workers share the jobs of a topic, one is killed, and a job that cannot be done is a dead letter.
+"""A queue at work: three workers share the jobs of a topic, one is killed, and a job that fails is a dead letter.
 
     python scripts/demo_queue.py --cluster ADDRESS [--jobs 300] [--help]
 
