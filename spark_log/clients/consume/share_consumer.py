@@ -364,6 +364,18 @@ class ShareConsumer(Guarded):
         self._callback = callback
 
     @exclusive
+    def acknowledge_rest(self, type: AcknowledgeType = AcknowledgeType.ACCEPT) -> None:
+        """Acknowledge each record of the last poll that is not acknowledged. As `acknowledge`."""
+        self._check_explicit()
+        self._deliveries.mark_rest(AcknowledgeType(type))
+
+    @exclusive
+    def release_all(self) -> None:
+        """Let other members have all records that this consumer holds, also acknowledged ones that were not sent."""
+        self._deliveries.release_all()
+        self._release_all(accept=False)
+
+    @exclusive
     def acknowledgements_for_transaction(self) -> ShareAcknowledgements:
         """Return the acknowledgements that were not sent, for `Producer.send_share_acknowledgements_to_transaction`.
         This consumer gives them up: it sends none of them, and does not release their records.
@@ -415,7 +427,7 @@ class ShareConsumer(Guarded):
     def _release_all(self, *, accept: bool) -> None:
         """Send the acknowledgements, and end the locks of all other records."""
         if self.settings.explicit or not accept:
-            self._deliveries.release_returned()
+            self._deliveries.mark_rest(AcknowledgeType.RELEASE)
         else:
             self._deliveries.accept_returned()
         marked = self._deliveries.marked()

@@ -122,17 +122,22 @@ class Deliveries:
     def _set(delivery: Delivery, where: Any, kind: AcknowledgeType) -> None:
         delivery.types[where] = kind
 
+    def mark_rest(self, kind: AcknowledgeType) -> None:
+        """Acknowledge each returned record that is not acknowledged."""
+        for each in self._held:
+            returned = each.types[: each.returned]
+            returned[returned < 0] = kind
+
     def accept_returned(self) -> None:
-        """Accept each returned record without an acknowledgement (implicit mode)."""
+        """Accept each returned record that is not acknowledged, but not those whose lock was renewed."""
         for each in self._held:
             returned = each.types[: each.returned]
             returned[returned == _NONE] = AcknowledgeType.ACCEPT
 
-    def release_returned(self) -> None:
-        """Release each returned record without an acknowledgement."""
+    def release_all(self) -> None:
+        """Release each returned record, whatever its acknowledgement."""
         for each in self._held:
-            returned = each.types[: each.returned]
-            returned[returned < 0] = AcknowledgeType.RELEASE
+            each.types[: each.returned] = AcknowledgeType.RELEASE
 
     def marked(self) -> list[Delivery]:
         return [each for each in self._held if each.marked]

@@ -22,8 +22,9 @@ from spark_log.groups.share.dead_letters import PREFIX
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
 from spark_log.log.records.schema import DEAD_LETTER_CAUSE, read_schema
+from spark_log.spark.streams.loop_sources import POLL_MS, GroupSource
 from spark_log.spark.streams.record_retries import COPY_SCHEMA, Polled
-from spark_log.spark.streams.transactional_loop import POLL_MS, TransactionalLoop
+from spark_log.spark.streams.transactional_loop import TransactionalLoop
 
 _TOGETHER = 500
 """The number of letters that one transaction copies."""
@@ -224,6 +225,7 @@ class _Loop(TransactionalLoop):
         self, redrive: Redrive, consumer: Consumer, producer: Producer, report: Callable[[Redriven], object]
     ) -> None:
         super().__init__(consumer, producer)
+        self._consumer, self._group = consumer, GroupSource(consumer)
         self._redrive, self._report = redrive, report
         self.redriven = Redriven()
         self._prepared = Redriven()
@@ -249,7 +251,7 @@ class _Loop(TransactionalLoop):
             if self._redrive.is_done({partition: commit.offset for partition, commit in ends.items()}):
                 self.stop()
             return None
-        return self._polled_tables(tables)
+        return self._group.polled_tables(tables)
 
     def _cut(self, partition: TopicPartition, table: pa.Table) -> pa.Table:
         """Return the letters before the end. The consumer stays at the others."""

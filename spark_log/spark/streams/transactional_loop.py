@@ -11,30 +11,29 @@ With `attempts`, a poll whose function keeps failing is run record by record, an
 dead letter (`record_retries.py`).
 
 After an abort the consumer has to seek back. The sent records are gone, but the consumer's position is after the
-consumed records, which would be skipped.
+consumed records, which would be skipped. The records of a share group are released.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import KafkaError
-from kafka.structs import MemberState, TopicPartition
 
 from spark_log import clock
 from spark_log.clients.consume.consumer import Consumer
+from spark_log.clients.consume.share_consumer import ShareConsumer
 from spark_log.clients.produce.producer import Producer
-from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import (
     IllegalStateError,
     InvalidTxnStateError,
     SparkLogError,
 )
 from spark_log.process import Stop
+from spark_log.spark.streams.loop_sources import GroupSource, ShareSource
 from spark_log.spark.streams.record_retries import NotRunError, Polled, RecordRetries, is_worth_a_retry
 from spark_log.text import count_of
 
@@ -49,8 +48,6 @@ _LOOP_METHODS = frozenset(
         "abort_transaction", "close",
     }
 )  # fmt: skip
-POLL_MS = 200
-"""The time that a poll waits for records. The loop notices a `stop` within this time."""
 _PROGRESS_S = 10.0
 """The interval at which the progress is logged."""
 
@@ -91,28 +88,38 @@ class TransactionalLoop:
     need different ids, or they fence each other. A restart with the same id aborts at once what the last run left
     open. A new id at each start is correct too, since no reader sees the open transaction, and it times out.
 
+    With a ShareConsumer in explicit mode, the acknowledgements of the records are part of the transaction instead of
+    offsets: a record that the function does not acknowledge is accepted. There is no order of records then.
+
     Not thread-safe, except `stop`. The caller closes the consumer and the producer. When the consumer leaves
     the group, the other members take over at once.
     """
 
-    def __init__(self, consumer: Consumer, producer: Producer, *, retries: int = 5) -> None:
+    def __init__(self, consumer: Consumer | ShareConsumer, producer: Producer, *, retries: int = 5) -> None:
         """Check the settings of the consumer and the producer.
 
         `retries` is how often the same records are tried again before the error of the last try is raised. Raises
         ValueError that names the setting that does not fit, and TypeError for another kind of consumer or producer.
         """
-        for name, given, kind in (("consumer", consumer, Consumer), ("producer", producer, Producer)):
-            if not isinstance(given, kind):
-                raise TypeError(f"{name}: expected a spark_log.{kind.__name__}, got {given!r}")
-        settings = consumer.settings
-        _check("group_id", settings.group_id, settings.group_id is not None, "a group, which keeps the offsets")
-        _check("enable_auto_commit", True, not settings.enable_auto_commit, "False: the transactions commit")
-        subscribed = consumer.subscription() is not None
+        for name, given, kinds in (("consumer", consumer, (Consumer, ShareConsumer)), ("producer", producer, Producer)):
+            if not isinstance(given, kinds):
+                expected = " or ".join(f"spark_log.{kind.__name__}" for kind in (Consumer, ShareConsumer))
+                expected = expected if name == "consumer" else "spark_log.Producer"
+                raise TypeError(f"{name}: expected a {expected}, got {given!r}")
+        if isinstance(consumer, ShareConsumer):
+            _check("share_acknowledgement_mode", "implicit", consumer.settings.explicit, "explicit")
+        else:
+            settings = consumer.settings
+            _check("group_id", settings.group_id, settings.group_id is not None, "a group, which keeps the offsets")
+            _check("enable_auto_commit", True, not settings.enable_auto_commit, "False: the transactions commit")
+        subscribed = bool(consumer.subscription())
         _check("subscription", None, subscribed, "subscribe(): assign() does not detect a lost partition")
         transactional_id = producer.config["transactional_id"]
         _check("transactional_id", None, transactional_id is not None, "the name of this process")
         _check("retries", retries, not isinstance(retries, bool) and isinstance(retries, int) and retries >= 0, ">= 0")
-        self._consumer, self._producer, self._retries = consumer, producer, retries
+        self._source = ShareSource(consumer) if isinstance(consumer, ShareConsumer) else GroupSource(consumer)
+        self._settings = consumer.settings
+        self._producer, self._retries = producer, retries
         self._record_retries: RecordRetries | None = None
         self._stop = Stop()
         self._logged_s = clock.monotonic_s()
@@ -145,8 +152,11 @@ class TransactionalLoop:
         if attempts is None:
             _check("dead_letter_topic", dead_letter_topic, dead_letter_topic is None, "attempts= with it")
         else:
-            topic = None if dead_letter_topic is None else self._letter_topic(dead_letter_topic)
-            self._record_retries = RecordRetries(self._consumer.settings, attempts, backoff_ms, topic)
+            source = self._source
+            if not isinstance(source, GroupSource):
+                raise ValueError("attempts: a share group has share.delivery.count.limit, backoff and dead letters")
+            topic = None if dead_letter_topic is None else source.letter_topic(dead_letter_topic)
+            self._record_retries = RecordRetries(source.consumer.settings, attempts, backoff_ms, topic)
         try:
             return self._run(self._poll_records, transform)
         finally:
@@ -173,7 +183,7 @@ class TransactionalLoop:
             polled = poll()
             if polled is None:
                 now_s = clock.monotonic_s()
-                active_s = active_s if self._has_assignment() else now_s
+                active_s = active_s if self._source.has_assignment() else now_s
                 if self._is_over(now_s - active_s):
                     break
                 continue
@@ -219,18 +229,18 @@ class TransactionalLoop:
             self._fill(polled, transform)
             self._commit()
         except BaseException:
-            self._go_back(polled)
+            self._source.go_back(polled)
             raise
 
     def _fill(self, polled: Polled, transform: Callable[[Any, Producer], object]) -> None:
-        consumer, producer = self._consumer, self._producer
+        producer = self._producer
         try:
             returned = transform(polled.records, cast(Producer, _Sending(producer)))
             if isinstance(returned, Generator | Coroutine):
                 raise NotRunError(
                     f"transform returned a {type(returned).__name__}, which was not run: send inside the function"
                 )
-            producer.send_offsets_to_transaction(polled.ends, consumer.group_metadata())
+            self._source.add_to(producer, polled)
         except BaseException:
             self._abort()
             raise
@@ -260,52 +270,21 @@ class TransactionalLoop:
                 self._pause(failures)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _go_back(self, polled: Polled) -> None:
-        """Seek to the first record of the poll, or to the committed offset of the group if that is larger.
-
-        Partitions that this member has lost are not changed. A position before the committed offset would be wrong,
-        because a commit that was interrupted may have succeeded.
-        """
-        mine = self._consumer.assignment() & set(polled.starts)
-        committed: dict[Any, int | None] = {}
-        with suppress(SparkLogError, KafkaError):
-            committed = {partition: self._consumer.committed(partition) for partition in mine}
-        for partition in mine:
-            offset = max(polled.starts[partition], committed.get(partition) or 0)
-            self._consumer.seek(partition, polled.ends[partition]._replace(offset=offset))
-
     def _poll_records(self) -> Polled | None:
         retries = self._record_retries
-        alone = retries is not None and retries.is_alone(self._consumer.assignment())
-        polled = self._consumer.poll(POLL_MS, max_records=1 if alone else None)
-        records = [record for found in polled.values() for record in found]
-        starts = {partition: found[0].offset for partition, found in polled.items()}
-        return Polled(records, len(records), starts, self._consumer.offsets_to_commit(starts)) if records else None
+        alone = retries is not None and retries.is_alone(self._source.assignment())
+        return self._source.poll_records(alone=alone)
 
     def _poll_table(self) -> Polled | None:
-        polled = self._consumer.poll_arrow(POLL_MS)
-        return self._polled_tables(polled) if polled else None
-
-    def _polled_tables(self, polled: Mapping[TopicPartition, pa.Table]) -> Polled:
-        starts = {partition: table.column("offset")[0].as_py() for partition, table in polled.items()}
-        table = pa.concat_tables(polled.values())
-        return Polled(table, table.num_rows, starts, self._consumer.offsets_to_commit(starts))
-
-    def _letter_topic(self, name: str) -> Topic:
-        _check("dead_letter_topic", name, name not in (self._consumer.subscription() or ()), "another topic")
-        return self._consumer.cluster.store.read(lambda connection: find_topic(connection, name))
-
-    def _has_assignment(self) -> bool:
-        """Return whether the group has assigned the partitions. Before that, polls return no records."""
-        return bool(self._consumer.group_metadata().state == MemberState.STABLE)
+        return self._source.poll_table()
 
     def _is_over(self, silent_s: float) -> bool:
-        timeout_ms = self._consumer.settings.consumer_timeout_ms
+        timeout_ms = self._settings.consumer_timeout_ms
         return 0 <= timeout_ms <= silent_s * 1000
 
     def _pause(self, failures: int) -> None:
         """Wait, longer with every failure. A stop ends the wait."""
-        self._stop.wait(self._consumer.settings.retry_backoff_ms / 1000 * 2 ** (failures - 1))
+        self._stop.wait(self._settings.retry_backoff_ms / 1000 * 2 ** (failures - 1))
 
     def _log_progress(self) -> None:
         self._logged_s = clock.monotonic_s()
@@ -313,7 +292,7 @@ class TransactionalLoop:
 
     @property
     def _name(self) -> str:
-        return f"group {self._consumer.settings.group_id!r}, {self._producer.config['transactional_id']!r}"
+        return f"group {self._settings.group_id!r}, {self._producer.config['transactional_id']!r}"
 
 
 class _Sending:

@@ -6,10 +6,16 @@ import pytest
 
 from spark_log import AcknowledgeType, Consumer, Producer, ShareConsumer
 from spark_log.cluster.settings import alter_settings
-from spark_log.errors import CommitFailedError, IllegalStateError, TransactionAbortableError
+from spark_log.errors import (
+    CommitFailedError,
+    IllegalStateError,
+    MetadataStoreUnavailableError,
+    TransactionAbortableError,
+)
 from spark_log.groups.share import rows
 from spark_log.groups.share.service import look
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.streams import TransactionalLoop
 from tests.support.python_process import PythonProcess
 
 LOCK_MS = 300
@@ -236,4 +242,35 @@ def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce
                 producer.commit_transaction()
             assert worker.poll(LOCK_MS) == {}
     assert results(cluster_address) == [b"A", b"B"]
+    assert unfinished(cluster) == 0
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_a_loop_processes_each_record_exactly_once(cluster, cluster_address, produce, topics, arrow):
+    """The function fails now and then, after it has sent something, and rejects a record."""
+    send(produce, *(b"%d" % number for number in range(20)))
+    failures = iter([True, False, True, *[False] * 100])
+    with (
+        ShareConsumer(
+            "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit",
+            max_poll_records=7, share_acquire_mode="record_limit", consumer_timeout_ms=1_000,
+        ) as worker,
+        Producer(cluster=cluster_address, transactional_id="loop") as producer,
+    ):  # fmt: skip
+        loop = TransactionalLoop(worker, producer)
+
+        def work(records, producer):
+            values = records.column("value").to_pylist() if arrow else [record.value for record in records]
+            for value in values:
+                producer.send("results", value)
+            if b"3" in values and not arrow:
+                worker.acknowledge(records[values.index(b"3")], REJECT)
+            if next(failures):
+                raise MetadataStoreUnavailableError("a retriable failure")
+
+        totals = loop.run_arrow(work) if arrow else loop.run(work)
+        assert (totals.records, totals.aborted) == (20, 2)
+        with pytest.raises(ValueError, match="attempts"):
+            loop.run(work, attempts=3)
+    assert sorted(map(int, results(cluster_address))) == list(range(20))
     assert unfinished(cluster) == 0

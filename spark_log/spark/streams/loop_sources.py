@@ -1,0 +1,116 @@
+"""Where a transactional loop takes its records from: a member of a consumer group, or of a share group."""
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from kafka.errors import KafkaError
+from kafka.structs import MemberState, TopicPartition
+
+from spark_log.clients.consume.consumer import Consumer
+from spark_log.clients.consume.share_consumer import ShareConsumer
+from spark_log.clients.produce.producer import Producer
+from spark_log.cluster.topics import Topic, find_topic
+from spark_log.errors import SparkLogError
+from spark_log.groups.share.rules import AcknowledgeType
+from spark_log.spark.streams.record_retries import Polled
+
+POLL_MS = 200
+"""The time that a poll waits for records. A loop notices a `stop` within this time."""
+
+
+class GroupSource:
+    """A member of a consumer group, whose offsets are part of the transaction."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+
+    def poll_records(self, *, alone: bool) -> Polled | None:
+        """Return the records of one poll, at most one with `alone`; None without records."""
+        polled = self.consumer.poll(POLL_MS, max_records=1 if alone else None)
+        records = [record for found in polled.values() for record in found]
+        starts = {partition: found[0].offset for partition, found in polled.items()}
+        return Polled(records, len(records), starts, self.consumer.offsets_to_commit(starts)) if records else None
+
+    def poll_table(self) -> Polled | None:
+        """Return the records of one poll as one table."""
+        polled = self.consumer.poll_arrow(POLL_MS)
+        return self.polled_tables(polled) if polled else None
+
+    def polled_tables(self, polled: Mapping[TopicPartition, pa.Table]) -> Polled:
+        starts = {partition: table.column("offset")[0].as_py() for partition, table in polled.items()}
+        table = pa.concat_tables(polled.values())
+        return Polled(table, table.num_rows, starts, self.consumer.offsets_to_commit(starts))
+
+    def add_to(self, producer: Producer, polled: Polled) -> None:
+        """Add what commits the records to the producer's open transaction."""
+        producer.send_offsets_to_transaction(polled.ends, self.consumer.group_metadata())
+
+    def go_back(self, polled: Polled) -> None:
+        """Seek to the first record of the poll, or to the committed offset of the group if that is larger.
+
+        Partitions that this member has lost are not changed. A position before the committed offset would be wrong,
+        because a commit that was interrupted may have succeeded.
+        """
+        mine = self.consumer.assignment() & set(polled.starts)
+        committed: dict[Any, int | None] = {}
+        with suppress(SparkLogError, KafkaError):
+            committed = {partition: self.consumer.committed(partition) for partition in mine}
+        for partition in mine:
+            offset = max(polled.starts[partition], committed.get(partition) or 0)
+            self.consumer.seek(partition, polled.ends[partition]._replace(offset=offset))
+
+    def letter_topic(self, name: str) -> Topic:
+        """Return the topic of dead letters. Raises ValueError if the consumer reads it, and
+        UnknownTopicOrPartitionError.
+        """
+        if name in (self.consumer.subscription() or ()):
+            raise ValueError(f"dead_letter_topic: {name!r}: expected another topic")
+        return self.consumer.cluster.store.read(lambda connection: find_topic(connection, name))
+
+    def assignment(self) -> Collection[TopicPartition]:
+        return self.consumer.assignment()
+
+    def has_assignment(self) -> bool:
+        """Return whether the group has assigned the partitions. Before that, polls return no records."""
+        return bool(self.consumer.group_metadata().state == MemberState.STABLE)
+
+
+class ShareSource:
+    """A member of a share group, whose acknowledgements are part of the transaction."""
+
+    def __init__(self, consumer: ShareConsumer) -> None:
+        self.consumer = consumer
+
+    def poll_records(self, *, alone: bool) -> Polled | None:
+        """Return the records of one poll; None without records."""
+        del alone
+        records = [record for found in self.consumer.poll(POLL_MS).values() for record in found]
+        return Polled(records, len(records), {}, {}) if records else None
+
+    def poll_table(self) -> Polled | None:
+        """Return the records of one poll as one table, with the column delivery_count."""
+        tables = self.consumer.poll_arrow(POLL_MS)
+        table = pa.concat_tables(tables.values()) if tables else None
+        return None if table is None else Polled(table, table.num_rows, {}, {})
+
+    def add_to(self, producer: Producer, polled: Polled) -> None:
+        """Accept the records that are not acknowledged, and add all acknowledgements to the open transaction."""
+        del polled
+        self.consumer.acknowledge_rest(AcknowledgeType.ACCEPT)
+        producer.send_share_acknowledgements_to_transaction(
+            self.consumer.acknowledgements_for_transaction(), self.consumer.share_group_metadata()
+        )
+
+    def go_back(self, polled: Polled) -> None:
+        """Release the records that the consumer still has. The abort has released the others."""
+        del polled
+        with suppress(SparkLogError, KafkaError):  # their locks end by time then
+            self.consumer.release_all()
+
+    def assignment(self) -> Collection[TopicPartition]:
+        return ()
+
+    def has_assignment(self) -> bool:
+        return True
