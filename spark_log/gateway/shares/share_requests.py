@@ -135,7 +135,10 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         for key in forgotten.places:
             session.places.pop(key, None)
         acquires = not renews and request.max_records > 0
-        result = await _poll(services, session, request, checked, mode, until_s if acquires else 0.0, acquires)
+        try:
+            result = await _poll(services, session, request, checked, mode, until_s if acquires else 0.0, acquires)
+        except SparkLogError as error:  # nothing was acquired
+            return _fetch_response(error_code(error), 0, ())
     _note_acknowledgements(session, asked, checked, result, answers)
     for key in result.unread & session.places.keys():
         topic_place = session.places[key].topic_id, key[1]
