@@ -84,7 +84,8 @@ class WireShareMember:
     def acknowledge(self, *acks: Batch) -> int:
         """Return the error code of the request, or of the partition."""
         answer = self.send(self.acknowledge_request(acks))
-        return answer.error_code or sum(part.error_code for topic in answer.responses for part in topic.partitions)
+        [topic] = answer.responses or [None]
+        return int(answer.error_code or topic.partitions[0].error_code)
 
 
 def acquired(answer: Message) -> list[tuple[int, int, int]]:
