@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
@@ -34,9 +35,11 @@ from spark_log.errors import (
     FencedMemberEpochError,
     GroupIdNotFoundError,
     IllegalStateError,
+    RetriableError,
     SparkLogError,
     UnknownMemberIdError,
     WakeupError,
+    redact,
 )
 from spark_log.groups.consumer.rules import JOINING, TopicFacts
 from spark_log.groups.share.dead_letters import DeadLetters
@@ -50,6 +53,8 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.process import Finalizer
 
 __all__ = ["AcknowledgeType", "ShareConsumer", "ShareRecord"]
+
+logger = logging.getLogger(__name__)
 
 _ITERATION_POLL_MS = 1_000
 _WAIT_S = 0.5
@@ -260,30 +265,42 @@ class ShareConsumer(Guarded):
         self._acquire(now_s + limit_s, rows_max)
 
     def _acquire(self, deadline_s: float, rows_max: int) -> None:
-        settings = self.settings
+        """Acknowledge, and wait for records. While the store or a log dir is unavailable it tries again, as Kafka's
+        clients do.
+        """
         while True:
             self._check_woken()
-            self._join()
-            marked = self._deliveries.marked()
-            whole = settings.share_acquire_mode == "batch_optimized"
-            most = max(rows_max, settings.max_poll_records) if whole else rows_max
-            request = Request(self.member_id, most, settings.fetch_max_bytes, whole)
-            left_s = max(0.0, deadline_s - clock.monotonic_s())
-            result = self._polls.poll(
-                settings.group_id,
-                request,
-                self._assigned,
-                acknowledgements(marked, self.member_id),
-                min(left_s, _WAIT_S),
-                lambda: self._woken.is_set() or self._closing.is_set(),
-            )
-            self._acknowledged(marked, result)
-            ends_s = result.began_s + result.lock_ms / 1000
-            for taken in result.taken:
-                for acquired, batch in taken.parts:
-                    self._deliveries.add(self._partitions[taken.key], taken.key, acquired, batch, ends_s)
-            if result.taken or clock.monotonic_s() >= deadline_s or self._closing.is_set():
+            try:
+                found = self._acquire_some(deadline_s, rows_max)
+            except RetriableError as error:
+                found = False
+                logger.warning("poll: tried again in %d ms: %s", self.settings.retry_backoff_ms, redact(str(error)))
+                left_s = deadline_s - clock.monotonic_s()
+                self._closing.wait(max(0.0, min(left_s, self.settings.retry_backoff_ms / 1000)))
+            if found or clock.monotonic_s() >= deadline_s or self._closing.is_set():
                 return
+
+    def _acquire_some(self, deadline_s: float, rows_max: int) -> bool:
+        """Acknowledge, and wait for records until it is time to look for a new assignment. Return whether some came."""
+        settings = self.settings
+        self._join()
+        marked = self._deliveries.marked()
+        whole = settings.share_acquire_mode == "batch_optimized"
+        most = max(rows_max, settings.max_poll_records) if whole else rows_max
+        result = self._polls.poll(
+            settings.group_id,
+            Request(self.member_id, most, settings.fetch_max_bytes, whole),
+            self._assigned,
+            acknowledgements(marked, self.member_id),
+            min(max(0.0, deadline_s - clock.monotonic_s()), _WAIT_S),
+            lambda: self._woken.is_set() or self._closing.is_set(),
+        )
+        self._acknowledged(marked, result)
+        ends_s = result.began_s + result.lock_ms / 1000
+        for taken in result.taken:
+            for acquired, batch in taken.parts:
+                self._deliveries.add(self._partitions[taken.key], taken.key, acquired, batch, ends_s)
+        return bool(result.taken)
 
     def _take(self, rows_max: int) -> Iterator[tuple[Delivery, pa.RecordBatch]]:
         """Yield buffered records, and count them as returned."""

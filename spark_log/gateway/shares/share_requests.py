@@ -136,7 +136,10 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         answers |= {place: _Answer(place, TOPIC_REFUSED) for place in refused.values()}
         acquires = not renews and request.max_records > 0
         until_s = until_s if acquires and not refused else 0.0
-        found = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
+        try:
+            found = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
+        except SparkLogError as error:  # nothing was acquired
+            return _fetch_response(error_code(error), 0, ())
     result = found.result
     _note_acknowledgements(services, session, asked, checked, result, answers)
     for key in result.unread & session.places.keys():

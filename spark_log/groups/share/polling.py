@@ -1,5 +1,6 @@
 """The polls of members in one process: choose partitions, read them, and acquire in one transaction."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,7 @@ import pyarrow as pa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.groups.share import rows
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.reading import ShareReads, near
@@ -26,11 +27,15 @@ from spark_log.groups.share.service import (
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Store
 
+logger = logging.getLogger(__name__)
+
 _PARTITIONS_MAX = 16
 """The largest number of partitions that one poll acquires from."""
 _DUE_MAX = 500
 _AVAILABLE_MAX = 1_000
 """The number of Available records that are read at once, also if a poll takes fewer."""
+_TURNS_MAX = 10_000
+"""The number of members of which a process remembers the partition to begin with."""
 _WAIT_S_MAX = 5.0
 _REMEMBERED_S = 0.2
 _GROUPS_MAX = 1_000
@@ -89,14 +94,21 @@ class SharePolls:
         stopped: Callable[[], bool] = lambda: False,
     ) -> Result:
         """Acknowledge, then acquire records of the `assigned` partitions, whose topics' names are given. Waits up to
-        `timeout_s` until there are some. Raises the errors of the store, and of reading.
+        `timeout_s` until there are some. Raises the errors of the store, and of reading. If it raises, the outcome of
+        the acknowledgements is not known, and they may be sent again.
         """
+        result = Result()
         deadline_s = clock.monotonic_s() + timeout_s
         errors: dict[Key, SparkLogError | None] = {}
         waiting = dict(acknowledgements or {})
         while True:
             changes = self._store.changes.current()
-            result = self.attempt(group_id, request, assigned, waiting)
+            try:
+                result = self.attempt(group_id, request, assigned, waiting)
+            except SparkLogError:
+                if not errors:
+                    raise
+                return replace(result, errors=errors)  # first the outcome of the acknowledgements
             errors |= result.errors
             waiting = {}
             left_s = deadline_s - clock.monotonic_s()
@@ -113,14 +125,17 @@ class SharePolls:
         acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
     ) -> Result:
         """As `poll`, without waiting. `Result.wait_ms` says when the next one may find records, unless the store
-        changes before.
+        changes before. An error of reading a partition is raised only if there is nothing else to return.
         """
         errors: dict[Key, SparkLogError | None] = {}
         waiting = dict(acknowledgements)
         before = self._remembered(group_id)
         while True:
             seen = before or self._look(group_id)
-            readable = self._readable(group_id, seen, request, assigned) if request.records_max > 0 else {}
+            readable: dict[Key, Readable] = {}
+            failure: SparkLogError | None = None
+            if request.records_max > 0:
+                readable, failure = self._readable(group_id, seen, request, assigned)
             if readable or waiting:
                 poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
                 began_s = clock.monotonic_s()
@@ -137,6 +152,8 @@ class SharePolls:
             if before is not None:
                 before = None
                 continue
+            if failure is not None and not errors:
+                raise failure
             if readable:
                 seen = look(self._store, group_id)
             lock_ms, unread = seen.config.share_record_lock_duration_ms, frozenset(assigned.keys() - seen.offers.keys())
@@ -192,15 +209,15 @@ class SharePolls:
 
     def _readable(
         self, group_id: str, seen: Look, request: Request, assigned: Mapping[Key, str]
-    ) -> dict[Key, Readable]:
-        """Read partitions that have records for the member, beginning at its turn, until they offer enough."""
+    ) -> tuple[dict[Key, Readable], SparkLogError | None]:
+        """Read partitions that have records for the member, beginning at its turn, until they offer enough. Also return
+        the first error: a partition that cannot be read does not stop the others.
+        """
         limits = rows.limits_of(seen.config)
-        keys = sorted(key for key in assigned if key in seen.offers)
+        keys = sorted(key for key in assigned if key in seen.offers) if request.records_max > 0 else []
         if not keys:
-            return {}
-        with self._lock:
-            turn = self._turns.get(request.member, hash(request.member))
-            self._turns[request.member] = turn + 1
+            return {}, None
+        turn, failure = self._turn(request.member), None
         begin = turn % len(keys)
         found: dict[Key, Readable] = {}
         records = 0
@@ -212,12 +229,28 @@ class SharePolls:
                 found[key] = self._read(group_id, key, assigned[key], offer, seen, limits.record_locks, request)
             except UnknownTopicOrPartitionError:
                 continue  # the next heartbeat brings an assignment without it
+            except SparkLogError as error:
+                logger.warning(
+                    "share group %r cannot read %s-%d: %s", group_id, assigned[key], key[1], redact(str(error))
+                )
+                failure = failure or error
+                continue
             records += (
                 offer.available + len(seen.due.get(key, ())) + max(0, offer.log.high_watermark - offer.next_offset)
             )
             if records >= request.records_max or len(found) == _PARTITIONS_MAX:
                 break
-        return found
+        return found, failure
+
+    def _turn(self, member_id: str) -> int:
+        """Return the number of the member's poll, from a number that differs from member to member."""
+        with self._lock:
+            turn = self._turns.pop(member_id, None)
+            if turn is None and len(self._turns) >= _TURNS_MAX:
+                del self._turns[next(iter(self._turns))]  # of the member that has not polled for the longest time
+            turn = hash(member_id) if turn is None else turn
+            self._turns[member_id] = turn + 1
+            return turn
 
     def _read(
         self, group_id: str, key: Key, name: str, offer: rows.Offer, seen: Look, locks: int, request: Request

@@ -1,0 +1,106 @@
+"""Many members of a share group come and go: each record is accepted once, and no member starves."""
+
+import random
+import threading
+import time
+
+import pytest
+
+from spark_log.cluster.settings import alter_settings
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import AcknowledgeType
+from spark_log.groups.share.service import look
+from tests.support.share_members import ShareMember
+from tests.support.topics import append, make
+
+PARTITIONS, EACH = 16, 40
+LOCK_MS = 500
+THREADS, POLL_RECORDS = 4, 7
+STARVED_S = 10.0
+
+
+@pytest.fixture
+def jobs(cluster, log):
+    """Topic t with EACH records in each partition, short locks, and many deliveries."""
+    locks = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
+    counts = ("group.share.max.delivery.count.limit", "group.share.delivery.count.limit")
+    alter_settings(cluster, {**dict.fromkeys(locks, str(LOCK_MS)), **dict.fromkeys(counts, "100")})
+    topic = make(cluster, "t", PARTITIONS)
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    for partition in range(PARTITIONS):
+        append(log, topic, *(f"{partition}/{n}" for n in range(EACH)), partition=partition)
+
+
+def is_finished(cluster):
+    offers = look(cluster.store, "workers").offers.values()
+    return len(offers) == PARTITIONS and all(offer.start_offset == EACH and offer.unfinished == 0 for offer in offers)
+
+
+class Lives:
+    """One thread that is one member after the other. Each acquires once, and ends in one of four ways."""
+
+    def __init__(self, cluster, number, polls):
+        self.cluster, self.number, self.polls = cluster, number, polls
+        self.accepted, self.lives, self.waited_s = [], 0, 0.0
+        self.ways = set()
+        self.chosen = random.Random(number)
+        self.error = None
+
+    def run(self):
+        try:
+            while not is_finished(self.cluster):
+                self._live()
+        except BaseException as error:
+            self.error = error
+
+    def _live(self):
+        self.lives += 1
+        member = ShareMember(self.cluster, member=f"m{self.number}-{self.lives}", polls=self.polls)
+        began_s = time.monotonic()
+        while not (acquired := member.poll(POLL_RECORDS, timeout_s=0.1)):
+            if is_finished(self.cluster):
+                return
+        self.waited_s = max(self.waited_s, time.monotonic() - began_s)
+        # most often all is accepted, so that the records are finished soon
+        way = self.chosen.choice(["accept"] * 8 + ["half", "release", "killed"])
+        self.ways.add(way)
+        if way == "release":
+            member.acknowledge(acquired, AcknowledgeType.RELEASE)
+        elif way != "killed":
+            if way == "half":
+                acquired = {key: ranges[:1] for key, ranges in acquired.items()}
+            errors = member.acknowledge(acquired, AcknowledgeType.ACCEPT).errors
+            for key, ranges in acquired.items():
+                if errors[key] is None:
+                    self.accepted += [(key[1], offset) for r in ranges for offset in range(r.first, r.end)]
+        if way != "killed":
+            member.leave()
+
+
+def test_members_come_and_go(cluster, jobs):
+    polls = [SharePolls(cluster, ShareReads(cluster)) for _ in range(2)]
+    lives = [Lives(cluster, number, polls[number % 2]) for number in range(THREADS)]
+    threads = [threading.Thread(target=each.run) for each in lives]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each.error for each in lives] == [None] * THREADS
+    accepted = [place for each in lives for place in each.accepted]
+    assert sorted(accepted) == [(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH)]
+    assert max(each.waited_s for each in lives) < STARVED_S
+    assert sum(each.lives for each in lives) > 80 and {"accept", "killed"} <= set.union(*(each.ways for each in lives))
+
+
+def test_a_member_that_acquires_all_it_may_leaves_the_other_partitions_to_others(cluster, jobs):
+    """Its turn goes on from partition to partition, so that no partition starves."""
+    member = ShareMember(cluster)
+    found = []
+    for _ in range(PARTITIONS):
+        acquired = member.poll(EACH)
+        [(key, _)] = acquired.items()
+        found.append(key[1])
+        member.acknowledge(acquired, AcknowledgeType.RELEASE)
+    assert sorted(found) == list(range(PARTITIONS))

@@ -1,0 +1,202 @@
+"""A log dir or object storage fails in a read of a share group: the next replica is read, or nothing is acquired, and
+the rest goes on.
+"""
+
+import pytest
+
+from spark_log import ShareConsumer
+from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError
+from spark_log.groups.share import polling
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Request
+from spark_log.groups.share.service import look
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.damage import replicas_of
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.s3 import also_on_s3, give_up_at_once
+from tests.support.share_members import ShareMember
+from tests.support.topics import append, make
+from tests.support.wire_share import WireShareMember
+
+FILES = {"inline.max.bytes": "0"}
+COUNT = 4
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    give_up_at_once(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def earliest(request):
+    cluster = request.getfixturevalue("three_brokers" if "three_brokers" in request.fixturenames else "cluster")
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+
+
+class Lost:
+    """The files of a partition's segments, which are gone until `restore`."""
+
+    def __init__(self, cluster, topic, partition=0, replicas=None):
+        log = ClientLog(cluster)
+        files = [file for segment in replicas_of(cluster, log, topic) for file in segment[:replicas]]
+        log.close()
+        self._files = {file: file.read() for file in files if f"/{partition}/" in repr(file)}
+        assert self._files
+        for file in self._files:
+            file.write(None)
+
+    def restore(self):
+        for file, content in self._files.items():
+            file.write(content)
+
+
+def offsets_of(acquired):
+    return {key[1]: [offset for r in ranges for offset in range(r.first, r.end)] for key, ranges in acquired.items()}
+
+
+def untouched(cluster, partition=0):
+    """Whether nothing of the partition was acquired."""
+    offers = look(cluster.store, "workers").offers
+    [offer] = (offer for key, offer in offers.items() if key[1] == partition)
+    return (offer.next_offset, offer.unfinished) == (0, 0)
+
+
+@also_on_s3
+def test_the_next_replica_is_read(three_brokers):
+    cluster = three_brokers
+    topic = create_topic(cluster, "t", 1, 3, configs=FILES)
+    log = ClientLog(cluster)
+    for number in range(COUNT):
+        append(log, topic, str(number))
+    log.close()
+    Lost(cluster, topic, replicas=2)
+    member = ShareMember(cluster)
+    assert offsets_of(member.poll()) == {0: [0, 1, 2, 3]}
+    assert list(member.values().values()) == ["0", "1", "2", "3"]
+
+
+@also_on_s3
+def test_nothing_is_acquired_that_cannot_be_read(cluster, log):
+    topic = make(cluster, "t", inline_max_bytes="0")
+    for number in range(COUNT):
+        append(log, topic, str(number))
+    lost = Lost(cluster, topic)
+    member = ShareMember(cluster)
+    for _ in range(2):
+        with pytest.raises(SparkLogError):
+            member.poll()
+        assert untouched(cluster)
+    lost.restore()
+    [ranges] = member.poll().values()
+    assert [(r.first, r.end, r.deliveries) for r in ranges] == [(0, COUNT, 1)]
+
+
+def test_a_partition_that_cannot_be_read_stops_no_other(cluster, log):
+    """Neither their records, nor acknowledgements, also of its own."""
+    topic = make(cluster, "t", 3, inline_max_bytes="0")
+    member = ShareMember(cluster)
+    for partition in range(3):
+        append(log, topic, "first", partition=partition)
+    acquired = {}
+    while len(acquired) < 3:
+        acquired |= member.poll()
+    for partition in range(3):
+        append(log, topic, "second", partition=partition)
+    lost = Lost(cluster, topic, partition=1)
+    acks = {
+        key: [Acknowledgement(r.first, r.end, r.lock, member.member, AcknowledgeType.ACCEPT) for r in ranges]
+        for key, ranges in acquired.items()
+    }
+    result = member._polls.poll("workers", Request(member.member), member.assigned, acks)
+    assert list(result.errors.values()) == [None] * 3
+    found = {taken.key[1] for taken in result.taken}
+    while len(found) < 2:
+        found |= offsets_of(member.poll()).keys()
+    assert found == {0, 2}
+    with pytest.raises(SparkLogError):
+        member.poll()
+    assert [offer.start_offset for offer in look(cluster.store, "workers").offers.values()] == [1, 1, 1]
+    lost.restore()
+    assert offsets_of(member.poll()) == {1: [1]}
+
+
+def test_acknowledgements_count_although_nothing_can_be_read(cluster, log):
+    """Their outcome is returned first. The next poll raises the error."""
+    topic = make(cluster, "t", inline_max_bytes="0")
+    member = ShareMember(cluster)
+    append(log, topic, "first")
+    [(key, [r])] = member.poll().items()
+    append(log, topic, "second")
+    Lost(cluster, topic)
+    acks = {key: [Acknowledgement(r.first, r.end, r.lock, member.member, AcknowledgeType.ACCEPT)]}
+    result = member._polls.poll("workers", Request(member.member), member.assigned, acks, timeout_s=0.05)
+    assert (result.errors, result.taken) == ({key: None}, ())
+    [offer] = look(cluster.store, "workers").offers.values()
+    assert (offer.start_offset, offer.unfinished) == (1, 0)
+    with pytest.raises(SparkLogError):
+        member.poll()
+
+
+def test_a_consumer_waits_for_storage_that_comes_back(cluster, cluster_address, log, monkeypatch, caplog):
+    """As a Consumer, it returns nothing at its time limit."""
+    append(log, make(cluster, "t"), "a")
+    with ShareConsumer("t", cluster=cluster_address, group_id="workers", retry_backoff_ms=5) as consumer:
+        reads = consumer._polls._reads
+        readable, failures = reads.readable, iter(range(3))
+
+        def fail(*arguments):
+            for _ in failures:
+                raise StorageUnavailableError("the mount is gone")
+            return readable(*arguments)
+
+        monkeypatch.setattr(reads, "readable", fail)
+        assert consumer.poll() == {} and untouched(cluster)
+        assert "poll: tried again in 5 ms: the mount is gone" in caplog.text
+        [records] = consumer.poll(20_000).values()
+        assert next(failures, None) is None
+        assert [(record.value, record.delivery_count) for record in records] == [(b"a", 1)]
+
+
+def test_a_consumer_raises_the_error_of_records_that_are_lost(cluster, cluster_address, log):
+    topic = make(cluster, "t", inline_max_bytes="0")
+    append(log, topic, "a")
+    lost = Lost(cluster, topic)
+    with ShareConsumer("t", cluster=cluster_address, group_id="workers") as consumer:
+        with pytest.raises(CorruptRecordError):
+            consumer.poll(20_000)
+        assert untouched(cluster)
+        lost.restore()
+        assert [len(records) for records in consumer.poll(20_000).values()] == [1]
+
+
+def test_a_gateway_answers_although_nothing_can_be_read(cluster, cluster_address, log, tmp_path):
+    topic = make(cluster, "t", inline_max_bytes="0")
+    append(log, topic, "first")
+    with GatewayProcess(tmp_path, cluster_address) as gateway, WireConnection(gateway.port) as connection:
+        member = WireShareMember(connection, topic)
+        member.join()
+        assert member.acquire() == [(0, 0, 1)]
+        append(log, topic, "second")
+        lost = Lost(cluster, topic)
+        answer = member.send(member.fetch_request([(0, 0, [1])]))
+        [part] = answer.responses[0].partitions
+        assert (answer.error_code, part.acknowledge_error_code, part.acquired_records) == (0, 0, [])
+        answer = connection.exchange(member.fetch_request(), 2)
+        assert answer.error_code != 0
+        member.epoch += 1
+        lost.restore()
+        assert member.acquire() == [(1, 1, 1)]
+
+
+@pytest.mark.on_sqlite
+def test_a_process_forgets_members_that_do_not_poll(cluster, log, monkeypatch):
+    monkeypatch.setattr(polling, "_TURNS_MAX", 3)
+    make(cluster, "t")
+    polls = SharePolls(cluster, ShareReads(cluster))
+    for number in range(5):
+        ShareMember(cluster, member=f"m{number}", polls=polls).poll()
+    assert list(polls._turns) == ["m2", "m3", "m4"]
