@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance clean
+.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -146,6 +146,9 @@ bench-console: venv postgres  ## the console's tail and searches beside pyarrow.
 
 bench-transactions: venv postgres  ## what transactions cost
 	$(PYTHON) -m benchmarks transactions
+
+bench-queues: venv postgres  ## how fast share groups are
+	$(PYTHON) -m benchmarks queues
 
 bench-scale: venv postgres  ## what each operation costs as the log grows; how many processes can append to one store
 	$(PYTHON) -m benchmarks scale

@@ -1,5 +1,5 @@
 """`make bench`, and bench-first, -jobs, -clients, -replication, -maintenance, -streams, -tables, -typed, -transactions,
--scale, -console, -real-time and -kafka: on a PostgreSQL of their own too where it is installed.
+-queues, -scale, -console, -real-time and -kafka: on a PostgreSQL of their own too where it is installed.
 """
 
 import argparse
@@ -19,6 +19,7 @@ SETS = {
     "tables": ("benchmarks.tables", "benchmarks.union_reads", "benchmarks.iceberg", "benchmarks.current_state"),
     "typed": ("benchmarks.typed", "benchmarks.typed_writes"),
     "transactions": ("benchmarks.transactions",),
+    "queues": ("benchmarks.queues",),
     "scale": ("benchmarks.scale", "benchmarks.writers"),
     "gateway": ("benchmarks.gateway", "benchmarks.quotas"),
     "console": ("benchmarks.console_search", "benchmarks.console_pages"),

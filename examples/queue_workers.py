@@ -63,7 +63,7 @@ def write_jobs(spark: SparkSession, cluster: str) -> None:
 
 
 def work(cluster: str, number: int, kill_after: int | None) -> None:
-    """Do jobs until none comes for three seconds. With `kill_after` the process kills itself in that job."""
+    """Do jobs until none comes for three seconds. The process kills itself at its job number `kill_after`, if given."""
     consumer = ShareConsumer(
         "jobs",
         cluster=cluster,

@@ -1,6 +1,6 @@
 """Counts the work of a gateway for its metrics."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 
@@ -32,3 +32,5 @@ class Counters:
     append_seconds: float = 0.0
     appended_records: int = 0
     failed_appends: int = 0
+    acknowledgements: "Counter[str]" = field(default_factory=Counter)
+    """Acknowledged records of share groups by the type's name in small letters, such as accept."""

@@ -46,3 +46,9 @@ class GatewayCollector(Collector):
         )  # fmt: skip
         yield CounterMetricFamily("spark_log_appended_records", "Records given to appends.", counters.appended_records)
         yield CounterMetricFamily("spark_log_failed_appends", "Appends that raised an error.", counters.failed_appends)
+        acknowledged = CounterMetricFamily(
+            "spark_log_share_acknowledgements", "Acknowledged records of share groups.", labels=["type"]
+        )
+        for name, count in sorted(counters.acknowledgements.items()):
+            acknowledged.add_metric((name,), count)
+        yield acknowledged

@@ -14,23 +14,46 @@ class ShareMember:
     """A member of a share group. It joins when it is made."""
 
     def __init__(
-        self, cluster: Cluster, topics: Sequence[str] = ("t",), group: str = "workers", member: str = "m1"
+        self,
+        cluster: Cluster,
+        topics: Sequence[str] = ("t",),
+        group: str = "workers",
+        member: str = "m1",
+        polls: SharePolls | None = None,
     ) -> None:
         self.cluster, self.group, self.member = cluster, group, member
-        self._polls = SharePolls(cluster, ShareReads(cluster))
-        heartbeat = ShareHeartbeat(group, member, 0, frozenset(topics), None, "client", "host")
-        self.answer: ShareAnswer = share_heartbeat(cluster, heartbeat)
+        self._topics = frozenset(topics)
+        self._polls = polls or SharePolls(cluster, ShareReads(cluster))
+        self.join()
+
+    def join(self) -> None:
+        """Send a heartbeat that joins: the assignment is the present one."""
+        heartbeat = ShareHeartbeat(self.group, self.member, 0, self._topics, None, "client", "host")
+        self.answer: ShareAnswer = share_heartbeat(self.cluster, heartbeat)
         self.assigned: dict[Key, str] = {
             (fact.topic_id, number): name
             for name, fact in (self.answer.assignment or {}).items()
             for number in range(fact.partition_count)
         }
 
-    def poll(self, records_max: int = 500) -> dict[Key, list[Range]]:
+    def poll(self, records_max: int = 500, timeout_s: float = 0.0) -> dict[Key, list[Range]]:
         """Acquire records, and return their ranges by partition."""
+        self.last = self.result(records_max, timeout_s)
+        return {taken.key: [part for part, _ in taken.parts] for taken in self.last.taken}
+
+    def result(self, records_max: int = 500, timeout_s: float = 0.0) -> Result:
+        """Acquire records."""
         request = Request(self.member, records_max, whole_batches=False)
-        result = self._polls.poll(self.group, request, self.assigned)
-        return {taken.key: [part for part, _ in taken.parts] for taken in result.taken}
+        return self._polls.poll(self.group, request, self.assigned, timeout_s=timeout_s)
+
+    def values(self) -> dict[tuple[int, int], str]:
+        """Return the values of the records of the last poll, by partition and offset."""
+        return {
+            (taken.key[1], row["offset"]): row["value"].decode()
+            for taken in self.last.taken
+            for _, records in taken.parts
+            for row in records.to_pylist()
+        }
 
     def acknowledge(self, acquired: dict[Key, list[Range]], kind: AcknowledgeType, delay_ms: int = 0) -> Result:
         acks = {

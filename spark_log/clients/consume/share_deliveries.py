@@ -151,14 +151,15 @@ class Deliveries:
             if (each.types == _RENEWED).any():
                 each.lock_ends_s = renewed_until_s
             kept = each.types < 0
+            if not kept.any():
+                self._held.remove(each)
+                continue
             each.returned = int(kept[: each.returned].sum())
             each.offsets, each.types = each.offsets[kept], each.types[kept]
             each.records = each.records.filter(pa.array(kept))
             each.delays_ms = {
                 offset: ms for offset, ms in each.delays_ms.items() if offset in set(each.offsets.tolist())
             }
-            if not len(each.offsets):
-                self._held.remove(each)
 
     def lost(self, deliveries: Iterable[Delivery]) -> None:
         """Forget records whose acknowledgement was refused: they are no longer this member's."""

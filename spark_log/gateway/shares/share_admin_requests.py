@@ -9,7 +9,7 @@ from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.errors import GroupIdNotFoundError, NonEmptyGroupError, SparkLogError
 from spark_log.facts.share_groups import ShareGroupDescription, describe_share_group
 from spark_log.facts.share_partitions import SharePartition
-from spark_log.gateway.access.rights import TOPIC_REFUSED, each_named, each_topic, on_group
+from spark_log.gateway.access.rights import TOPIC_REFUSED, Shown, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
@@ -93,13 +93,13 @@ def _described(services: Services, request: Message, client: Client, group_id: s
     )
 
 
-async def describe_share_group_offsets(services: Services, request: Message, client: Client) -> Message:
+async def describe_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
     """Return start offsets and lags. Partitions that a group does not read have the offset -1, as in Kafka."""
-    groups = [await services.call(_offsets_of, services, client, group, request.version) for group in request.groups]
+    groups = [await services.call(_offsets_of, services, group, request.version) for group in request.groups]
     return DescribeShareGroupOffsetsResponse(throttle_time_ms=0, groups=groups)
 
 
-def _offsets_of(services: Services, client: Client, asked: Message, version: int) -> Message:
+def _offsets_of(services: Services, asked: Message, version: int) -> Message:
     group_kind = DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup
     kind = group_kind.DescribeShareGroupOffsetsResponseTopic
     part = kind.DescribeShareGroupOffsetsResponsePartition
@@ -113,28 +113,23 @@ def _offsets_of(services: Services, client: Client, asked: Message, version: int
         return group_kind(group_id=asked.group_id, topics=[], error_code=error_code(error),
                           error_message=client_message(error))  # fmt: skip
 
-    def may(topic: str) -> bool:
-        return client.access.allows(Operation.DESCRIBE, ResourceType.TOPIC, topic)
-
     wanted: dict[str, list[int]] = {}
     if asked.topics is None:
         for place in sorted(here):
-            if may(place.topic):
-                wanted.setdefault(place.topic, []).append(place.partition)
+            wanted.setdefault(place.topic, []).append(place.partition)
     else:
         wanted = {topic.topic_name: topic.partitions for topic in asked.topics}
     found = services.topics.find(wanted)
 
     def partition(topic: str, number: int) -> Message:
         state = here.get(TopicPartition(topic, number))
-        code = NONE if may(topic) else TOPIC_REFUSED
         facts = {"start_offset": -1, "leader_epoch": 0}
         lag = -1
-        if state is not None and not code:
+        if state is not None:
             facts, lag = {"start_offset": state.start, "leader_epoch": state.leader_epoch}, state.lag
         if version >= 1:
             facts["lag"] = lag
-        return part(partition_index=number, error_code=code, error_message=None, **facts)
+        return part(partition_index=number, error_code=NONE, error_message=None, **facts)
 
     topics = [
         kind(
@@ -229,7 +224,10 @@ APIS = (
     Api(ShareGroupDescribeRequest, share_group_describe, advertised=(1, 1), limits=TRANSACTIONS, lane=Lane.GROUP,
         rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "group_ids", "groups"),)),
     Api(DescribeShareGroupOffsetsRequest, describe_share_group_offsets, advertised=(0, 1), limits=TRANSACTIONS,
-        lane=Lane.GROUP, rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups", "group_id"),)),
+        lane=Lane.GROUP,
+        rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups", "group_id"),
+                each_topic(Operation.DESCRIBE, name="topic_name", within="groups"),
+                Shown(Operation.DESCRIBE, ResourceType.TOPIC, "topics", "topic_name", within="groups"))),
     Api(AlterShareGroupOffsetsRequest, alter_share_group_offsets, advertised=(0, 0), limits=TRANSACTIONS,
         lane=Lane.GROUP, rights=(on_group(Operation.READ), each_topic(Operation.READ, "responses", name="topic_name"))),
     Api(DeleteShareGroupOffsetsRequest, delete_share_group_offsets, advertised=(0, 0), limits=TRANSACTIONS,

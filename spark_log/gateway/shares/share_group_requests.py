@@ -11,11 +11,10 @@ from spark_log.gateway.protocol.error_codes import NONE, Outcome, outcome_of
 from spark_log.gateway.protocol.schemas import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
+from spark_log.gateway.shares.share_sessions import CHARACTERS_MAX
 from spark_log.groups.consumer.rules import JOINING, LEAVING
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
-
-_CHARACTERS_MAX = 249
 
 
 async def share_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
@@ -45,8 +44,8 @@ def _check(request: Message) -> None:
         raise IllegalArgumentError("MemberId can't be empty.")
     if not request.group_id:
         raise IllegalArgumentError("GroupId can't be empty.")
-    if len(request.member_id) > _CHARACTERS_MAX:
-        raise IllegalArgumentError(f"MemberId is longer than {_CHARACTERS_MAX} characters.")
+    if len(request.member_id) > CHARACTERS_MAX:
+        raise IllegalArgumentError(f"MemberId is longer than {CHARACTERS_MAX} characters.")
     if request.member_epoch < LEAVING:
         raise IllegalArgumentError("MemberEpoch is invalid.")
     if request.rack_id == "":

@@ -1,8 +1,8 @@
 """Handles ShareFetch and ShareAcknowledge (KIP-932, KIP-1206, KIP-1222). Every gateway serves every partition."""
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -29,17 +29,17 @@ from spark_log.gateway.shares.share_sessions import (
     INVALID_REQUEST,
     INVALID_SESSION_EPOCH,
     Checked,
-    HeldRecords,
     Place,
     Session,
     SessionError,
     check_acknowledgements,
+    check_ids,
     deadline_s,
     note_acknowledged,
     wait_s,
 )
 from spark_log.groups.share.polling import Result, Taken
-from spark_log.groups.share.rules import Range, Request
+from spark_log.groups.share.rules import Acknowledgement, Range, Request
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.schema import TimestampType
 
@@ -108,8 +108,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     mode = request.share_acquire_mode if request.version >= _RENEWS_SINCE else 0
     shares, epoch = services.shares, request.share_session_epoch
     try:
-        if not request.group_id or not request.member_id:
-            raise SessionError(INVALID_REQUEST)
+        check_ids(request.group_id, request.member_id)
         limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.max_records)
         if renews and any(limits):
             raise SessionError(INVALID_REQUEST)
@@ -123,30 +122,30 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
             raise SessionError(INVALID_REQUEST)
     except SessionError as error:
         return _fetch_response(error.code, 0, ())
-    asked = await services.call(_asked, services, client, request.topics)
-    forgotten = await services.call(_asked, services, client, request.forgotten_topics_data)
+    asked = await _find(services, session, client, request.topics)
     checked = check_acknowledgements(session, asked.batches, renews=renews, code_of=error_code)
     answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
     if epoch == FINAL:
-        result = await services.call(_close, services, session, checked)
+        found = _Found(await services.call(_close, services, session, checked))
         shares.close(session)
     else:
-        session.places |= asked.places
-        for key in forgotten.places:
-            session.places.pop(key, None)
+        session.add_places(asked.places)
+        if request.forgotten_topics_data:
+            session.remove_places((await _find(services, session, client, request.forgotten_topics_data)).places)
+        refused = _refused(session, client)
+        answers |= {place: _Answer(place, TOPIC_REFUSED) for place in refused.values()}
         acquires = not renews and request.max_records > 0
-        result = await _poll(services, session, request, checked, mode, until_s if acquires else 0.0, acquires)
-    _note_acknowledgements(session, asked, checked, result, answers)
+        until_s = until_s if acquires and not refused else 0.0
+        found = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
+    result = found.result
+    _note_acknowledgements(services, session, asked, checked, result, answers)
     for key in result.unread & session.places.keys():
         topic_place = session.places[key].topic_id, key[1]
         answers.setdefault(topic_place, _Answer(topic_place)).error = error_code(UnknownTopicOrPartitionError())
     for taken in result.taken:
         place = session.places[taken.key]
         answer = answers.setdefault((place.topic_id, taken.key[1]), _Answer((place.topic_id, taken.key[1])))
-        ranges = [r for r, _ in taken.parts]
-        session.held.setdefault(taken.key, HeldRecords()).add(ranges)
-        answer.acquired = _joined(ranges)
-        answer.records = await services.call(_encoded, taken)
+        answer.acquired, answer.records = _joined([r for r, _ in taken.parts]), found.records[taken.key]
     if epoch == INITIAL:
         for place in asked.places.values():
             answers.setdefault((place.topic_id, place.key[1]), _Answer((place.topic_id, place.key[1])))
@@ -157,39 +156,84 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     return _fetch_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
 
 
+async def _find(services: Services, session: Session, client: Client, topics: Sequence[Message]) -> _Asked:
+    """Return the partitions of a request. Those of the session are found without the store."""
+    asked = _Asked()
+    for topic in topics:
+        for part in topic.partitions:
+            number = part if isinstance(part, int) else part.partition_index
+            key = session.numbers.get((topic.topic_id, number))
+            if key is None:
+                return await services.call(_asked, services, client, topics)
+            asked.places[key] = session.places[key]
+            if not isinstance(part, int) and part.acknowledgement_batches:
+                asked.batches[key] = part.acknowledgement_batches
+    return asked
+
+
+def _refused(session: Session, client: Client) -> dict[Key, tuple[uuid.UUID, int]]:
+    """Return the partitions that the client may not read any more."""
+    names = {place.topic for place in session.places.values()}
+    refused = {name for name in names if not client.access.allows(Operation.READ, ResourceType.TOPIC, name)}
+    return {key: (place.topic_id, key[1]) for key, place in session.places.items() if place.topic in refused}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The result of a poll, with the encoded records of each partition."""
+
+    result: Result
+    records: Mapping[Key, bytes] = field(default_factory=dict)
+
+
 def _lock_ms(services: Services) -> int:
     return services.cluster.store.settings.group_share_record_lock_duration_ms
 
 
 async def _poll(
     services: Services, session: Session, request: Message, checked: Mapping[Key, Checked], mode: int, until_s: float,
-    acquires: bool,
-) -> Result:  # fmt: skip
-    polls = services.shares.polls
+    acquires: bool, refused: Collection[Key],
+) -> _Found:  # fmt: skip
     records_max = request.max_records if acquires else 0
     wanted = Request(session.member_id, records_max, max(1, request.max_bytes), mode != _RECORD_LIMIT)
-    assigned = {key: place.topic for key, place in session.places.items()}
+    assigned = {key: place.topic for key, place in session.places.items() if key not in refused}
     acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
-    refused = any(each.code for each in checked.values())
+    failed = any(each.code for each in checked.values())
     errors: dict[Key, SparkLogError | None] = {}
     while True:
-        seen = await services.call(services.changes.current)
-        result = await services.call(polls.attempt, session.group_id, wanted, assigned, acknowledgements)
+        seen, found = await services.call(_attempt, services, session, wanted, assigned, acknowledgements)
+        result = found.result
         errors |= result.errors
         left_s = until_s - clock.monotonic_s()
-        if result.taken or left_s <= 0 or errors or refused or result.unread or not assigned:
-            return Result(errors, result.taken, result.lock_ms, unread=result.unread)
+        if result.taken or left_s <= 0 or errors or failed or result.unread or not assigned or session.ended:
+            return replace(found, result=replace(result, errors=errors))
         acknowledgements = {}
         await services.changes.wait(seen, wait_s(left_s, result.wait_ms))
+        if clock.monotonic_s() >= until_s:  # the client asks again at once
+            return found
+
+
+def _attempt(
+    services: Services, session: Session, wanted: Request, assigned: Mapping[Key, str],
+    acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
+) -> tuple[int, _Found]:  # fmt: skip
+    """Acknowledge and acquire, and return the number of the store's last change before it too. It blocks."""
+    polls, seen = services.shares.polls, services.changes.current()
+    result = polls.attempt(session.group_id, wanted, assigned, acknowledgements)
+    if result.taken and not session.take(result.taken):
+        locks = {taken.key: frozenset(r.lock for r, _ in taken.parts) for taken in result.taken}
+        polls.acknowledge(session.group_id, session.member_id, {}, locks)
+        result = replace(result, taken=())
+    return seen, _Found(result, {taken.key: _encoded(taken) for taken in result.taken})
 
 
 def _close(services: Services, session: Session, checked: Mapping[Key, Checked]) -> Result:
     acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
-    return services.shares.polls.acknowledge(session.group_id, session.member_id, acknowledgements, session.locks)
+    return services.shares.polls.acknowledge(session.group_id, session.member_id, acknowledgements, session.end())
 
 
 def _note_acknowledgements(
-    session: Session, asked: _Asked, checked: Mapping[Key, Checked], result: Result,
+    services: Services, session: Session, asked: _Asked, checked: Mapping[Key, Checked], result: Result,
     answers: dict[tuple[uuid.UUID, int], _Answer],
 ) -> None:  # fmt: skip
     """Put the outcome of each partition's acknowledgements into its answer."""
@@ -202,6 +246,8 @@ def _note_acknowledgements(
             answer.acknowledged, answer.acknowledge_message = error_code(error), client_message(error)
         elif not each.code:
             note_acknowledged(session, key, each.acknowledgements)
+            for ack in each.acknowledgements:
+                services.counters.acknowledgements[ack.type.name.lower()] += ack.end - ack.first
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
@@ -264,14 +310,13 @@ async def share_acknowledge(services: Services, request: Message, client: Client
     renews = request.version >= _RENEWS_SINCE and request.is_renew_ack
     epoch = request.share_session_epoch
     try:
-        if not request.group_id or not request.member_id:
-            raise SessionError(INVALID_REQUEST)
+        check_ids(request.group_id, request.member_id)
         if epoch == INITIAL:
             raise SessionError(INVALID_SESSION_EPOCH)
         session = services.shares.find(request.group_id, request.member_id, epoch)
     except SessionError as error:
         return _acknowledge_response(error.code, 0, ())
-    asked = await services.call(_asked, services, client, request.topics)
+    asked = await _find(services, session, client, request.topics)
     checked = check_acknowledgements(session, asked.batches, renews=renews, code_of=error_code)
     answers = {place: _Answer(place, acknowledged=code) for place, code in asked.errors.items()}
     if epoch == FINAL:
@@ -282,7 +327,7 @@ async def share_acknowledge(services: Services, request: Message, client: Client
         result = await services.call(
             services.shares.polls.acknowledge, session.group_id, session.member_id, acknowledgements
         )
-    _note_acknowledgements(session, asked, checked, result, answers)
+    _note_acknowledgements(services, session, asked, checked, result, answers)
     return _acknowledge_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
 
 

@@ -8,6 +8,7 @@ lock numbers, which the store refuses.
 import asyncio
 import bisect
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -18,7 +19,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.groups.share.dead_letters import DeadLetters
-from spark_log.groups.share.polling import CombinedPolls, SharePolls
+from spark_log.groups.share.polling import CombinedPolls, SharePolls, Taken
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
 from spark_log.log.log import Log
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 INITIAL, FINAL = 0, -1
 """Session epochs that open and close a session."""
 INVALID_REQUEST, SESSION_NOT_FOUND, INVALID_SESSION_EPOCH, SESSION_LIMIT_REACHED = 42, 122, 123, 133
+CHARACTERS_MAX = 249
+"""The largest length of the ids of a group and of a member."""
 _EPOCH_MAX = 2**31 - 1
 _HELD_MAX = 20_000
 """The number of ranges of a partition that a session remembers. Older ones have no lock any more."""
@@ -40,6 +43,12 @@ class SessionError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(str(code))
         self.code = code
+
+
+def check_ids(group_id: str | None, member_id: str | None) -> None:
+    """Refuse ids that no member has: a gateway keeps them as long as their session. Raises SessionError."""
+    if not group_id or not member_id or len(group_id) > CHARACTERS_MAX or len(member_id) > CHARACTERS_MAX:
+        raise SessionError(INVALID_REQUEST)
 
 
 class Place(NamedTuple):
@@ -109,6 +118,34 @@ class Session:
     """The epoch of the next request."""
     places: dict[Key, Place] = field(default_factory=dict)
     held: dict[Key, HeldRecords] = field(default_factory=dict)
+    ended: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while `held` or `ended` changes: records are added by the thread that has acquired them."""
+    numbers: dict[tuple[Any, int], Key] = field(default_factory=dict)
+    """The keys of the partitions by Kafka's topic id and partition number."""
+
+    def add_places(self, places: Mapping[Key, Place]) -> None:
+        self.places |= places
+        self.numbers |= {(place.topic_id, key[1]): key for key, place in places.items()}
+
+    def remove_places(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            if (place := self.places.pop(key, None)) is not None:
+                self.numbers.pop((place.topic_id, key[1]), None)
+
+    def take(self, taken: Iterable[Taken]) -> bool:
+        """Note acquired records. Return False if the session has ended: nobody will hear of them."""
+        with self.lock:
+            if not self.ended:
+                for each in taken:
+                    self.held.setdefault(each.key, HeldRecords()).add(r for r, _ in each.parts)
+            return not self.ended
+
+    def end(self) -> dict[Key, frozenset[int]]:
+        """End the session, and return the locks of all its records."""
+        with self.lock:
+            self.ended = True
+            return self.locks
 
     def advance(self) -> None:
         self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
@@ -162,14 +199,15 @@ class Shares:
         """Release the records of the sessions that this connection opened. Call it in the event loop."""
         for session in [each for each in self._sessions.values() if each.connection_id == connection_id]:
             self.close(session)
-            if session.locks:
-                task = asyncio.ensure_future(self._release(session))
+            locks = session.end()
+            if locks:
+                task = asyncio.ensure_future(self._release(session, locks))
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
 
-    async def _release(self, session: Session) -> None:
+    async def _release(self, session: Session, locks: Mapping[Key, frozenset[int]]) -> None:
         try:
-            await self._run_own(self.polls.acknowledge, session.group_id, session.member_id, {}, session.locks)
+            await self._run_own(self.polls.acknowledge, session.group_id, session.member_id, {}, locks)
         except SparkLogError as error:
             logger.warning("locks of a share session end by time: %s", redact(str(error)))
 
@@ -190,7 +228,8 @@ def check_acknowledgements(
     checked = {}
     for key, parts in batches.items():
         try:
-            checked[key] = Checked(_with_locks(session, key, parts, renews))
+            with session.lock:
+                checked[key] = Checked(_with_locks(session, key, parts, renews))
         except SessionError as error:
             checked[key] = Checked((), error.code, str(error.__cause__) if error.__cause__ else None)
         except SparkLogError as error:
@@ -232,10 +271,11 @@ def _with_locks(session: Session, key: Key, parts: Sequence[Any], renews: bool) 
 def note_acknowledged(session: Session, key: Key, acknowledgements: Sequence[Acknowledgement]) -> None:
     """Forget records that are acknowledged, but not those of renewed locks."""
     held = session.held.get(key)
-    for ack in acknowledgements if held is not None else ():
-        assert held is not None
-        if ack.type != AcknowledgeType.RENEW:
-            held.remove(ack.first, ack.end)
+    if held is not None:
+        with session.lock:
+            for ack in acknowledgements:
+                if ack.type != AcknowledgeType.RENEW:
+                    held.remove(ack.first, ack.end)
 
 
 def wait_s(left_s: float, wait_ms: int | None) -> float:

@@ -162,7 +162,13 @@ def _unchanged(heartbeat: ShareHeartbeat, state: _State) -> ShareAnswer | None:
     left_ms = member.until_ms - state.now.lease_ms
     if left_ms * _RENEWAL < member.session_timeout_ms * (_RENEWAL - 1):
         return None
-    return ShareAnswer(member.member.generation, state.config.share_heartbeat_interval_ms)
+    told = None if heartbeat.topics is None else _assignment(topics, state.facts)
+    return ShareAnswer(member.member.generation, state.config.share_heartbeat_interval_ms, told)
+
+
+def _assignment(topics: Collection[str], facts: Mapping[str, TopicFacts]) -> dict[str, TopicFacts]:
+    """Return the topics that exist: a member has all their partitions."""
+    return {name: facts[name] for name in sorted(topics) if name in facts}
 
 
 def _checked(
@@ -322,7 +328,7 @@ def _change(
         if key in state.missing
     ]
     rows.insert_rows(connection, new_rows, state.now)
-    mine = {name: facts[name] for name in sorted(row.subscription.topics) if name in facts}
+    mine = _assignment(row.subscription.topics, facts)
     interval_ms = state.config.share_heartbeat_interval_ms
     return ShareAnswer(after.generation, interval_ms, mine if news or state.missing else None)
 

@@ -332,6 +332,8 @@ class Offer(NamedTuple):
     due_ms: int | None
     """The first due time of a delayed record (wall clock)."""
     clock_epoch: str
+    leader_epoch: int
+    """The epoch up to which the window follows the log's elections."""
     log: LogFacts
 
 
@@ -350,6 +352,7 @@ _OFFERS = Prepared(
         SHARE_PARTITION.topic_id, SHARE_PARTITION.partition, SHARE_PARTITION.next_offset, SHARE_PARTITION.start_offset,
         SHARE_PARTITION.available, SHARE_PARTITION.unfinished, SHARE_PARTITION.archiving, SHARE_PARTITION.delayed,
         SHARE_PARTITION.wake_ms, sa.case((_HAS_DELAYED, _FIRST_DUE)), SHARE_PARTITION.clock_epoch,
+        SHARE_PARTITION.leader_epoch,
         PARTITION.log_start_offset, PARTITION.high_watermark, PARTITION.leader_epoch, PARTITION.rewrites,
     )
     .join(
@@ -367,7 +370,7 @@ def ask_offers(connection: sa.Connection, group_id: str) -> Answer:
 def offers_of(answer: Answer) -> dict[Key, Offer]:
     """Return the offers of all partitions of the group."""
     return {
-        (topic_id, partition): Offer._make([*numbers[:9], LogFacts._make(numbers[9:])])
+        (topic_id, partition): Offer._make([*numbers[:10], LogFacts._make(numbers[10:])])
         for topic_id, partition, *numbers in answer.rows()
     }
 
@@ -378,7 +381,7 @@ def offer_of(row: ShareRow, log: LogFacts, now: StoreClock) -> Offer:
     available, archiving = window.count(available=True), window.count(archiving=True)
     return Offer(
         window.next, window.start, available, window.unfinished, archiving, window.delayed, window.wake_ms, None,
-        now.clock_epoch, log,
+        now.clock_epoch, row.leader_epoch, log,
     )  # fmt: skip
 
 

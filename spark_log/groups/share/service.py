@@ -131,6 +131,8 @@ class _Work:
     due: list[Delayed]
     delayed: list[Delayed] = field(default_factory=list)
     came_due: list[int] = field(default_factory=list)
+    truncated: bool = False
+    """Whether an election has removed records, so that the group goes on below the offsets that were read."""
 
     @property
     def archived(self) -> bool:
@@ -187,13 +189,15 @@ class _Transaction:
             cuts = read_truncations(self.connection, [row.key]).get(row.key, [])
             end = diverging_offset(row.window.next, row.leader_epoch, cuts)
             if end is not None:
+                work.truncated = True
                 row = replace(row, window=rules.truncate(row.window, end))
                 dropped = rows.drop_delays(self.connection, row.group_id, row.key, above=end)
                 row = rows.with_delays_dropped(row, dropped, expired=False)
                 work.due = [entry for entry in work.due if entry.offset < end]
             row = replace(row, leader_epoch=log.leader_epoch)
         clipped = rules.clip(row.window, log.log_start_offset)
-        if clipped.window != row.window:
+        # The start may be above delayed records, and then the window does not show that they are gone.
+        if clipped.window != row.window or any(entry.offset < log.log_start_offset for entry in work.due):
             row = replace(row, window=clipped.window, expired=row.expired + clipped.expired)
             dropped = rows.drop_delays(self.connection, row.group_id, row.key, below=log.log_start_offset)
             row = rows.with_delays_dropped(row, dropped, expired=True)
@@ -239,7 +243,7 @@ class _Transaction:
         left = request
         for key, readable in poll.readable.items():
             work = self._work.get((poll.group_id, key))
-            if work is None or work.log.version != readable.version:
+            if work is None or work.truncated or work.log.version != readable.version:
                 outcome.stale.add(key)
                 continue
             gained = rules.acquire(work.row.window, readable.stretches, work.due, left, limits, self._time)
@@ -364,11 +368,14 @@ def look(store: Store, group_id: str) -> Look:
 
 
 def has_work(offer: rows.Offer, now: StoreClock, limits: Limits) -> bool:
-    """Return whether a poll may acquire records of the partition now."""
+    """Return whether a poll may acquire records of the partition now, or must follow an election, after which the log
+    may have other records below `next_offset`.
+    """
     ended = offer.wake_ms is not None and now.expired(offer.wake_ms, offer.clock_epoch)
     due = offer.due_ms is not None and offer.due_ms <= now.wall_ms
     new = offer.next_offset < offer.log.high_watermark and offer.unfinished < limits.record_locks
-    return bool(offer.available) or ended or new or (due and offer.unfinished < limits.record_locks)
+    elected = offer.leader_epoch != offer.log.leader_epoch
+    return bool(offer.available) or ended or new or elected or (due and offer.unfinished < limits.record_locks)
 
 
 def next_change_ms(look: Look) -> int | None:

@@ -13,9 +13,12 @@ from kafka.protocol.metadata import MetadataRequest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.server import APIS
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.service import look
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, request_about
-from tests.support.topics import make
+from tests.support.topics import append, find, make
+from tests.support.wire_share import WireShareMember, acquired
 
 MUTATIONS = [10, pytest.param(100, marks=pytest.mark.long)]
 """Of each API, in its lowest and in its highest version."""
@@ -143,3 +146,109 @@ def test_the_header_of_a_request_has_few_tagged_fields(gateway_on_sqlite):
             connection.sendall(struct.pack(">i", len(header + body)) + header + body)
             assert (connection.recv(1) != b"") == (tags == 1)
     assert "1000 tagged fields" in gateway_on_sqlite.output
+
+
+INVALID_REQUEST, INVALID_RECORD_STATE, NO_SESSION, WRONG_EPOCH = 42, 121, 122, 123
+
+
+@pytest.fixture
+def sharing(cluster, log, gateway):
+    """Two connections with a share session each, of which the first one has acquired 20 records."""
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    append(log, "flights", *map(str, range(20)))
+    topic = find(cluster, "flights")
+    with WireConnection(gateway.port) as first, WireConnection(gateway.port) as second:
+        members = WireShareMember(first, topic), WireShareMember(second, topic, member="m2")
+        for member in members:
+            member.join()
+        assert members[0].acquire() == [(0, 19, 1)]
+        assert acquired(members[1].send(members[1].fetch_request())) == []
+        yield members
+
+
+INVALID = {
+    "overlapping": [(0, 5, [1]), (5, 9, [1])],
+    "twice": [(0, 5, [1]), (0, 5, [1])],
+    "unordered": [(10, 12, [1]), (0, 5, [1])],
+    "backwards": [(5, 0, [1])],
+    "negative": [(-5, 5, [1])],
+    "a type beyond RENEW": [(0, 5, [5])],
+    "a type beyond RENEW among others": [(0, 1, [1, 5])],
+    "a negative type": [(0, 5, [-1])],
+    "RENEW without is_renew_ack": [(0, 5, [4])],
+    "too few types": [(0, 5, [1, 1])],
+    "too many types": [(0, 1, [1, 1, 1])],
+    "no types": [(0, 5, [])],
+    "beyond what was acquired": [(0, 20, [1])],
+    "all offsets": [(0, 2**63 - 1, [1])],
+    "a valid part first": [(0, 5, [1]), (6, 7, [9])],
+}
+
+
+@pytest.mark.parametrize("way", ["acknowledge", "fetch"])
+def test_invalid_acknowledgements_change_nothing(cluster, sharing, way):
+    member, other = sharing
+    for name, acks in INVALID.items():
+        make_request = member.acknowledge_request if way == "acknowledge" else member.fetch_request
+        answer = member.send(make_request(acks))
+        [part] = (part for topic in answer.responses for part in topic.partitions)
+        code = part.error_code if way == "acknowledge" else part.acknowledge_error_code
+        assert (answer.error_code, code) == (0, INVALID_REQUEST), name
+        [offer] = (offer for offer in look(cluster.store, "workers").offers.values() if offer.next_offset)
+        assert (offer.unfinished, offer.available, offer.archiving) == (20, 0, 0), name
+    assert other.acknowledge((0, 19, [1])) == INVALID_RECORD_STATE
+    assert other.acknowledge((0, 2**63 - 1, [2])) == INVALID_RECORD_STATE
+    assert member.acknowledge((0, 9, [1]), (10, 19, [1, 2] * 5)) == 0
+    assert acquired(other.send(other.fetch_request())) == [(offset, offset, 2) for offset in range(11, 20, 2)]
+
+
+def test_requests_that_fit_no_share_session(cluster, sharing):
+    member, other = sharing
+    everything = [(0, 19, [1])]
+    refused = {
+        NO_SESSION: [{"member_id": "unknown"}, {"group_id": "unknown"},
+                     {"member_id": "unknown", "share_session_epoch": -1}],
+        WRONG_EPOCH: [{"share_session_epoch": member.epoch + 1}, {"share_session_epoch": 2**31 - 1},
+                      {"share_session_epoch": -2}],
+        INVALID_REQUEST: [{"member_id": ""}, {"member_id": None}, {"group_id": None}],
+    }  # fmt: skip
+    for code, cases in refused.items():
+        for changes in cases:
+            assert member.send(member.acknowledge_request(everything, **changes)).error_code == code, changes
+            assert member.send(member.fetch_request(everything, **changes)).error_code == code, changes
+    assert member.send(member.acknowledge_request(everything, share_session_epoch=0)).error_code == WRONG_EPOCH
+    for changes in ({"share_session_epoch": 0}, {"is_renew_ack": True}):
+        assert member.send(member.fetch_request(everything, **changes)).error_code == INVALID_REQUEST, changes
+    long = "m" * 100_000
+    assert other.send(other.fetch_request(member_id=long, share_session_epoch=0)).error_code == INVALID_REQUEST
+    [offer] = (offer for offer in look(cluster.store, "workers").offers.values() if offer.next_offset)
+    assert (offer.unfinished, offer.available) == (20, 0)
+    assert member.acknowledge(*everything) == 0
+
+
+@pytest.mark.on_sqlite
+@pytest.mark.parametrize("part", ["batches", "types", "partitions", "topics", "forgotten"])
+def test_share_requests_with_huge_arrays_are_refused(cluster, gateway, sharing, part):
+    """One element costs two bytes and more. The connection is closed before any is decoded."""
+    member, other = sharing
+    before_mb = memory_mb(gateway)
+    count = 500_000
+    request = member.fetch_request()
+    [topic] = request.topics
+    match part:
+        case "batches":
+            batch = member.fetch_request([(0, 0, [1])]).topics[0].partitions[0].acknowledgement_batches[0]
+            topic.partitions[0].acknowledgement_batches = [batch] * count
+        case "types":
+            request = member.fetch_request([(0, count - 1, [1] * count)])
+        case "partitions":
+            topic.partitions = topic.partitions * count
+        case "topics":
+            request.topics = [topic] * count
+        case "forgotten":
+            request.forgotten_topics_data = [request.ForgottenTopic(topic_id=topic.topic_id, partitions=[0] * count)]
+    with suppress(ConnectionError):
+        member.connection.send(request, 2)
+    assert member.connection.is_closed()
+    assert memory_mb(gateway) - before_mb < 60
+    assert acquired(other.send(other.fetch_request(max_wait_ms=20_000))) == [(0, 19, 2)], "its locks ended with it"

@@ -1,12 +1,19 @@
 """A wall clock that jumps by days: nothing is deleted because of its age."""
 
+import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
+from spark_log.errors import InvalidRecordStateError
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.rules import AcknowledgeType
+from spark_log.groups.share.service import end_idle_locks, look, next_change_ms
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from tests.support.producing import change
+from tests.support.share_members import ShareMember
+from tests.support.topics import fill, make
 
 MONTH_MS = 30 * 86_400_000
 
@@ -30,3 +37,58 @@ def test_a_clock_step_deletes_nothing_by_age(cluster, monkeypatch):
     monkeypatch.undo()
     if store.sqlite:
         assert list(run_tasks(cluster, tasks)) == [], "set back: all is as it was"
+
+
+@pytest.fixture
+def members(cluster, log):
+    """Two members of a share group, and the records that the first one has acquired."""
+    make(cluster, "t")
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    fill(log, "t", [5])
+    first, second = ShareMember(cluster, member="m1"), ShareMember(cluster, member="m2")
+    return first, second, first.poll()
+
+
+@pytest.mark.parametrize("step_ms", [MONTH_MS, -MONTH_MS])
+def test_a_step_of_the_wall_clock_ends_no_lock_of_a_share_group_and_extends_none(
+    cluster, members, monkeypatch, step_ms
+):
+    first, second, acquired = members
+    before_ms = next_change_ms(look(cluster.store, "workers"))
+    wall_ms = clock.wall_ms
+    monkeypatch.setattr(clock, "wall_ms", lambda: wall_ms() + step_ms)
+    assert second.poll() == {}
+    assert before_ms - 20_000 < next_change_ms(look(cluster.store, "workers")) <= before_ms
+    assert set(first.acknowledge(acquired, AcknowledgeType.RENEW).errors.values()) == {None}
+    assert next_change_ms(look(cluster.store, "workers")) <= 30_000
+    assert second.poll() == {}
+    assert set(first.acknowledge(acquired, AcknowledgeType.ACCEPT).errors.values()) == {None}
+
+
+@pytest.mark.on_sqlite
+def test_a_reboot_of_the_host_ends_all_locks_of_share_groups(cluster, members, monkeypatch):
+    """The boot clock begins at 0 again: the locks' times would be far in the future."""
+    first, second, acquired = members
+    boot_ms = clock.boot_ms()
+    monkeypatch.setattr(clock, "boot_id", lambda: "another boot")
+    real_ms = clock.boot_ms
+    monkeypatch.setattr(clock, "boot_ms", lambda: real_ms() - boot_ms + 1)
+    [error] = first.acknowledge(acquired, AcknowledgeType.ACCEPT).errors.values()
+    assert isinstance(error, InvalidRecordStateError)
+    [again] = second.poll().values()
+    assert [(r.first, r.end, r.deliveries) for r in again] == [(0, 5, 2)]
+    assert next_change_ms(look(cluster.store, "workers")) <= 30_000
+
+
+@pytest.mark.on_sqlite
+@pytest.mark.parametrize("finder", ["poll", "coordinator"])
+def test_the_first_look_after_a_reboot_finds_the_records(cluster, members, monkeypatch, finder):
+    _, second, _ = members
+    monkeypatch.setattr(clock, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(clock, "boot_ms", lambda: 1_000)
+    if finder == "coordinator":
+        assert end_idle_locks(cluster.store) == 1
+        [offer] = look(cluster.store, "workers").offers.values()
+        assert (offer.available, offer.wake_ms) == (5, None)
+    [again] = second.poll().values()
+    assert [(r.first, r.end, r.deliveries) for r in again] == [(0, 5, 2)]

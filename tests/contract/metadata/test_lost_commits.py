@@ -6,6 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.write_ids import register, renew
 from spark_log.log.log import Records
@@ -16,6 +18,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all, table
+from tests.support.share_members import ShareMember
 
 
 @pytest.fixture
@@ -135,3 +138,27 @@ def test_after_a_crash_the_transaction_id_of_another_proves_nothing(own_postgres
         assert cut.done.is_set()
         assert read_all(log, topic) == [(0, 0, "a")]
         log.close()
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_an_acknowledgement_counts_once(proxied, moment):
+    """Repeated blindly, it would be refused: the records are not acquired any more."""
+    cluster, proxy = proxied
+    log, topic = ClientLog(cluster), create_topic(cluster, "t")
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    log.append(topic, [Records(0, table(*"abcd"))])
+    log.close()
+    member = ShareMember(cluster)
+    acquired = member.poll(3)
+    cut = proxy.cut(moment, "UPDATE share_partition")
+    assert set(member.acknowledge(acquired, AcknowledgeType.ACCEPT).errors.values()) == {None}
+    assert cut.done.is_set()
+    cut = proxy.cut(moment, "UPDATE share_partition")
+    [last] = member.poll().values()
+    assert cut.done.is_set()
+    assert [(r.first, r.end, r.deliveries) for r in last] == [(3, 4, 1)]
+    cut = proxy.cut(moment, "UPDATE share_partition")
+    released = member.acknowledge(dict.fromkeys(acquired, last), AcknowledgeType.RELEASE)
+    assert cut.done.is_set() and set(released.errors.values()) == {None}
+    [last] = member.poll().values()
+    assert [(r.first, r.end, r.deliveries) for r in last] == [(3, 4, 2)]

@@ -13,9 +13,16 @@ from spark_log.cluster.topics import list_topics
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import AcknowledgeType
+from spark_log.groups.share.service import run_polls
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.streams import TransactionalLoop
-from tests.support.stores import each_on_sqlite_last_on_postgres
+from tests.support.share_members import ShareMember
+from tests.support.stores import each_on_sqlite_last_on_postgres, rows_of
 from tests.support.topics import fill, make
 
 P0 = TopicPartition("t", 0)
@@ -195,6 +202,44 @@ def test_reset_that_found_its_offsets_in_the_old_topic_changes_nothing(cluster, 
         lambda: group_operations.reset_offsets(cluster, "g", {ids.TopicPartition("t", 0): group_operations.Latest()})
     )
     assert committed_offsets(cluster.store, "g") == {}
+
+
+def test_state_of_a_share_group_in_the_old_topic_does_not_apply_to_the_new_one(cluster, log, recreate):
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    fill(log, make(cluster, "t"), [5])
+    member = ShareMember(cluster)
+    member.acknowledge(member.poll(1), AcknowledgeType.RELEASE, delay_ms=3_600_000)
+    member.acknowledge(member.poll(1), AcknowledgeType.RELEASE)
+    old = member.poll(2)
+    recreate()
+    [error] = member.acknowledge(old, AcknowledgeType.ACCEPT).errors.values()
+    assert isinstance(error, UnknownTopicOrPartitionError)
+    assert member.poll() == {}, "its assignment is of the old topic"
+    member.join()
+    assert [(r.first, r.end, r.lock, r.deliveries) for ranges in member.poll().values() for r in ranges] == [
+        (0, 3, 1, 1)
+    ]
+    [error] = member.acknowledge(old, AcknowledgeType.ACCEPT).errors.values()
+    assert isinstance(error, UnknownTopicOrPartitionError)
+    stored = rows_of(cluster, t.share_partition, t.share_delayed)
+    assert (len(stored["share_partition"]), stored["share_delayed"]) == (1, [])
+
+
+def test_a_topic_is_created_again_between_the_read_of_a_share_group_and_its_acquisition(cluster, log, recreate):
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    fill(log, make(cluster, "t"), [5])
+    times = [recreate]
+
+    def run(poll):
+        if poll.readable and times:
+            times.pop()()
+        return run_polls(cluster.store, [poll])[0]
+
+    member = ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), run))
+    assert member.poll() == {} and not times
+    member.join()
+    member.poll()
+    assert sorted(member.values()) == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_offset_of_a_topic_that_does_not_exist_is_not_committed(cluster, consume):

@@ -1,0 +1,377 @@
+"""Share groups: `python -m benchmarks.queues`, `make bench-queues`.
+
+Records of 100 bytes, every acknowledgement durable. Rates of whole polls of 500 records and of single records, by
+processes at once, on a SQLite cluster, and on PostgreSQL too with --postgresql. Then rows with many ranges, records
+whose lock ends, delayed records, rejected records with dead letters, and members that wait.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.kafka_report import percentiles
+from benchmarks.producer import Row, report
+from spark_log import AcknowledgeType, Producer, ShareConsumer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
+from spark_log.gateway.protocol.schemas import ShareFetchRequest, ShareGroupHeartbeatRequest
+from spark_log.groups.share import rows
+from spark_log.groups.share.rules import Delayed
+from spark_log.groups.share.service import look
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+
+VALUE = b"x" * 100
+GROUP = "workers"
+
+
+@dataclass(frozen=True)
+class Bench:
+    address: str
+    store: str
+    arguments: argparse.Namespace
+
+    def rows(self) -> Iterator[Row]:
+        with self._cluster() as cluster:
+            alter_settings(
+                cluster,
+                {
+                    "group.share.min.record.lock.duration.ms": "1",
+                    "group.share.max.partition.max.record.locks": "100000",
+                },
+            )
+        yield from self._batches()
+        yield from self._single()
+        yield self._ranges()
+        yield self._redelivery()
+        yield from self._delays()
+        yield self._dead_letters()
+        yield self._idle()
+        yield self._gateway()
+
+    @contextmanager
+    def _cluster(self) -> Iterator[Cluster]:
+        with Cluster.open(self.address) as cluster:
+            yield cluster
+
+    def _topic(self, name: str, partitions: int, records: int, **configs: object) -> None:
+        """Create a topic with records, and set the group's configs."""
+        overrides = {"share.auto.offset.reset": "earliest"}
+        overrides |= {key.replace("_", "."): str(value) for key, value in configs.items()}
+        with self._cluster() as cluster:
+            create_topic(cluster, name, partitions)
+            cluster.store.transact(lambda connection, _: rows.save_configs(connection, f"of-{name}", overrides))
+        if records:
+            with Producer(cluster=self.address) as producer:
+                for _ in range(0, records, 500_000):
+                    count = min(records, 500_000)
+                    producer.send_table(name, pa.table({"value": pa.array([VALUE] * count, pa.binary())}))
+
+    def _batches(self) -> Iterator[Row]:
+        bars = {"poll": ">= 100,000/s", "poll_arrow": ">= 300,000/s"}
+        for partitions in (1, 4):
+            for processes in (1, 4):
+                for method, bar in bars.items():
+                    name = f"batches-{method}-{partitions}-{processes}"
+                    self._topic(name, partitions, self.arguments.records)
+                    rate = self._together(processes, _poll_all, name, method)
+                    what = f"{method} of 500, {processes} process(es), {partitions} partition(s)"
+                    yield Row(what, self.store, f"{rate:,.0f} records/s", bar)
+
+    def _single(self) -> Iterator[Row]:
+        for processes in (1, 4, 16):
+            name = f"single-{processes}"
+            self._topic(name, 4, 100_000)
+            rate = self._together(processes, _poll_single, name, "record_limit")
+            bar = ">= 500/s" if self.store == "SQLite" else ">= 1,000/s (4 to 16 processes)"
+            yield Row(f"poll of 1, record_limit, {processes} process(es)", self.store, f"{rate:,.0f} polls/s", bar)
+        with Producer(cluster=self.address) as producer:
+            began, count = time.perf_counter(), 0
+            while time.perf_counter() - began < self.arguments.seconds:
+                producer.send("single-1", VALUE, partition=0).get()
+                count += 1
+        yield Row("send().get() beside it", self.store, f"{count / self.arguments.seconds:,.0f}/s", "polls >= 0.8 x")
+        self._topic("memory", 1, 500_000)
+        rate = self._together(1, _poll_single, "memory", "batch_optimized")
+        yield Row("poll(max_records=1), batch_optimized", self.store, f"{rate:,.0f} polls/s", ">= 20,000/s")
+
+    def _ranges(self) -> Row:
+        """A row with 1,900 ranges of one record: every second record of 3,800 is accepted."""
+        self._topic("ranges", 1, 20_000, share_partition_max_record_locks=4_000)
+        with (
+            self._consumer("ranges", explicit=True, records=3_800) as holder,
+            self._consumer("ranges", mode="record_limit") as worker,
+        ):
+            [records] = holder.poll(10_000).values()
+            for record in records[::2]:
+                holder.acknowledge(record)
+            holder.commit_sync()
+            began, polls = time.perf_counter(), 0
+            while time.perf_counter() - began < self.arguments.seconds:
+                polls += bool(worker.poll(1_000, max_records=1))
+            rate = polls / (time.perf_counter() - began)
+        return Row(
+            f"{len(records) // 2:,} ranges in the row, poll of 1", self.store, f"{rate:,.0f} polls/s", ">= 250/s"
+        )
+
+    def _redelivery(self) -> Row:
+        self._topic("redelivery", 1, 10_000, share_record_lock_duration_ms=200, share_delivery_count_limit=10)
+        late = []
+        with (
+            self._consumer("redelivery", explicit=True, mode="record_limit", records=1) as slow,
+            self._consumer("redelivery", mode="record_limit", records=1) as other,
+        ):
+            for _ in range(50):
+                [[held]] = slow.poll(5_000).values()
+                ends = time.perf_counter() + 0.2
+                while True:
+                    [[record]] = other.poll(5_000).values()
+                    if record.offset == held.offset:
+                        break
+                late.append(max(0.0, time.perf_counter() - ends))
+                other.commit_sync()
+                slow.acknowledge(held)
+                slow.commit_sync()  # refused: the lock has ended
+        return Row("delivery after a lock's end, lateness", self.store, percentiles(late), "p99 <= 1 s")
+
+    def _delays(self) -> Iterator[Row]:
+        rates = {}
+        for delayed in (0, self.arguments.delayed):
+            name = f"delayed-{delayed}"
+            self._topic(name, 1, 1_000_000)
+            if delayed:
+                self._delay(name, delayed)
+            rates[delayed] = self._together(1, _poll_all, name, "poll")
+        ratio = rates[0] / rates[self.arguments.delayed]
+        what = f"poll of 500 beside {self.arguments.delayed:,} delayed records: time of a poll"
+        yield Row(what, self.store, f"{ratio:.2f} of that without", "<= 1.2")
+        self._topic("due", 1, 0)
+        late = []
+        with self._consumer("due") as consumer, Producer(cluster=self.address) as producer:
+            consumer.poll()
+            for _ in range(30):
+                due_ms = int(time.time() * 1000) + 100
+                producer.send("due", VALUE, deliver_at_ms=due_ms).get()
+                assert consumer.poll(5_000)
+                late.append(max(0.0, time.time() - due_ms / 1000))
+        yield Row("a record with a delivery time, lateness", self.store, percentiles(late), "p99 <= 1 s")
+
+    def _delay(self, name: str, count: int) -> None:
+        """Let the group have delayed records far in the future."""
+        with self._consumer(name) as consumer:
+            consumer.poll(5_000)
+            with self._cluster() as cluster:
+                [key] = look(cluster.store, f"of-{name}").offers
+                for first in range(0, count, 50_000):
+                    entries = [Delayed(10**9 + n, 4 * 10**12, 0) for n in range(first, min(count, first + 50_000))]
+                    self._insert(cluster, name, key, entries)
+
+    @staticmethod
+    def _insert(cluster: Cluster, name: str, key: Key, entries: list[Delayed]) -> None:
+        cluster.store.transact(lambda connection, _: rows.delay(connection, f"of-{name}", key, entries))
+
+    def _dead_letters(self) -> Row:
+        self._topic("bad", 1, 200_000, errors_deadletterqueue_topic_name="dlq.bad")
+        with self._cluster() as cluster:
+            create_topic(cluster, "dlq.bad", configs={"errors.deadletterqueue.group.enable": "true"})
+        with self._consumer("bad", explicit=True) as consumer:
+            began, count = time.perf_counter(), 0
+            while time.perf_counter() - began < self.arguments.seconds:
+                for table in consumer.poll_arrow(1_000).values():
+                    consumer.acknowledge(table, AcknowledgeType.REJECT)
+                    count += table.num_rows
+                consumer.commit_sync()
+            rate = count / (time.perf_counter() - began)
+        return Row("rejected records, with their letters", self.store, f"{rate:,.0f} records/s", ">= 20,000/s")
+
+    def _idle(self) -> Row:
+        self._topic("idle", 4, 0)
+        members, seconds = self.arguments.idle, self.arguments.seconds * 2
+        queue = multiprocessing.get_context("spawn").Queue()
+        process = multiprocessing.get_context("spawn").Process(
+            target=_wait_idle, args=(self.address, "idle", members, seconds, queue)
+        )
+        process.start()
+        share = float(queue.get())
+        process.join()
+        return Row(
+            f"{members} members that wait, in one process", self.store, f"{share:.1%} of a core", "< 5 % with 200"
+        )
+
+    def _gateway(self) -> Row:
+        """16 Kafka clients, each with a connection of its own, that fetch one record and acknowledge it."""
+        self._topic("wire", 4, 100_000)
+        with (
+            tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder,
+            GatewayProcess(Path(folder), self.address, "--workers", "2") as gateway,
+        ):
+            with WireConnection(gateway.port) as connection:
+                topic_id = _Fetcher(connection, "joins").join("wire")
+            rate = self._together(2, _fetch_by_wire, topic_id.hex, str(gateway.port))
+        return Row(
+            "poll of 1 by 16 Kafka clients, a gateway of 2 processes", self.store, f"{rate:,.0f}/s", ">= 1,000/s"
+        )
+
+    def _consumer(
+        self, topic: str, *, explicit: bool = False, mode: str = "batch_optimized", records: int = 500
+    ) -> ShareConsumer:
+        return ShareConsumer(
+            topic, cluster=self.address, group_id=f"of-{topic}", share_acquire_mode=mode, max_poll_records=records,
+            share_acknowledgement_mode="explicit" if explicit else "implicit",
+        )  # fmt: skip
+
+    def _together(self, processes: int, target: Callable[..., None], topic: str, how: str) -> float:
+        """Return how much processes do in a second together."""
+        context = multiprocessing.get_context("spawn")
+        ready, queue = context.Barrier(processes), context.Queue()
+        running = [
+            context.Process(target=target, args=(self.address, topic, how, self.arguments.seconds, ready, queue))
+            for _ in range(processes)
+        ]
+        for each in running:
+            each.start()
+        total = sum(float(queue.get()) for _ in running)
+        for each in running:
+            each.join()
+        return total
+
+
+def _poll_all(address: str, topic: str, method: str, seconds: float, ready: object, queue: object) -> None:
+    with ShareConsumer(topic, cluster=address, group_id=f"of-{topic}") as consumer:
+        poll = getattr(consumer, method)
+        poll(5_000)
+        ready.wait()  # type: ignore[attr-defined]
+        began, count = time.perf_counter(), 0
+        while (taken := time.perf_counter() - began) < seconds:
+            count += sum(map(len, poll(1_000).values()))
+    queue.put(count / taken)  # type: ignore[attr-defined]
+
+
+def _poll_single(address: str, topic: str, mode: str, seconds: float, ready: object, queue: object) -> None:
+    with ShareConsumer(topic, cluster=address, group_id=f"of-{topic}", share_acquire_mode=mode) as consumer:
+        consumer.poll(5_000, max_records=1)
+        ready.wait()  # type: ignore[attr-defined]
+        began, count = time.perf_counter(), 0
+        while (taken := time.perf_counter() - began) < seconds:
+            count += bool(consumer.poll(1_000, max_records=1))
+    queue.put(count / taken)  # type: ignore[attr-defined]
+
+
+@dataclass
+class _Fetcher:
+    """A Kafka client of group of-wire."""
+
+    connection: WireConnection
+    member: str
+    epoch: int = 0
+
+    def join(self, topic: str) -> uuid.UUID:
+        """Join the group, and return the topic's id."""
+        request = ShareGroupHeartbeatRequest(
+            group_id="of-wire", member_id=self.member, member_epoch=0, rack_id=None, subscribed_topic_names=[topic]
+        )
+        [assigned] = self.connection.exchange(request, 1).assignment.topic_partitions
+        return uuid.UUID(str(assigned.topic_id))
+
+    def fetch(self, topic_id: uuid.UUID, acknowledged: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Acknowledge records by (partition, offset), and return those that were acquired."""
+        kind = ShareFetchRequest.FetchTopic
+        part = kind.FetchPartition
+        parts = [
+            part(
+                partition_index=number,
+                acknowledgement_batches=[
+                    part.AcknowledgementBatch(first_offset=offset, last_offset=offset, acknowledge_types=[1])
+                    for at, offset in acknowledged
+                    if at == number
+                ],
+            )
+            for number in (range(4) if self.epoch == 0 else {at for at, _ in acknowledged})
+        ]
+        request = ShareFetchRequest(
+            group_id="of-wire", member_id=self.member, share_session_epoch=self.epoch, max_wait_ms=500, min_bytes=1,
+            max_bytes=1 << 20, max_records=1, batch_size=1, share_acquire_mode=1, is_renew_ack=False,
+            topics=[kind(topic_id=topic_id, partitions=parts)] if parts else [], forgotten_topics_data=[],
+        )  # fmt: skip
+        answer = self.connection.exchange(request, 2)
+        assert answer.error_code == 0, answer
+        self.epoch += 1
+        return [
+            (each.partition_index, r.first_offset)
+            for topic in answer.responses
+            for each in topic.partitions
+            for r in each.acquired_records
+        ]
+
+
+def _fetch_by_wire(_address: str, topic_id: str, port: str, seconds: float, ready: object, queue: object) -> None:
+    """Eight clients in threads."""
+    counts = [0] * 8
+    ready.wait()  # type: ignore[attr-defined]
+    until = time.perf_counter() + seconds
+
+    def work(number: int) -> None:
+        with WireConnection(int(port)) as connection:
+            client = _Fetcher(connection, f"{id(counts)}-{number}")
+            held: list[tuple[int, int]] = []
+            while time.perf_counter() < until:
+                held = client.fetch(uuid.UUID(hex=topic_id), held)
+                counts[number] += len(held)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(counts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    queue.put(sum(counts) / seconds)  # type: ignore[attr-defined]
+
+
+def _wait_idle(address: str, topic: str, members: int, seconds: float, queue: object) -> None:
+    consumers = [ShareConsumer(topic, cluster=address, group_id=f"of-{topic}") for _ in range(members)]
+    for consumer in consumers:
+        consumer.poll()
+    threads = [threading.Thread(target=consumer.poll, args=(seconds * 1000,)) for consumer in consumers]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds / 4)
+    before, began = _cpu_s(), time.perf_counter()
+    time.sleep(seconds / 2)
+    share = (_cpu_s() - before) / (time.perf_counter() - began)
+    for thread in threads:
+        thread.join()
+    for consumer in consumers:
+        consumer.close()
+    queue.put(share)  # type: ignore[attr-defined]
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement [%(default)s]")
+    parser.add_argument("--records", type=int, default=2_000_000, help="of the topics read in batches [%(default)s]")
+    parser.add_argument("--delayed", type=int, default=1_000_000, help="delayed records [%(default)s]")
+    parser.add_argument("--idle", type=int, default=50, help="members that wait [%(default)s]")
+    parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
+    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
+    arguments = parser.parse_args()
+    report("share groups", arguments, lambda address, store: Bench(address, store, arguments).rows())
+
+
+if __name__ == "__main__":
+    main()

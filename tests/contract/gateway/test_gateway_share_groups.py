@@ -1,0 +1,298 @@
+"""Requests of share groups one by one: the answers that a broker of Kafka 4.4 gave, or the difference and its reason.
+
+The Java programs of `kafka_programs/sharegroups` run Kafka's own cases, and these requests, on a broker and on a
+gateway (`python -m scripts.conformance share-groups`).
+"""
+
+import uuid
+
+import pytest
+from kafka.record import MemoryRecords
+
+from spark_log import Producer
+from spark_log.cluster.settings import alter_settings
+from spark_log.gateway.protocol.schemas import (
+    AlterShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequest,
+    ShareAcknowledgeRequest,
+    ShareFetchRequest,
+    ShareGroupDescribeRequest,
+    ShareGroupHeartbeatRequest,
+)
+from spark_log.groups.share import rows
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+
+NONE, UNKNOWN_TOPIC, INVALID_REQUEST, NON_EMPTY_GROUP, NOT_FOUND, UNKNOWN_TOPIC_ID = 0, 3, 42, 68, 69, 100
+UNKNOWN_MEMBER, FENCED, INVALID_STATE, NO_SESSION, WRONG_EPOCH, SESSIONS_FULL = 25, 110, 121, 122, 123, 133
+ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
+LOCK_MS = 400
+
+
+@pytest.fixture
+def gateway(cluster, cluster_address, tmp_path):
+    alter_settings(
+        cluster,
+        {"group.share.min.record.lock.duration.ms": "1", "group.share.max.share.sessions": "3"},
+    )
+    cluster.store.transact(
+        lambda connection, _: rows.save_configs(connection, "g", {"share.auto.offset.reset": "earliest"})
+    )
+    topic = create_topic(cluster, "jobs", 2)
+    with Producer(cluster=cluster_address) as producer:
+        for number in range(10):
+            producer.send("jobs", b"%d" % number, partition=0)
+    with GatewayProcess(tmp_path, cluster_address) as gateway:
+        gateway.topic_id = uuid.UUID(hex=topic.uuid)
+        yield gateway
+        assert "Traceback" not in gateway.output
+
+
+@pytest.fixture
+def client(gateway):
+    with WireConnection(gateway.port) as connection:
+        yield Client(connection, gateway.topic_id)
+
+
+class Client:
+    """Requests of one member, as text-free facts."""
+
+    def __init__(self, connection, topic_id, group="g", member="m"):
+        self.connection, self.topic_id, self.group, self.member = connection, topic_id, group, member
+
+    def heartbeat(self, epoch, topics=None, **fields):
+        request = ShareGroupHeartbeatRequest(
+            group_id=self.group, member_id=self.member, member_epoch=epoch, rack_id=None,
+            subscribed_topic_names=topics, **fields,
+        )  # fmt: skip
+        return self.connection.exchange(request, 1)
+
+    def fetch(self, epoch, partitions=(0,), acks=(), *, records=500, mode=0, renews=False, wait_ms=0, topic_id=None,
+              forget=()):  # fmt: skip
+        kind = ShareFetchRequest.FetchTopic
+        parts = [
+            kind.FetchPartition(
+                partition_index=number,
+                acknowledgement_batches=[
+                    kind.FetchPartition.AcknowledgementBatch(first_offset=a, last_offset=b, acknowledge_types=types)
+                    for a, b, types in (acks if number == partitions[0] else ())
+                ],
+            )
+            for number in partitions
+        ]
+        forgotten = ShareFetchRequest.ForgottenTopic(topic_id=self.topic_id, partitions=list(forget))
+        request = ShareFetchRequest(
+            group_id=self.group, member_id=self.member, share_session_epoch=epoch, max_wait_ms=wait_ms,
+            min_bytes=0 if renews else 1, max_bytes=0 if renews else 1 << 20, max_records=0 if renews else records,
+            batch_size=0 if renews else 500, share_acquire_mode=mode, is_renew_ack=renews,
+            topics=[kind(topic_id=topic_id or self.topic_id, partitions=parts)] if parts else [],
+            forgotten_topics_data=[forgotten] if forget else [],
+        )  # fmt: skip
+        return self.connection.exchange(request, 2)
+
+    def acquired(self, epoch, *arguments, **keywords):
+        """The acquired ranges of the first partition: (first, last, deliveries)."""
+        answer = self.fetch(epoch, *arguments, **keywords)
+        assert answer.error_code == NONE
+        return [
+            (r.first_offset, r.last_offset, r.delivery_count)
+            for topic in answer.responses
+            for part in topic.partitions
+            for r in part.acquired_records
+        ]
+
+    def acknowledge(self, epoch, *acks, partition=0, renews=False, topic_id=None):
+        """The error of the request, and those of its partitions."""
+        kind = ShareAcknowledgeRequest.AcknowledgeTopic
+        batches = [
+            kind.AcknowledgePartition.AcknowledgementBatch(first_offset=a, last_offset=b, acknowledge_types=types)
+            for a, b, types in acks
+        ]
+        part = kind.AcknowledgePartition(partition_index=partition, acknowledgement_batches=batches)
+        request = ShareAcknowledgeRequest(
+            group_id=self.group, member_id=self.member, share_session_epoch=epoch, is_renew_ack=renews,
+            topics=[kind(topic_id=topic_id or self.topic_id, partitions=[part])] if acks else [],
+        )  # fmt: skip
+        answer = self.connection.exchange(request, 2)
+        return answer.error_code, [each.error_code for topic in answer.responses for each in topic.partitions]
+
+
+def test_heartbeats(client):
+    assert client.heartbeat(0).error_code == INVALID_REQUEST  # SubscribedTopicNames must be set
+    joined = client.heartbeat(0, ["jobs"])
+    assert (joined.error_code, joined.member_id, joined.member_epoch) == (NONE, "m", 2)
+    [assigned] = joined.assignment.topic_partitions
+    assert (assigned.topic_id, assigned.partitions) == (client.topic_id, [0, 1])
+    assert client.heartbeat(2).assignment is None
+    assert client.heartbeat(2, ["jobs"]).assignment is not None
+    assert client.heartbeat(9).error_code == FENCED
+    assert client.heartbeat(-2).error_code == INVALID_REQUEST
+    assert Client(client.connection, client.topic_id, member="other").heartbeat(2).error_code == UNKNOWN_MEMBER
+    assert Client(client.connection, client.topic_id, group="absent").heartbeat(2).error_code == NOT_FOUND
+    left = client.heartbeat(-1)
+    assert (left.error_code, left.member_epoch) == (NONE, -1)
+    assert client.heartbeat(2).error_code == UNKNOWN_MEMBER
+
+
+def test_session_epochs(client):
+    client.heartbeat(0, ["jobs"])
+    assert client.fetch(5).error_code == NO_SESSION
+    assert client.fetch(-1).error_code == NO_SESSION
+    assert client.acknowledge(0) == (WRONG_EPOCH, [])
+    assert client.acknowledge(5) == (NO_SESSION, [])
+    assert client.fetch(0, acks=[(0, 0, [ACCEPT])]).error_code == INVALID_REQUEST
+    assert client.acquired(0, records=0) == []
+    assert client.fetch(3).error_code == WRONG_EPOCH
+    assert client.acquired(1) == [(0, 9, 1)]
+    assert client.fetch(1).error_code == WRONG_EPOCH
+    assert client.acknowledge(2, (0, 1, [ACCEPT])) == (NONE, [NONE])  # one sequence with the fetches
+    assert client.fetch(2).error_code == WRONG_EPOCH
+    assert client.acquired(0) == []  # a new session of the member keeps its locks
+    assert client.acknowledge(1, (2, 2, [ACCEPT])) == (NONE, [NONE])
+
+
+def test_a_session_ends_with_its_connection(gateway, client):
+    client.heartbeat(0, ["jobs"])
+    with WireConnection(gateway.port) as connection:
+        other = Client(connection, gateway.topic_id, member="other")
+        assert other.acquired(0) == [(0, 9, 1)]
+        assert client.acquired(0) == []
+    found, epoch = [], 1
+    while not found:  # until the gateway has noticed the end of the connection
+        found, epoch = client.acquired(epoch, wait_ms=1_000), epoch + 1
+    assert found == [(0, 9, 2)]
+
+
+def test_the_last_epoch_acknowledges_and_releases(client):
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0) == [(0, 9, 1)]
+    answer = client.fetch(-1, acks=[(0, 3, [ACCEPT])])
+    assert [part.acknowledge_error_code for topic in answer.responses for part in topic.partitions] == [NONE]
+    assert client.acquired(0) == [(4, 9, 2)]
+    assert client.acknowledge(-1, (4, 4, [REJECT])) == (NONE, [NONE])
+    assert client.acquired(0) == [(5, 9, 3)]
+
+
+def test_records_are_those_that_are_acquired(client):
+    client.heartbeat(0, ["jobs"])
+    answer = client.fetch(0, records=3, mode=1)
+    [topic] = answer.responses
+    [part] = topic.partitions
+    assert answer.acquisition_lock_timeout_ms == 30_000
+    records = MemoryRecords(bytes(part.records))
+    values = [record.value for record in records.next_batch()]
+    assert records.next_batch() is None
+    assert values == [b"0", b"1", b"2"]  # a broker sends the whole batch
+    assert client.acquired(1, records=100) == [(3, 9, 1)]
+
+
+def test_errors_of_partitions(client):
+    client.heartbeat(0, ["jobs"])
+
+    def errors(answer):
+        return [part.error_code for topic in answer.responses for part in topic.partitions]
+
+    assert errors(client.fetch(0, topic_id=uuid.uuid4())) == [UNKNOWN_TOPIC_ID]
+    assert errors(client.fetch(0, partitions=(7,))) == [UNKNOWN_TOPIC]
+    unread = Client(client.connection, client.topic_id, group="nobody-joined")
+    assert errors(unread.fetch(0)) == [UNKNOWN_TOPIC]
+    assert client.fetch(1, mode=7).error_code == INVALID_REQUEST  # a broker: UNKNOWN_SERVER_ERROR
+    assert client.acknowledge(2, (0, 0, [ACCEPT]), topic_id=uuid.uuid4()) == (NONE, [UNKNOWN_TOPIC_ID])
+
+
+@pytest.mark.parametrize(
+    ("acks", "expected"),
+    [
+        ([(0, 0, [5])], INVALID_REQUEST),
+        ([(0, 0, [-1])], INVALID_REQUEST),
+        ([(0, 0, [])], INVALID_REQUEST),
+        ([(0, 2, [1, 1])], INVALID_REQUEST),
+        ([(2, 1, [1])], INVALID_REQUEST),
+        ([(0, 3, [1]), (3, 4, [1])], INVALID_REQUEST),
+        ([(4, 5, [1]), (0, 1, [1])], INVALID_REQUEST),
+        ([(-1, 0, [1])], INVALID_REQUEST),
+        ([(0, 0, [4])], INVALID_REQUEST),  # a RENEW without IsRenewAck
+        ([(8, 12, [1])], INVALID_REQUEST),
+        ([(100, 100, [1])], INVALID_REQUEST),
+        ([(0, 2, [0, 1, 2])], NONE),
+        ([(0, 1, [1]), (2, 3, [2])], NONE),
+    ],
+)
+def test_acknowledgements(client, acks, expected):
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0) == [(0, 9, 1)]
+    assert client.acknowledge(1, *acks) == (NONE, [expected])
+    again = NONE if expected else INVALID_STATE  # nothing of refused ones counts, and what counts is over
+    assert client.acknowledge(2, (0, 0, [ACCEPT])) == (NONE, [again])
+
+
+def test_locks_end_and_are_renewed(cluster, client):
+    cluster.store.transact(
+        lambda connection, _: rows.save_configs(
+            connection, "g", {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": str(LOCK_MS)}
+        )
+    )
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0, records=1, mode=1) == [(0, 0, 1)]
+    assert client.acknowledge(1, (0, 0, [RENEW]), renews=True) == (NONE, [NONE])
+    renewed = client.fetch(2, acks=[(0, 0, [RENEW])], renews=True)
+    assert [part.acknowledge_error_code for topic in renewed.responses for part in topic.partitions] == [NONE]
+    assert client.acquired(3, records=1, mode=1, partitions=()) == [(1, 1, 1)]
+    other = Client(client.connection, client.topic_id, member="other")
+    assert other.acquired(0, records=0) == []
+    found, epoch = [], 1
+    while (0, 0, 2) not in found:
+        found, epoch = other.acquired(epoch, records=1, mode=1, wait_ms=2_000), epoch + 1
+    assert client.acknowledge(4, (0, 0, [ACCEPT])) == (NONE, [INVALID_STATE])
+
+
+def test_a_gateway_has_a_largest_number_of_sessions(client):
+    for number in range(3):
+        assert Client(client.connection, client.topic_id, member=f"m{number}").fetch(0).error_code == NONE
+    assert client.fetch(0).error_code == SESSIONS_FULL
+    Client(client.connection, client.topic_id, member="m0").fetch(-1)
+    assert client.fetch(0).error_code == NONE
+
+
+def test_administration(client):
+    client.heartbeat(0, ["jobs"])
+
+    def described(group_id):
+        request = ShareGroupDescribeRequest(group_ids=[group_id], include_authorized_operations=True)
+        [group] = client.connection.exchange(request, 1).groups
+        return group
+
+    group = described("g")
+    assert (group.error_code, group.group_state, group.assignor_name) == (NONE, "Stable", "simple")
+    assert group.authorized_operations == 3400
+    assert [(m.member_id, m.subscribed_topic_names) for m in group.members] == [("m", ["jobs"])]
+    assert described("absent").error_code == NOT_FOUND
+
+    def offsets():
+        kind = DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestGroup
+        request = DescribeShareGroupOffsetsRequest(groups=[kind(group_id="g", topics=None)])
+        [found] = client.connection.exchange(request, 1).groups
+        return [(p.start_offset, p.lag) for topic in found.topics for p in topic.partitions]
+
+    def alter(offset):
+        kind = AlterShareGroupOffsetsRequest.AlterShareGroupOffsetsRequestTopic
+        part = kind.AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=offset)
+        request = AlterShareGroupOffsetsRequest(group_id="g", topics=[kind(topic_name="jobs", partitions=[part])])
+        return client.connection.exchange(request, 0).error_code
+
+    def delete():
+        kind = DeleteShareGroupOffsetsRequest.DeleteShareGroupOffsetsRequestTopic
+        request = DeleteShareGroupOffsetsRequest(group_id="g", topics=[kind(topic_name="jobs")])
+        answer = client.connection.exchange(request, 0)
+        return answer.error_code, [topic.error_code for topic in answer.responses]
+
+    assert offsets() == [(0, 10), (0, 0)]
+    assert (alter(3), delete()) == (NON_EMPTY_GROUP, (NON_EMPTY_GROUP, []))
+    client.heartbeat(-1)
+    assert alter(3) == NONE
+    assert offsets() == [(3, 7), (0, 0)]
+    assert delete() == (NONE, [NONE])
+    assert delete() == (NONE, [UNKNOWN_TOPIC])
+    assert offsets() == []

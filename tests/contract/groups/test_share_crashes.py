@@ -1,0 +1,128 @@
+"""Members of share groups that are killed: each record ends once, and the others have it when the lock has ended."""
+
+import signal
+import subprocess
+
+import pytest
+
+from spark_log import Consumer
+from spark_log.cluster.settings import alter_settings
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.dead_letters import DeadLetters
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import AcknowledgeType
+from spark_log.groups.share.service import look
+from spark_log.maintenance.client_log import ClientLog
+from tests.support.python_process import PythonProcess
+from tests.support.share_members import ShareMember
+from tests.support.topics import fill, make
+
+LOCK_MS = 700
+LATE_MS_MAX = 1_000
+COUNT = 5
+GROUP = "workers"
+LETTERS = {"errors.deadletterqueue.topic.name": "dlq.t"}
+
+
+@pytest.fixture
+def jobs(cluster, log):
+    """Topic t with COUNT records, and its dead letter topic. Locks are short."""
+    names = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
+    alter_settings(cluster, dict.fromkeys(names, str(LOCK_MS)))
+    make(cluster, "t")
+    make(cluster, "dlq.t", errors_deadletterqueue_group_enable="true")
+    alter_group_configs(cluster.store, GROUP, {"share.auto.offset.reset": "earliest"})
+    fill(log, "t", [COUNT])
+
+
+@pytest.fixture
+def survivor(cluster, jobs):
+    """A function that makes a member, which also writes the dead letters that it comes upon."""
+    made = []
+
+    def make_member():
+        made.append(DeadLetters(lambda: ClientLog(cluster)))
+        return ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), dead_letters=made[-1]))
+
+    yield make_member
+    for letters in made:
+        letters.close()
+
+
+def killed(address, point, *commands):
+    """Run a member until the failpoint kills it."""
+    pipe = subprocess.PIPE
+    arguments = ("-m", "tests.support.share_process", address, "t", GROUP)
+    with PythonProcess(*arguments, failpoint=point, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        for command in commands:
+            child.stdin.write(command + "\n")
+            child.stdin.flush()
+        assert child.wait(timeout=60) == -signal.SIGKILL, child.stderr.read()
+
+
+def letters(address):
+    """The offsets of the dead letters."""
+    with Consumer("dlq.t", cluster=address, auto_offset_reset="earliest") as consumer:
+        found = []
+        while polled := consumer.poll(2_000 if len(found) < COUNT else 0):
+            found += [int(dict(r.headers)["__dlq.errors.offset"]) for records in polled.values() for r in records]
+        return found
+
+
+def state(cluster):
+    [offer] = look(cluster.store, GROUP).offers.values()
+    return offer
+
+
+def is_finished(cluster):
+    return state(cluster).start_offset == COUNT and state(cluster).unfinished == 0
+
+
+def take_over(cluster, member, deliveries):
+    """Poll until the records come, and return their ranges. They come once, and not much after their lock's end."""
+    ends_ms = state(cluster).wake_ms
+    acquired = member.poll(timeout_s=30)
+    late_ms = cluster.store.now().lease_ms - ends_ms
+    assert 0 <= late_ms < LATE_MS_MAX
+    [ranges] = acquired.values()
+    assert [(r.first, r.end, r.deliveries) for r in ranges] == [(0, COUNT, deliveries)]
+    return acquired
+
+
+def test_records_of_a_member_killed_after_it_acquired_them_are_delivered_again(cluster, cluster_address, survivor):
+    member = survivor()
+    killed(cluster_address, "share.acquired", "poll")
+    acquired = take_over(cluster, member, 2)
+    assert set(member.acknowledge(acquired, AcknowledgeType.ACCEPT).errors.values()) == {None}
+    assert is_finished(cluster) and member.poll() == {}
+
+
+def test_acknowledgements_of_a_member_killed_before_their_answer_stay(cluster, cluster_address, survivor):
+    killed(cluster_address, "share.acknowledged", "poll", "accept")
+    assert is_finished(cluster)
+    assert survivor().poll() == {}
+
+
+@pytest.mark.parametrize("point", ["share.acknowledged", "share.archived"])
+def test_rejected_records_of_a_killed_member_have_one_letter_each(cluster, cluster_address, survivor, point):
+    alter_group_configs(cluster.store, GROUP, LETTERS)
+    killed(cluster_address, point, "poll", "reject")
+    assert state(cluster).archiving == (COUNT if point == "share.acknowledged" else 0)
+    member = survivor()
+    while not is_finished(cluster):
+        assert member.poll(timeout_s=0.1) == {}
+    assert member.poll() == {}
+    assert letters(cluster_address) == list(range(COUNT))
+
+
+def test_records_that_kill_each_member_have_one_letter_each(cluster, cluster_address, survivor):
+    alter_group_configs(cluster.store, GROUP, {**LETTERS, "share.delivery.count.limit": "2"})
+    killed(cluster_address, "share.acquired", "poll")
+    killed(cluster_address, "share.acquired", "poll")
+    ends_ms = state(cluster).wake_ms
+    member = survivor()
+    while not is_finished(cluster):
+        assert member.poll(timeout_s=0.1) == {}
+        assert cluster.store.now().lease_ms < ends_ms + 30_000
+    assert letters(cluster_address) == list(range(COUNT))

@@ -1,0 +1,100 @@
+"""Unclean elections that truncate the log below what a share group has acquired: new records there are delivered."""
+
+import pytest
+
+from spark_log.errors import InvalidRecordStateError
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import AcknowledgeType
+from spark_log.groups.share.service import look, run_polls
+from tests.support.share_members import ShareMember
+from tests.support.topics import append, make
+from tests.support.truncation import truncate
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def topic(cluster, log):
+    """Topic t with records old0 to old5, each in a file."""
+    make(cluster, "t", inline_max_bytes="0", unclean_leader_election_enable="true")
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    for number in range(6):
+        append(log, "t", f"old{number}")
+
+
+def values(member, records_max=500):
+    """Acquire, and return the values by offset."""
+    member.acquired = member.poll(records_max)
+    return {offset: value for (_, offset), value in member.values().items()}
+
+
+def accept(member):
+    return list(member.acknowledge(member.acquired, AcknowledgeType.ACCEPT).errors.values())
+
+
+def offer(cluster):
+    [found] = look(cluster.store, "workers").offers.values()
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 3, 6], ids=["below next_offset", "up to next_offset", "beyond next_offset"])
+@pytest.mark.parametrize("accepted", [True, False])
+def test_new_records_below_the_next_offset_are_delivered(cluster, log, count, accepted):
+    member, other = ShareMember(cluster), ShareMember(cluster, member="m2")
+    assert len(values(member)) == 6
+    if accepted:
+        assert accept(member) == [None]
+    truncate(cluster, "t", 3)
+    append(log, "t", *(f"new{3 + n}" for n in range(count)))
+    new = {3 + n: f"new{3 + n}" for n in range(count)}
+    assert values(other) == new
+    assert {r.deliveries for ranges in other.acquired.values() for r in ranges} == {1}
+    if not accepted:
+        [error] = accept(member)
+        assert isinstance(error, InvalidRecordStateError), "half of its records are gone"
+    assert accept(other) == [None]
+    assert offer(cluster).next_offset == 3 + count
+    assert offer(cluster).unfinished == (0 if accepted else 3)
+
+
+def test_delayed_and_available_records_above_the_truncation_are_forgotten(cluster, log):
+    member = ShareMember(cluster)
+    values(member, 2)
+    member.acknowledge(member.acquired, AcknowledgeType.RELEASE, delay_ms=HOUR_MS)
+    values(member, 2)
+    member.acknowledge(member.acquired, AcknowledgeType.RELEASE)
+    truncate(cluster, "t", 1)
+    append(log, "t", "new1")
+    assert values(ShareMember(cluster, member="m2")) == {1: "new1"}
+    assert (offer(cluster).delayed, offer(cluster).available) == (1, 0)
+
+
+def test_a_truncation_between_read_and_acquisition(cluster, log):
+    """The records that were read before are not delivered under the offsets of the new ones."""
+    elections = [lambda: truncate(cluster, "t", 3)]
+
+    def run(poll):
+        if poll.readable and elections:
+            elections.pop()()
+            append(log, "t", "new3")
+        return run_polls(cluster.store, [poll])[0]
+
+    member = ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), run))
+    assert values(member) == {0: "old0", 1: "old1", 2: "old2", 3: "new3"}
+    assert not elections and accept(member) == [None]
+    assert offer(cluster).next_offset == offer(cluster).start_offset == 4
+
+
+def test_two_elections_between_two_polls(cluster, log):
+    """The first one cuts deeper than the second: the records between them are new, too."""
+    member = ShareMember(cluster)
+    values(member)
+    assert accept(member) == [None]
+    truncate(cluster, "t", 1)
+    for number in range(1, 5):
+        append(log, "t", f"middle{number}")
+    truncate(cluster, "t", 3)
+    append(log, "t", "new3")
+    assert values(member) == {1: "middle1", 2: "middle2", 3: "new3"}
