@@ -31,7 +31,7 @@ from typing import Any
 
 from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql.functions import col, map_from_entries, struct, to_json
 
 from spark_log import AcknowledgeType, Admin, Cluster, Producer, ShareConsumer, create_topic, read_topic, write_topic
 
@@ -58,12 +58,12 @@ def prepare(cluster: str) -> None:
 
 
 def write_jobs(spark: SparkSession, cluster: str) -> None:
-    jobs = spark.range(1, JOBS + 1).select(F.to_json(F.struct(F.col("id").alias("job"))).alias("value"))
+    jobs = spark.range(1, JOBS + 1).select(to_json(struct(col("id").alias("job"))).alias("value"))
     write_topic(jobs, cluster, "jobs")
 
 
 def work(cluster: str, number: int, kill_after: int | None) -> None:
-    """Do jobs until none comes for three seconds. With `kill_after` the process kills itself in the job of that number."""
+    """Do jobs until none comes for three seconds. The process kills itself at its job number `kill_after`, if given."""
     consumer = ShareConsumer(
         "jobs",
         cluster=cluster,
@@ -117,9 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = read_topic(spark, cluster, "done").select("key").distinct().count()
     print(f"{done} of {JOBS} jobs are done")
     letters = read_topic(spark, cluster, "dlq.jobs", include_headers=True)
-    facts = F.map_from_entries("headers")
+    facts = map_from_entries("headers")
     letters.select(
-        F.col("value").cast("string"),
+        col("value").cast("string"),
         facts["spark-log.dlq.cause"].cast("string").alias("cause"),
         facts["__dlq.errors.delivery.count"].cast("string").alias("deliveries"),
     ).show(truncate=False)

@@ -2,9 +2,10 @@
 
     python scripts/demo_queue.py --cluster ADDRESS [--jobs 300] [--help]
 
-`make demo` runs it. The workers are processes, and members of one share group. Each job is delivered to one of them. The
-first worker gets SIGKILL while it has jobs: their locks end after 15 seconds, the shortest time that a cluster allows by
-default, and the others do them. Job 13 fails in each of its three deliveries. At the end every other job is done, and job 13 is in the dead letter topic. Exit code 1 if not.
+`make demo` runs it. The workers are processes, and members of one share group. Each job is delivered to one of them.
+The first worker gets SIGKILL while it has jobs: their locks end after 15 seconds, the shortest time that a cluster
+allows by default, and the others do them. Job 13 fails in each of its three deliveries. At the end every other job is
+done, and job 13 is in the dead letter topic. Exit code 1 if not.
 """
 
 import argparse
@@ -55,9 +56,8 @@ def main() -> int:
     if set(done) != expected or failed != [f"job {BAD_JOB}"]:
         console.print(f"[bold red]queue:[/bold red] {len(expected - set(done))} jobs are not done, letters: {failed}")
         return 1
-    console.print(
-        f"  all {len(done)} other jobs are done, {done.total() - len(done)} of them twice; job {BAD_JOB} is in {letters}"
-    )
+    twice = done.total() - len(done)
+    console.print(f"  all {len(done)} other jobs are done, {twice} of them twice; job {BAD_JOB} is in {letters}")
     return 0
 
 

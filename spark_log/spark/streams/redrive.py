@@ -116,7 +116,7 @@ class Redrive:
         whose topic was deleted, and DataLossError for one whose record is gone. Letters before it are copied then, up
         to a multiple of a transaction.
         """
-        address = str(self._cluster.store.address)
+        address = self._cluster.store.address.with_password
         consumer = Consumer(
             self.topic, cluster=address, group_id=self.group, client_id="spark-log-redrive",
             enable_auto_commit=False, auto_offset_reset="earliest", allow_auto_create_topics=False,
