@@ -217,7 +217,11 @@ class ShareConsumer(Guarded):
         return self
 
     def __next__(self) -> ShareRecord:
-        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
+        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`.
+
+        In implicit mode each record is a poll of its own: `commit_sync` and `close` accept no record that the program
+        has not seen.
+        """
         timeout_ms = self.settings.consumer_timeout_ms
         forever = timeout_ms < 0 or math.isinf(timeout_ms)
         deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
@@ -226,7 +230,7 @@ class ShareConsumer(Guarded):
                 return record
             left_ms = max(0.0, (deadline_s - clock.monotonic_s()) * 1000)
             try:
-                records = self.poll(min(left_ms, _ITERATION_POLL_MS))
+                records = self.poll(min(left_ms, _ITERATION_POLL_MS), None if self.settings.explicit else 1)
             except IllegalStateError:
                 if self._closing.is_set():
                     raise StopIteration("the consumer is closed") from None

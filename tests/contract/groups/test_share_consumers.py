@@ -316,6 +316,18 @@ def test_iteration_ends_with_close_by_another_thread(cluster, produce, worker):
     assert got == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("ended_by", ["close", "commit"])
+def test_iteration_accepts_only_records_that_the_program_has_seen(cluster, produce, worker, ended_by):
+    create_topic(cluster, "jobs")
+    send(produce, *"abc")
+    with worker() as consumer:
+        assert next(consumer).value == b"a"
+        if ended_by == "commit":
+            consumer.commit_sync()
+            assert next(consumer).value == b"b"
+    assert values_of(worker().poll(5_000)) == (["c"] if ended_by == "commit" else ["b", "c"])
+
+
 @pytest.mark.parametrize("delay", ["release", "header"])
 def test_delayed_records_wait(cluster, produce, worker, delay):
     create_topic(cluster, "jobs")
