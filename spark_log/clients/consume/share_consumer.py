@@ -281,11 +281,11 @@ class ShareConsumer(Guarded):
                 min(left_s, _WAIT_S),
                 lambda: self._woken.is_set() or self._closing.is_set(),
             )
-            self._acknowledged(marked, result)
             ends_s = result.began_s + result.lock_ms / 1000
             for taken in result.taken:
                 for acquired, batch in taken.parts:
                     self._deliveries.add(self._partitions[taken.key], taken.key, acquired, batch, ends_s)
+            self._acknowledged(marked, result)  # it may raise the error of a callback
             if result.taken or clock.monotonic_s() >= deadline_s or self._closing.is_set():
                 return
 
@@ -519,8 +519,10 @@ class ShareConsumer(Guarded):
                 if self._closed:
                     return
                 try:
-                    self._release_all(accept=accept)
-                    self._leave()
+                    try:
+                        self._release_all(accept=accept)
+                    finally:
+                        self._leave()
                 finally:
                     self._closed = True
                     self._background.close(timeout_ms / 1000)

@@ -16,6 +16,7 @@ from spark_log.errors import (
     InvalidRecordStateError,
     WakeupError,
 )
+from spark_log.facts.share_groups import describe_share_group
 from spark_log.groups.share import rows
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
@@ -255,6 +256,33 @@ def test_callbacks_get_offsets_and_must_not_call_the_consumer(cluster, produce, 
     consumer.poll(5_000)
     with pytest.raises(IllegalStateError, match="must not call"):
         consumer.commit_sync()
+
+
+def _fail(_offsets, _error):
+    raise ValueError("the callback failed")
+
+
+def test_records_that_a_poll_acquired_before_its_callback_failed_come_with_the_next_poll(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abcd")
+    consumer = worker(share_acquire_mode="record_limit", max_poll_records=2)
+    take(consumer, 2)
+    consumer.set_acknowledgement_commit_callback(_fail)
+    with pytest.raises(ValueError, match="the callback failed"):
+        consumer.poll(5_000)
+    consumer.set_acknowledgement_commit_callback(None)
+    assert values_of(consumer.poll()) == ["c", "d"]
+
+
+def test_close_leaves_the_group_although_its_callback_fails(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, "a")
+    consumer = worker()
+    take(consumer, 1)
+    consumer.set_acknowledgement_commit_callback(_fail)
+    with pytest.raises(ValueError, match="the callback failed"):
+        consumer.close()
+    assert describe_share_group(cluster.store, "workers").group.state == "Empty"
 
 
 def test_mistakes_are_named(cluster, cluster_address, worker, produce):
