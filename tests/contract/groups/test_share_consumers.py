@@ -1,6 +1,8 @@
 """ShareConsumer: each record is delivered to one member, until one has accepted it."""
 
+import gc
 import threading
+import weakref
 
 import pyarrow.compute as pc
 import pytest
@@ -283,6 +285,36 @@ def test_close_leaves_the_group_although_its_callback_fails(cluster, produce, wo
     with pytest.raises(ValueError, match="the callback failed"):
         consumer.close()
     assert describe_share_group(cluster.store, "workers").group.state == "Empty"
+
+
+def test_a_callback_must_not_close_its_consumer(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abcd")
+    consumer, errors = worker(share_acquire_mode="record_limit", max_poll_records=2), []
+
+    def close(_offsets, _error):
+        with pytest.raises(IllegalStateError, match="must not call its consumer"):
+            consumer.close()
+        errors.append(_error)
+
+    take(consumer, 2)
+    consumer.set_acknowledgement_commit_callback(close)
+    assert values_of(consumer.poll(5_000)) == ["c", "d"]
+    assert errors == [None]
+
+
+def test_a_consumer_without_references_is_collected(cluster, cluster_address, configure):
+    create_topic(cluster, "jobs")
+    consumer = ShareConsumer("jobs", cluster=cluster_address, group_id="workers")
+    consumer.poll()
+    there = weakref.ref(consumer)
+    del consumer
+    gc.collect()
+    assert there() is None
+    for thread in threading.enumerate():
+        if thread.name == "spark-log-share-consumer-workers":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def test_mistakes_are_named(cluster, cluster_address, worker, produce):
