@@ -9,7 +9,7 @@ import pytest
 from kafka.errors import KafkaConfigurationError, KafkaError
 from kafka.structs import TopicPartition
 
-from spark_log import AcknowledgeType, ShareConsumer
+from spark_log import AcknowledgeType, ShareConsumer, clock
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import (
     GroupIdNotFoundError,
@@ -160,6 +160,28 @@ def test_a_renewed_lock_lasts(cluster, produce, worker, short_locks):
     slow.acknowledge(record)
     assert list(slow.commit_sync().values()) == [None]
     assert other.poll(2 * LOCK_MS) == {}
+
+
+def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce, worker, short_locks):
+    create_topic(cluster, "jobs")
+    send(produce, *"abc")
+    first, second = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
+    [[record]] = first.poll(5_000, max_records=1).values()
+    clock.sleep_s(LOCK_MS / 1000 * 0.7)
+    first.acknowledge(record, AcknowledgeType.RENEW)
+    assert first.commit_sync() == {TopicPartition("jobs", 0): None}
+    assert [record.value for record in take(second, 2)] == [b"b", b"c"]
+    assert first.poll(0, max_records=1) == {}
+
+
+def test_a_later_release_without_a_delay_counts(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, "a")
+    consumer = worker(share_acknowledgement_mode="explicit")
+    [record] = take(consumer, 1)
+    consumer.acknowledge(record, AcknowledgeType.RELEASE, delay_ms=60_000)
+    consumer.acknowledge(record, AcknowledgeType.RELEASE)
+    assert [again.value for again in take(consumer, 1)] == [b"a"]
 
 
 def test_single_records_are_taken_from_those_in_memory(cluster, produce, worker):
