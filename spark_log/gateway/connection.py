@@ -80,6 +80,10 @@ class Connection:
         self._active_s = clock.monotonic_s()
 
     @property
+    def connection_id(self) -> str:
+        return self._fencing_tokens.connection_id
+
+    @property
     def idle_since_s(self) -> float | None:
         """The time of the last request, or None while a request is being answered."""
         return self._active_s if self._last is None else None
@@ -119,7 +123,6 @@ class Connection:
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                 await writing
             self._writer.close()
-            self._services.shares.connection_ended(self._fencing_tokens.connection_id)
             while not self._answers.empty():
                 if (answer := self._answers.get_nowait()) is not None:
                     self._memory.discard(answer.memory)

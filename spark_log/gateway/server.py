@@ -199,6 +199,7 @@ class Gateway:
                 del self._networks[network]
             if connection is not None:
                 self._connections.discard(connection)
+                self.services.shares.connection_ended(connection.connection_id)
 
     async def _close_idle(self) -> None:
         """Close the connections that have sent no whole request for connections.max.idle.ms."""

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,18 @@ class ShareRecord(ConsumerRecord):  # type: ignore[misc]  # kafka-python has no 
     delivery_count: int = 0
 
 
+class _KeepAlive:
+    """The heartbeat of a consumer, which may be garbage-collected meanwhile."""
+
+    def __init__(self, consumer: ShareConsumer) -> None:
+        self._consumer = weakref.ref(consumer)
+
+    def __call__(self) -> None:
+        consumer = self._consumer()
+        if consumer is not None:
+            consumer.keep_alive()
+
+
 class ShareConsumer(Guarded):
     """Reads topics of a cluster as a member of a share group. Method names are those of Kafka's Java client, in
     kafka-python's style.
@@ -109,7 +122,8 @@ class ShareConsumer(Guarded):
         self._partitions: dict[Key, TopicPartition] = {}
         self._lock_ms: int | None = None
         self._callback: Callback | None = None
-        self._in_callback = False
+        self._callback_thread: int | None = None
+        """The thread that runs the callback now."""
         self._closed = False
         self._closing = threading.Event()
         self._woken = threading.Event()
@@ -138,7 +152,7 @@ class ShareConsumer(Guarded):
     def check_open(self) -> None:
         if self._closed:
             raise IllegalStateError("the consumer is closed")
-        if self._in_callback:
+        if self._callback_thread is not None:
             raise IllegalStateError("an acknowledgement callback must not call its consumer")
 
     # --- subscription -------------------------------------------------------------------------------------------
@@ -222,7 +236,11 @@ class ShareConsumer(Guarded):
         return self
 
     def __next__(self) -> ShareRecord:
-        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
+        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`.
+
+        In implicit mode each record is a poll of its own: `commit_sync` and `close` accept no record that the program
+        has not seen.
+        """
         timeout_ms = self.settings.consumer_timeout_ms
         forever = timeout_ms < 0 or math.isinf(timeout_ms)
         deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
@@ -231,7 +249,7 @@ class ShareConsumer(Guarded):
                 return record
             left_ms = max(0.0, (deadline_s - clock.monotonic_s()) * 1000)
             try:
-                records = self.poll(min(left_ms, _ITERATION_POLL_MS))
+                records = self.poll(min(left_ms, _ITERATION_POLL_MS), None if self.settings.explicit else 1)
             except IllegalStateError:
                 if self._closing.is_set():
                     raise StopIteration("the consumer is closed") from None
@@ -295,11 +313,11 @@ class ShareConsumer(Guarded):
             min(max(0.0, deadline_s - clock.monotonic_s()), _WAIT_S),
             lambda: self._woken.is_set() or self._closing.is_set(),
         )
-        self._acknowledged(marked, result)
         ends_s = result.began_s + result.lock_ms / 1000
         for taken in result.taken:
             for acquired, batch in taken.parts:
                 self._deliveries.add(self._partitions[taken.key], taken.key, acquired, batch, ends_s)
+        self._acknowledged(marked, result)  # it may raise the error of a callback
         return bool(result.taken)
 
     def _take(self, rows_max: int) -> Iterator[tuple[Delivery, pa.RecordBatch]]:
@@ -433,12 +451,12 @@ class ShareConsumer(Guarded):
         self._deliveries.lost([each for each in marked if result.errors.get(each.key) is not None])
         self._counts["acknowledgements-total"] += sum(map(len, offsets.values()))
         if self._callback is not None:
-            self._in_callback = True
+            self._callback_thread = threading.get_ident()
             try:
                 for partition, mine in offsets.items():
                     self._callback({partition: mine}, errors.get(partition))
             finally:
-                self._in_callback = False
+                self._callback_thread = None
         return errors
 
     def _release_all(self, *, accept: bool) -> None:
@@ -464,7 +482,7 @@ class ShareConsumer(Guarded):
             first = self._epoch == JOINING and self._told is None
             self._heartbeat()
             if first:
-                self._background.call_every(self._interval_s, self._keep_alive)
+                self._background.call_every(self._interval_s, _KeepAlive(self))
 
     def _heartbeat(self) -> None:
         with self._heartbeat_lock:
@@ -495,7 +513,8 @@ class ShareConsumer(Guarded):
         self._partitions |= {key: TopicPartition(name, key[1]) for key, name in assigned.items()}
         self._assigned = assigned
 
-    def _keep_alive(self) -> None:
+    def keep_alive(self) -> None:
+        """Send a heartbeat, if it is a member. The background thread calls it."""
         if self._topics and self._epoch != JOINING:
             self._heartbeat()
 
@@ -531,21 +550,25 @@ class ShareConsumer(Guarded):
         mode the records of the last poll are accepted, unless `accept` is False.
 
         It may be called from any thread: a running `poll` returns first. Raises IllegalStateError if it does not return
-        within `timeout_ms` (default: request_timeout_ms). A second call has no effect.
+        within `timeout_ms` (default: request_timeout_ms), or in a callback. A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():
             return
-        self._closing.set()
         with kafka_errors():
+            if self._callback_thread == threading.get_ident():
+                self.check_open()
+            self._closing.set()
             if not self.lock.acquire(timeout=max(0.0, timeout_ms / 1000)):
                 raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
             try:
                 if self._closed:
                     return
                 try:
-                    self._release_all(accept=accept)
-                    self._leave()
+                    try:
+                        self._release_all(accept=accept)
+                    finally:
+                        self._leave()
                 finally:
                     self._closed = True
                     self._background.close(timeout_ms / 1000)

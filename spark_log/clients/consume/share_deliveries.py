@@ -97,6 +97,7 @@ class Deliveries:
                 at = int(np.searchsorted(each.offsets, offset))
                 if at < each.returned and each.offsets[at] == offset:
                     self._set(each, slice(at, at + 1), kind)
+                    each.delays_ms.pop(offset, None)
                     if delay_ms:
                         each.delays_ms[offset] = delay_ms
                     return
@@ -150,12 +151,15 @@ class Deliveries:
         return locks
 
     def sent(self, deliveries: Iterable[Delivery], renewed_until_s: float) -> None:
-        """Forget acknowledged records. Those with RENEW are held further, until `renewed_until_s`."""
+        """Forget acknowledged records. Those with RENEW are held further, until `renewed_until_s`. A delivery of which
+        other records are held too keeps its time: their locks were not renewed.
+        """
         for each in deliveries:
-            each.types[each.types == AcknowledgeType.RENEW] = _RENEWED
-            if (each.types == _RENEWED).any():
+            renewed = each.types == AcknowledgeType.RENEW
+            kept = renewed | (each.types < 0)
+            each.types[renewed] = _RENEWED
+            if renewed.any() and (renewed == kept).all():
                 each.lock_ends_s = renewed_until_s
-            kept = each.types < 0
             if not kept.any():
                 self._held.remove(each)
                 continue

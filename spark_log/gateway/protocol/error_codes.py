@@ -78,7 +78,7 @@ SERVER_FAULTS = frozenset({
     # a broker gives this code when it cannot store a group as one record
     "GroupAssignmentTooLargeError",
     # a gateway never raises these: they belong to clients of the library
-    "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError",
+    "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError", "WakeupError", "DeadLetterTopicError",
 })  # fmt: skip
 """The errors without a code of their own: a client gets UNKNOWN_SERVER_ERROR, and can only report it."""
 

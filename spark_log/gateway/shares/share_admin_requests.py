@@ -5,6 +5,7 @@ from which a group reads.
 import uuid
 from functools import partial
 
+from spark_log.cluster.names import is_legal
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.errors import GroupIdNotFoundError, NonEmptyGroupError, SparkLogError
 from spark_log.facts.share_groups import ShareGroupDescription, describe_share_group
@@ -119,7 +120,7 @@ def _offsets_of(services: Services, asked: Message, version: int) -> Message:
             wanted.setdefault(place.topic, []).append(place.partition)
     else:
         wanted = {topic.topic_name: topic.partitions for topic in asked.topics}
-    found = services.topics.find(wanted)
+    found = services.topics.find(filter(is_legal, wanted))
 
     def partition(topic: str, number: int) -> Message:
         state = here.get(TopicPartition(topic, number))
@@ -161,7 +162,7 @@ def _alter(services: Services, request: Message) -> Message:
             throttle_time_ms=0, error_code=outcome.code, error_message=outcome.message, responses=[]
         )
     errors = outcome.result
-    found = services.topics.find({place.topic for place in targets})
+    found = services.topics.find({place.topic for place in targets if is_legal(place.topic)})
 
     def partition(place: TopicPartition) -> Message:
         error = errors[place]
@@ -195,8 +196,8 @@ async def delete_share_group_offsets(services: Services, request: Message, _clie
 def _delete(services: Services, request: Message) -> Message:
     kind = DeleteShareGroupOffsetsResponse.DeleteShareGroupOffsetsResponseTopic
     names = [topic.topic_name for topic in request.topics]
-    found = services.topics.find(names)
-    outcome = outcome_of(lambda: delete_share_offsets(services.cluster.store, request.group_id, names))
+    found = services.topics.find(filter(is_legal, names))
+    outcome = outcome_of(lambda: delete_share_offsets(services.cluster.store, check_group_id(request.group_id), names))
     if outcome.result is None:
         not_empty = outcome.code == error_code(NonEmptyGroupError())
         return DeleteShareGroupOffsetsResponse(

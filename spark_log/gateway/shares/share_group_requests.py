@@ -3,6 +3,7 @@
 import uuid
 
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.config.values import can_be_stored
 from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.access.rights import Every, on_group
 from spark_log.gateway.api import Api, Client
@@ -44,8 +45,9 @@ def _check(request: Message) -> None:
         raise IllegalArgumentError("MemberId can't be empty.")
     if not request.group_id:
         raise IllegalArgumentError("GroupId can't be empty.")
-    if len(request.member_id) > CHARACTERS_MAX:
-        raise IllegalArgumentError(f"MemberId is longer than {CHARACTERS_MAX} characters.")
+    for name, text in (("MemberId", request.member_id), ("RackId", request.rack_id)):
+        if text is not None and (len(text) > CHARACTERS_MAX or not can_be_stored(text)):
+            raise IllegalArgumentError(f"{name} is longer than {CHARACTERS_MAX} characters, or cannot be stored.")
     if request.member_epoch < LEAVING:
         raise IllegalArgumentError("MemberEpoch is invalid.")
     if request.rack_id == "":

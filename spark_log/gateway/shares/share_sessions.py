@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.groups.share.dead_letters import DeadLetters
@@ -47,8 +48,9 @@ class SessionError(Exception):
 
 def check_ids(group_id: str | None, member_id: str | None) -> None:
     """Refuse ids that no member has: a gateway keeps them as long as their session. Raises SessionError."""
-    if not group_id or not member_id or len(group_id) > CHARACTERS_MAX or len(member_id) > CHARACTERS_MAX:
-        raise SessionError(INVALID_REQUEST)
+    for name in (group_id, member_id):
+        if not name or len(name) > CHARACTERS_MAX or not can_be_stored(name):
+            raise SessionError(INVALID_REQUEST)
 
 
 class Place(NamedTuple):

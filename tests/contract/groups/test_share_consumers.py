@@ -1,13 +1,15 @@
 """ShareConsumer: each record is delivered to one member, until one has accepted it."""
 
+import gc
 import threading
+import weakref
 
 import pyarrow.compute as pc
 import pytest
 from kafka.errors import KafkaConfigurationError, KafkaError
 from kafka.structs import TopicPartition
 
-from spark_log import AcknowledgeType, ShareConsumer
+from spark_log import AcknowledgeType, ShareConsumer, clock
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import (
     GroupIdNotFoundError,
@@ -16,6 +18,7 @@ from spark_log.errors import (
     InvalidRecordStateError,
     WakeupError,
 )
+from spark_log.facts.share_groups import describe_share_group
 from spark_log.groups.share import rows
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
@@ -159,6 +162,28 @@ def test_a_renewed_lock_lasts(cluster, produce, worker, short_locks):
     assert other.poll(2 * LOCK_MS) == {}
 
 
+def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce, worker, short_locks):
+    create_topic(cluster, "jobs")
+    send(produce, *"abc")
+    first, second = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
+    [[record]] = first.poll(5_000, max_records=1).values()
+    clock.sleep_s(LOCK_MS / 1000 * 0.7)
+    first.acknowledge(record, AcknowledgeType.RENEW)
+    assert first.commit_sync() == {TopicPartition("jobs", 0): None}
+    assert [record.value for record in take(second, 2)] == [b"b", b"c"]
+    assert first.poll(0, max_records=1) == {}
+
+
+def test_a_later_release_without_a_delay_counts(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, "a")
+    consumer = worker(share_acknowledgement_mode="explicit")
+    [record] = take(consumer, 1)
+    consumer.acknowledge(record, AcknowledgeType.RELEASE, delay_ms=60_000)
+    consumer.acknowledge(record, AcknowledgeType.RELEASE)
+    assert [again.value for again in take(consumer, 1)] == [b"a"]
+
+
 def test_single_records_are_taken_from_those_in_memory(cluster, produce, worker):
     create_topic(cluster, "jobs")
     send(produce, *"abcd")
@@ -257,6 +282,63 @@ def test_callbacks_get_offsets_and_must_not_call_the_consumer(cluster, produce, 
         consumer.commit_sync()
 
 
+def _fail(_offsets, _error):
+    raise ValueError("the callback failed")
+
+
+def test_records_that_a_poll_acquired_before_its_callback_failed_come_with_the_next_poll(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abcd")
+    consumer = worker(share_acquire_mode="record_limit", max_poll_records=2)
+    take(consumer, 2)
+    consumer.set_acknowledgement_commit_callback(_fail)
+    with pytest.raises(ValueError, match="the callback failed"):
+        consumer.poll(5_000)
+    consumer.set_acknowledgement_commit_callback(None)
+    assert values_of(consumer.poll()) == ["c", "d"]
+
+
+def test_close_leaves_the_group_although_its_callback_fails(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, "a")
+    consumer = worker()
+    take(consumer, 1)
+    consumer.set_acknowledgement_commit_callback(_fail)
+    with pytest.raises(ValueError, match="the callback failed"):
+        consumer.close()
+    assert describe_share_group(cluster.store, "workers").group.state == "Empty"
+
+
+def test_a_callback_must_not_close_its_consumer(cluster, produce, worker):
+    create_topic(cluster, "jobs")
+    send(produce, *"abcd")
+    consumer, errors = worker(share_acquire_mode="record_limit", max_poll_records=2), []
+
+    def close(_offsets, _error):
+        with pytest.raises(IllegalStateError, match="must not call its consumer"):
+            consumer.close()
+        errors.append(_error)
+
+    take(consumer, 2)
+    consumer.set_acknowledgement_commit_callback(close)
+    assert values_of(consumer.poll(5_000)) == ["c", "d"]
+    assert errors == [None]
+
+
+def test_a_consumer_without_references_is_collected(cluster, cluster_address, configure):
+    create_topic(cluster, "jobs")
+    consumer = ShareConsumer("jobs", cluster=cluster_address, group_id="workers")
+    consumer.poll()
+    there = weakref.ref(consumer)
+    del consumer
+    gc.collect()
+    assert there() is None
+    for thread in threading.enumerate():
+        if thread.name == "spark-log-share-consumer-workers":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
 def test_mistakes_are_named(cluster, cluster_address, worker, produce):
     create_topic(cluster, "jobs")
     with pytest.raises(KafkaConfigurationError, match="group_id"):
@@ -314,6 +396,18 @@ def test_iteration_ends_with_close_by_another_thread(cluster, produce, worker):
         if len(got) == 2:
             threading.Timer(0.1, consumer.close).start()
     assert got == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("ended_by", ["close", "commit"])
+def test_iteration_accepts_only_records_that_the_program_has_seen(cluster, produce, worker, ended_by):
+    create_topic(cluster, "jobs")
+    send(produce, *"abc")
+    with worker() as consumer:
+        assert next(consumer).value == b"a"
+        if ended_by == "commit":
+            consumer.commit_sync()
+            assert next(consumer).value == b"b"
+    assert values_of(worker().poll(5_000)) == (["c"] if ended_by == "commit" else ["b", "c"])
 
 
 @pytest.mark.parametrize("delay", ["release", "header"])

@@ -66,6 +66,7 @@ TOLD = {
     "GroupMaxSizeReachedError", "InvalidRegularExpressionError", "NonEmptyGroupError", "GroupIdNotFoundError",
     "GroupSubscribedToTopicError", "OffsetMetadataTooLargeError", "IllegalArgumentError", "ResourceNotFoundError",
     "DuplicateResourceError", "UnacceptableCredentialError", "UnsupportedSaslMechanismError", "SecurityDisabledError",
+    "InvalidRecordStateError",
 }  # fmt: skip
 """Errors about the request of a client: it is told their text."""
 DETAILS = ("/srv/log/secret.parquet", "SELECT topic.name", "db.internal:5432", "10.1.2.3")
