@@ -60,6 +60,14 @@ class Result:
     """Assigned partitions that the group does not read: no heartbeat has made their rows, or they were deleted."""
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A look, with the polls that were made since, and the time at which it was made."""
+
+    look: Look
+    looked_s: float
+
+
 Run = Callable[[Poll], Outcome]
 
 
@@ -74,8 +82,8 @@ class SharePolls:
         self._reads = reads
         self._transact = run or (lambda poll: run_polls(cluster.store, [poll])[0])
         self._dead_letters = dead_letters
-        self._seen: dict[str, tuple[float, Look]] = {}
-        """By group: what its last poll saw and left, and when it looked."""
+        self._seen: dict[str, _Seen] = {}
+        """By group: what its last poll saw and left."""
         self._turns: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -120,7 +128,7 @@ class SharePolls:
         before = self._remembered(group_id)
         while True:
             seen = before or self._look(group_id)
-            readable = self._readable(group_id, seen, request, assigned) if request.records_max > 0 else {}
+            readable = self._readable(group_id, seen.look, request, assigned) if request.records_max > 0 else {}
             if readable or waiting:
                 poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
                 began_s = clock.monotonic_s()
@@ -137,10 +145,12 @@ class SharePolls:
             if before is not None:
                 before = None
                 continue
-            if readable:
-                seen = look(self._store, group_id)
-            lock_ms, unread = seen.config.share_record_lock_duration_ms, frozenset(assigned.keys() - seen.offers.keys())
-            return Result(errors, (), lock_ms, next_change_ms(seen), unread=unread)
+            found = look(self._store, group_id) if readable else seen.look
+            lock_ms, unread = (
+                found.config.share_record_lock_duration_ms,
+                frozenset(assigned.keys() - found.offers.keys()),
+            )
+            return Result(errors, (), lock_ms, next_change_ms(found, assigned), unread=unread)
 
     def acknowledge(
         self,
@@ -163,23 +173,22 @@ class SharePolls:
                 self._dead_letters.write(poll.group_id, key)
         return outcome
 
-    def _look(self, group_id: str) -> Look:
+    def _look(self, group_id: str) -> _Seen:
+        began_s = clock.monotonic_s()
         seen = look(self._store, group_id)
         self._write_letters_of_others(group_id, seen)
-        return seen
+        return _Seen(seen, began_s)
 
-    def _remembered(self, group_id: str) -> Look | None:
+    def _remembered(self, group_id: str) -> _Seen | None:
         """Return what the last poll of the group saw and left, so that the next one saves a read of the store. The
         transaction decides in any case. What it says of other polls and of the log is at most _REMEMBERED_S old.
         """
-        looked_s, seen = self._seen.get(group_id, (0.0, None))
-        return seen if clock.monotonic_s() - looked_s < _REMEMBERED_S else None
+        seen = self._seen.get(group_id)
+        return seen if seen is not None and clock.monotonic_s() - seen.looked_s < _REMEMBERED_S else None
 
-    def _remember(self, group_id: str, seen: Look, outcome: Outcome) -> None:
-        looked_s, known = self._seen.get(group_id, (0.0, None))
-        if known is not seen:
-            looked_s = clock.monotonic_s()
-        self._seen[group_id] = looked_s, replace(seen, offers={**seen.offers, **outcome.offers}, due={})
+    def _remember(self, group_id: str, seen: _Seen, outcome: Outcome) -> None:
+        left = replace(seen.look, offers={**seen.look.offers, **outcome.offers}, due={})
+        self._seen[group_id] = _Seen(left, seen.looked_s)
         if len(self._seen) > _GROUPS_MAX:
             self._seen.clear()
 

@@ -378,12 +378,20 @@ def has_work(offer: rows.Offer, now: StoreClock, limits: Limits) -> bool:
     return bool(offer.available) or ended or new or elected or (due and offer.unfinished < limits.record_locks)
 
 
-def next_change_ms(look: Look) -> int | None:
-    """Return in how many milliseconds the first lock ends, or the first delayed record is due."""
+def next_change_ms(look: Look, keys: Iterable[Key]) -> int | None:
+    """Return in how many milliseconds the first lock ends in these partitions, or the first delayed record is due that
+    has room among the unfinished ones.
+    """
+    offers = [look.offers[key] for key in keys if key in look.offers]
+    record_locks = rows.limits_of(look.config).record_locks
     times = [
         offer.wake_ms - look.now.lease_ms
-        for offer in look.offers.values()
+        for offer in offers
         if offer.wake_ms is not None and offer.clock_epoch == look.now.clock_epoch
     ]
-    times += [offer.due_ms - look.now.wall_ms for offer in look.offers.values() if offer.due_ms is not None]
+    times += [
+        offer.due_ms - look.now.wall_ms
+        for offer in offers
+        if offer.due_ms is not None and offer.unfinished < record_locks
+    ]
     return max(0, min(times)) if times else None
