@@ -1,5 +1,6 @@
 """The polls of members in one process: choose partitions, read them, and acquire in one transaction."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,12 @@ import pyarrow as pa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors import (
+    MetadataStoreUnavailableError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+    redact,
+)
 from spark_log.groups.share import rows
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.reading import ShareReads, near
@@ -26,6 +32,8 @@ from spark_log.groups.share.service import (
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Store
 
+logger = logging.getLogger(__name__)
+
 _PARTITIONS_MAX = 16
 """The largest number of partitions that one poll acquires from."""
 _DUE_MAX = 500
@@ -34,6 +42,7 @@ _AVAILABLE_MAX = 1_000
 _WAIT_S_MAX = 5.0
 _REMEMBERED_S = 0.2
 _GROUPS_MAX = 1_000
+_WARN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,7 @@ class SharePolls:
         self._seen: dict[str, _Seen] = {}
         """By group: what its last poll saw and left."""
         self._turns: dict[str, int] = {}
+        self._warned_s: dict[Key, float] = {}
         self._lock = threading.Lock()
 
     def poll(
@@ -101,10 +111,15 @@ class SharePolls:
         """
         deadline_s = clock.monotonic_s() + timeout_s
         errors: dict[Key, SparkLogError | None] = {}
-        waiting = dict(acknowledgements or {})
+        waiting, result = dict(acknowledgements or {}), Result()
         while True:
             changes = self._store.changes.current()
-            result = self.attempt(group_id, request, assigned, waiting)
+            try:
+                result = self.attempt(group_id, request, assigned, waiting)
+            except SparkLogError:
+                if not errors:
+                    raise
+                return replace(result, errors=errors)
             errors |= result.errors
             waiting = {}
             left_s = deadline_s - clock.monotonic_s()
@@ -121,36 +136,45 @@ class SharePolls:
         acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
     ) -> Result:
         """As `poll`, without waiting. `Result.wait_ms` says when the next one may find records, unless the store
-        changes before.
+        changes before. An error after the acknowledgements were applied is not raised: the next poll meets it.
         """
         errors: dict[Key, SparkLogError | None] = {}
         waiting = dict(acknowledgements)
         before = self._remembered(group_id)
-        while True:
-            seen = before or self._look(group_id)
-            readable = self._readable(group_id, seen.look, request, assigned) if request.records_max > 0 else {}
-            if readable or waiting:
-                poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
-                began_s = clock.monotonic_s()
-                outcome = self._run(poll)
-                errors |= outcome.errors
-                waiting = {}
-                for key in outcome.stale:
-                    self._reads.forget(key)
-                if outcome.acquired:
-                    self._remember(group_id, seen, outcome)
-                    return _result(poll, outcome, errors, began_s)
-                if outcome.stale and before is None:
+        lock_ms = 0
+        try:
+            while True:
+                seen = before or self._look(group_id)
+                readable: dict[Key, Readable] = {}
+                try:
+                    if request.records_max > 0:
+                        readable = self._readable(group_id, seen.look, request, assigned)
+                except SparkLogError:
+                    if not waiting:  # acknowledgements do not need the partitions' records
+                        raise
+                if readable or waiting:
+                    poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
+                    began_s = clock.monotonic_s()
+                    outcome = self._run(poll)
+                    errors |= outcome.errors
+                    waiting, lock_ms = {}, outcome.lock_ms
+                    for key in outcome.stale:
+                        self._reads.forget(key)
+                    if outcome.acquired:
+                        self._remember(group_id, seen, outcome)
+                        return _result(poll, outcome, errors, began_s)
+                    if outcome.stale and before is None:
+                        continue
+                if before is not None:
+                    before = None
                     continue
-            if before is not None:
-                before = None
-                continue
-            found = look(self._store, group_id) if readable else seen.look
-            lock_ms, unread = (
-                found.config.share_record_lock_duration_ms,
-                frozenset(assigned.keys() - found.offers.keys()),
-            )
-            return Result(errors, (), lock_ms, next_change_ms(found, assigned), unread=unread)
+                found = look(self._store, group_id) if readable else seen.look
+                lock_ms, unread = found.config.share_record_lock_duration_ms, assigned.keys() - found.offers.keys()
+                return Result(errors, (), lock_ms, next_change_ms(found, assigned), unread=frozenset(unread))
+        except SparkLogError:
+            if not errors:
+                raise
+            return Result(errors, (), lock_ms)
 
     def acknowledge(
         self,
@@ -202,7 +226,9 @@ class SharePolls:
     def _readable(
         self, group_id: str, seen: Look, request: Request, assigned: Mapping[Key, str]
     ) -> dict[Key, Readable]:
-        """Read partitions that have records for the member, beginning at its turn, until they offer enough."""
+        """Read partitions that have records for the member, beginning at its turn, until they offer enough. Raises the
+        error of a partition that cannot be read, if there is no other one.
+        """
         limits = rows.limits_of(seen.config)
         keys = sorted(key for key in assigned if key in seen.offers)
         if not keys:
@@ -212,6 +238,7 @@ class SharePolls:
             self._turns[request.member] = turn + 1
         begin = turn % len(keys)
         found: dict[Key, Readable] = {}
+        failed: SparkLogError | None = None
         records = 0
         for key in [*keys[begin:], *keys[:begin]]:
             offer = seen.offers[key]
@@ -221,12 +248,26 @@ class SharePolls:
                 found[key] = self._read(group_id, key, assigned[key], offer, seen, limits.record_locks, request)
             except UnknownTopicOrPartitionError:
                 continue  # the next heartbeat brings an assignment without it
+            except MetadataStoreUnavailableError:
+                raise
+            except SparkLogError as error:
+                self._warn(group_id, key, error)
+                failed = error
+                continue
             records += (
                 offer.available + len(seen.due.get(key, ())) + max(0, offer.log.high_watermark - offer.next_offset)
             )
             if records >= request.records_max or len(found) == _PARTITIONS_MAX:
                 break
+        if failed is not None and not found:
+            raise failed
         return found
+
+    def _warn(self, group_id: str, key: Key, error: SparkLogError) -> None:
+        now_s = clock.monotonic_s()
+        if now_s - self._warned_s.get(key, -_WARN_S) >= _WARN_S:
+            self._warned_s[key] = now_s
+            logger.warning("share group %r: partition %s cannot be read: %s", group_id, key, redact(str(error)))
 
     def _read(
         self, group_id: str, key: Key, name: str, offer: rows.Offer, seen: Look, locks: int, request: Request

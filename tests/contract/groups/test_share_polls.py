@@ -3,10 +3,11 @@
 import pytest
 
 from spark_log import clock
+from spark_log.errors import StorageUnavailableError
 from spark_log.groups.share import polling, rows
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import Request
+from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Request
 from spark_log.groups.share.service import run_polls
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
@@ -89,3 +90,46 @@ def test_due_records_without_room_do_not_wake_a_member(cluster, send, looks):
     looks.clear()
     assert member.poll(timeout_s=1.0) == {}
     assert len(looks) < 10
+
+
+@pytest.fixture
+def reads(cluster, monkeypatch):
+    """Reads of which those of the topics in `offline` fail."""
+    reads = ShareReads(cluster)
+    reads.offline, readable = set(), reads.readable
+
+    def read(key, name, *more):
+        if name in reads.offline:
+            raise StorageUnavailableError(f"{name}: the log dir is offline")
+        return readable(key, name, *more)
+
+    monkeypatch.setattr(reads, "readable", read)
+    return reads
+
+
+def test_a_partition_that_cannot_be_read_does_not_stop_the_others(cluster, send, reads):
+    for topic in ("t", "bad"):
+        create_topic(cluster, topic)
+        send("x", topic=topic)
+    reads.offline.add("bad")
+    member = ShareMember(cluster, ("t", "bad"), polls=SharePolls(cluster, reads))
+    assert [range.first for ranges in member.poll().values() for range in ranges] == [0]
+    with pytest.raises(StorageUnavailableError, match="offline"):
+        member.poll()
+    reads.offline.clear()
+    assert member.poll()
+
+
+def test_acknowledgements_are_sent_although_nothing_can_be_read(cluster, send, reads):
+    create_topic(cluster, "t")
+    send("x")
+    polls = SharePolls(cluster, reads)
+    member = ShareMember(cluster, polls=polls)
+    [(key, [acquired])] = member.poll().items()
+    send("y")
+    reads.offline.add("t")
+    acks = {key: [Acknowledgement(0, 1, acquired.lock, member.member, AcknowledgeType.ACCEPT)]}
+    result = polls.poll("workers", Request("m1", 10), member.assigned, acks, timeout_s=0.5)
+    assert (result.errors, result.taken) == ({key: None}, ())
+    with pytest.raises(StorageUnavailableError):
+        member.poll()
