@@ -42,6 +42,8 @@ _AVAILABLE_MAX = 1_000
 _WAIT_S_MAX = 5.0
 _REMEMBERED_S = 0.2
 _GROUPS_MAX = 1_000
+_TURNS_MAX = 10_000
+"""The number of members whose turn is remembered: those that polled last."""
 _WARN_S = 60.0
 
 
@@ -234,8 +236,10 @@ class SharePolls:
         if not keys:
             return {}
         with self._lock:
-            turn = self._turns.get(request.member, hash(request.member))
+            turn = self._turns.pop(request.member, hash(request.member))
             self._turns[request.member] = turn + 1
+            if len(self._turns) > _TURNS_MAX:
+                self._turns.pop(next(iter(self._turns)))
         begin = turn % len(keys)
         found: dict[Key, Readable] = {}
         failed: SparkLogError | None = None

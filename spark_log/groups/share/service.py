@@ -254,7 +254,9 @@ class _Transaction:
             if gained.acquired:
                 outcome.acquired[key] = gained.acquired
                 records = sum(r.length for r in gained.acquired)
-                left = replace(left, records_max=left.records_max - records, bytes_max=left.bytes_max - gained.bytes)
+                left = replace(
+                    left, records_max=left.records_max - records, bytes_max=left.bytes_max - gained.bytes, has_some=True
+                )
                 alone = any(rules.parts(r.batch, r.deliveries - 1, limits) for r in gained.acquired)
                 if alone or left.records_max <= 0 or left.bytes_max <= 0:
                     break

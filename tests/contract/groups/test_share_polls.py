@@ -133,3 +133,24 @@ def test_acknowledgements_are_sent_although_nothing_can_be_read(cluster, send, r
     assert (result.errors, result.taken) == ({key: None}, ())
     with pytest.raises(StorageUnavailableError):
         member.poll()
+
+
+def test_only_the_first_record_of_a_poll_may_exceed_its_bytes(cluster, send):
+    create_topic(cluster, "t", 4)
+    for partition in range(4):
+        send("x" * 1_000, partition=partition)
+    polls = SharePolls(cluster, ShareReads(cluster))
+    member = ShareMember(cluster, polls=polls)
+    for bytes_max, count in ((10, 1), (1_500, 1), (10_000, 2)):
+        result = polls.poll("workers", Request("m1", 500, bytes_max), member.assigned)
+        assert [len(taken.parts) for taken in result.taken] == [1] * count
+
+
+def test_turns_of_members_are_not_remembered_without_end(cluster, send, monkeypatch):
+    monkeypatch.setattr(polling, "_TURNS_MAX", 3)
+    create_topic(cluster, "t")
+    polls = SharePolls(cluster, ShareReads(cluster))
+    member = ShareMember(cluster, polls=polls)
+    for number in range(10):
+        polls.poll("workers", Request(f"m{number}"), member.assigned)
+    assert list(polls._turns) == ["m7", "m8", "m9"]
