@@ -9,7 +9,12 @@ import pyarrow as pa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.errors import (
+    MetadataStoreUnavailableError,
+    SparkLogError,
+    UnknownTopicOrPartitionError,
+    redact,
+)
 from spark_log.groups.share import rows
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.reading import ShareReads, near
@@ -34,11 +39,12 @@ _PARTITIONS_MAX = 16
 _DUE_MAX = 500
 _AVAILABLE_MAX = 1_000
 """The number of Available records that are read at once, also if a poll takes fewer."""
-_TURNS_MAX = 10_000
-"""The number of members of which a process remembers the partition to begin with."""
 _WAIT_S_MAX = 5.0
 _REMEMBERED_S = 0.2
 _GROUPS_MAX = 1_000
+_TURNS_MAX = 10_000
+"""The number of members whose turn is remembered: those that polled last."""
+_WARN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,14 @@ class Result:
     """Assigned partitions that the group does not read: no heartbeat has made their rows, or they were deleted."""
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A look, with the polls that were made since, and the time at which it was made."""
+
+    look: Look
+    looked_s: float
+
+
 Run = Callable[[Poll], Outcome]
 
 
@@ -79,9 +93,10 @@ class SharePolls:
         self._reads = reads
         self._transact = run or (lambda poll: run_polls(cluster.store, [poll])[0])
         self._dead_letters = dead_letters
-        self._seen: dict[str, tuple[float, Look]] = {}
-        """By group: what its last poll saw and left, and when it looked."""
+        self._seen: dict[str, _Seen] = {}
+        """By group: what its last poll saw and left."""
         self._turns: dict[str, int] = {}
+        self._warned_s: dict[Key, float] = {}
         self._lock = threading.Lock()
 
     def poll(
@@ -94,13 +109,11 @@ class SharePolls:
         stopped: Callable[[], bool] = lambda: False,
     ) -> Result:
         """Acknowledge, then acquire records of the `assigned` partitions, whose topics' names are given. Waits up to
-        `timeout_s` until there are some. Raises the errors of the store, and of reading. If it raises, the outcome of
-        the acknowledgements is not known, and they may be sent again.
+        `timeout_s` until there are some. Raises the errors of the store, and of reading.
         """
-        result = Result()
         deadline_s = clock.monotonic_s() + timeout_s
         errors: dict[Key, SparkLogError | None] = {}
-        waiting = dict(acknowledgements or {})
+        waiting, result = dict(acknowledgements or {}), Result()
         while True:
             changes = self._store.changes.current()
             try:
@@ -108,7 +121,7 @@ class SharePolls:
             except SparkLogError:
                 if not errors:
                     raise
-                return replace(result, errors=errors)  # first the outcome of the acknowledgements
+                return replace(result, errors=errors)
             errors |= result.errors
             waiting = {}
             left_s = deadline_s - clock.monotonic_s()
@@ -125,39 +138,45 @@ class SharePolls:
         acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
     ) -> Result:
         """As `poll`, without waiting. `Result.wait_ms` says when the next one may find records, unless the store
-        changes before. An error of reading a partition is raised only if there is nothing else to return.
+        changes before. An error after the acknowledgements were applied is not raised: the next poll meets it.
         """
         errors: dict[Key, SparkLogError | None] = {}
         waiting = dict(acknowledgements)
         before = self._remembered(group_id)
-        while True:
-            seen = before or self._look(group_id)
-            readable: dict[Key, Readable] = {}
-            failure: SparkLogError | None = None
-            if request.records_max > 0:
-                readable, failure = self._readable(group_id, seen, request, assigned)
-            if readable or waiting:
-                poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
-                began_s = clock.monotonic_s()
-                outcome = self._run(poll)
-                errors |= outcome.errors
-                waiting = {}
-                for key in outcome.stale:
-                    self._reads.forget(key)
-                if outcome.acquired:
-                    self._remember(group_id, seen, outcome)
-                    return _result(poll, outcome, errors, began_s)
-                if outcome.stale and before is None:
+        lock_ms = 0
+        try:
+            while True:
+                seen = before or self._look(group_id)
+                readable: dict[Key, Readable] = {}
+                try:
+                    if request.records_max > 0:
+                        readable = self._readable(group_id, seen.look, request, assigned)
+                except SparkLogError:
+                    if not waiting:  # acknowledgements do not need the partitions' records
+                        raise
+                if readable or waiting:
+                    poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
+                    began_s = clock.monotonic_s()
+                    outcome = self._run(poll)
+                    errors |= outcome.errors
+                    waiting, lock_ms = {}, outcome.lock_ms
+                    for key in outcome.stale:
+                        self._reads.forget(key)
+                    if outcome.acquired:
+                        self._remember(group_id, seen, outcome)
+                        return _result(poll, outcome, errors, began_s)
+                    if outcome.stale and before is None:
+                        continue
+                if before is not None:
+                    before = None
                     continue
-            if before is not None:
-                before = None
-                continue
-            if failure is not None and not errors:
-                raise failure
-            if readable:
-                seen = look(self._store, group_id)
-            lock_ms, unread = seen.config.share_record_lock_duration_ms, frozenset(assigned.keys() - seen.offers.keys())
-            return Result(errors, (), lock_ms, next_change_ms(seen), unread=unread)
+                found = look(self._store, group_id) if readable else seen.look
+                lock_ms, unread = found.config.share_record_lock_duration_ms, assigned.keys() - found.offers.keys()
+                return Result(errors, (), lock_ms, next_change_ms(found, assigned), unread=frozenset(unread))
+        except SparkLogError:
+            if not errors:
+                raise
+            return Result(errors, (), lock_ms)
 
     def acknowledge(
         self,
@@ -180,23 +199,22 @@ class SharePolls:
                 self._dead_letters.write(poll.group_id, key)
         return outcome
 
-    def _look(self, group_id: str) -> Look:
+    def _look(self, group_id: str) -> _Seen:
+        began_s = clock.monotonic_s()
         seen = look(self._store, group_id)
         self._write_letters_of_others(group_id, seen)
-        return seen
+        return _Seen(seen, began_s)
 
-    def _remembered(self, group_id: str) -> Look | None:
+    def _remembered(self, group_id: str) -> _Seen | None:
         """Return what the last poll of the group saw and left, so that the next one saves a read of the store. The
         transaction decides in any case. What it says of other polls and of the log is at most _REMEMBERED_S old.
         """
-        looked_s, seen = self._seen.get(group_id, (0.0, None))
-        return seen if clock.monotonic_s() - looked_s < _REMEMBERED_S else None
+        seen = self._seen.get(group_id)
+        return seen if seen is not None and clock.monotonic_s() - seen.looked_s < _REMEMBERED_S else None
 
-    def _remember(self, group_id: str, seen: Look, outcome: Outcome) -> None:
-        looked_s, known = self._seen.get(group_id, (0.0, None))
-        if known is not seen:
-            looked_s = clock.monotonic_s()
-        self._seen[group_id] = looked_s, replace(seen, offers={**seen.offers, **outcome.offers}, due={})
+    def _remember(self, group_id: str, seen: _Seen, outcome: Outcome) -> None:
+        left = replace(seen.look, offers={**seen.look.offers, **outcome.offers}, due={})
+        self._seen[group_id] = _Seen(left, seen.looked_s)
         if len(self._seen) > _GROUPS_MAX:
             self._seen.clear()
 
@@ -209,17 +227,22 @@ class SharePolls:
 
     def _readable(
         self, group_id: str, seen: Look, request: Request, assigned: Mapping[Key, str]
-    ) -> tuple[dict[Key, Readable], SparkLogError | None]:
-        """Read partitions that have records for the member, beginning at its turn, until they offer enough. Also return
-        the first error: a partition that cannot be read does not stop the others.
+    ) -> dict[Key, Readable]:
+        """Read partitions that have records for the member, beginning at its turn, until they offer enough. Raises the
+        error of a partition that cannot be read, if there is no other one.
         """
         limits = rows.limits_of(seen.config)
-        keys = sorted(key for key in assigned if key in seen.offers) if request.records_max > 0 else []
+        keys = sorted(key for key in assigned if key in seen.offers)
         if not keys:
-            return {}, None
-        turn, failure = self._turn(request.member), None
+            return {}
+        with self._lock:
+            turn = self._turns.pop(request.member, hash(request.member))
+            self._turns[request.member] = turn + 1
+            if len(self._turns) > _TURNS_MAX:
+                self._turns.pop(next(iter(self._turns)))
         begin = turn % len(keys)
         found: dict[Key, Readable] = {}
+        failed: SparkLogError | None = None
         records = 0
         for key in [*keys[begin:], *keys[:begin]]:
             offer = seen.offers[key]
@@ -229,28 +252,26 @@ class SharePolls:
                 found[key] = self._read(group_id, key, assigned[key], offer, seen, limits.record_locks, request)
             except UnknownTopicOrPartitionError:
                 continue  # the next heartbeat brings an assignment without it
+            except MetadataStoreUnavailableError:
+                raise
             except SparkLogError as error:
-                logger.warning(
-                    "share group %r cannot read %s-%d: %s", group_id, assigned[key], key[1], redact(str(error))
-                )
-                failure = failure or error
+                self._warn(group_id, key, error)
+                failed = error
                 continue
             records += (
                 offer.available + len(seen.due.get(key, ())) + max(0, offer.log.high_watermark - offer.next_offset)
             )
             if records >= request.records_max or len(found) == _PARTITIONS_MAX:
                 break
-        return found, failure
+        if failed is not None and not found:
+            raise failed
+        return found
 
-    def _turn(self, member_id: str) -> int:
-        """Return the number of the member's poll, from a number that differs from member to member."""
-        with self._lock:
-            turn = self._turns.pop(member_id, None)
-            if turn is None and len(self._turns) >= _TURNS_MAX:
-                del self._turns[next(iter(self._turns))]  # of the member that has not polled for the longest time
-            turn = hash(member_id) if turn is None else turn
-            self._turns[member_id] = turn + 1
-            return turn
+    def _warn(self, group_id: str, key: Key, error: SparkLogError) -> None:
+        now_s = clock.monotonic_s()
+        if now_s - self._warned_s.get(key, -_WARN_S) >= _WARN_S:
+            self._warned_s[key] = now_s
+            logger.warning("share group %r: partition %s cannot be read: %s", group_id, key, redact(str(error)))
 
     def _read(
         self, group_id: str, key: Key, name: str, offer: rows.Offer, seen: Look, locks: int, request: Request

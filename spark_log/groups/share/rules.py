@@ -376,6 +376,8 @@ class Request:
     bytes_max: int = 50 << 20
     whole_batches: bool = True
     """share.acquire.mode=batch_optimized: a poll may get more new records, up to the end of the last one's append."""
+    has_some: bool = False
+    """Whether the poll has acquired records of another partition. Without any, one record may exceed `bytes_max`."""
 
 
 @dataclass(frozen=True)
@@ -521,7 +523,7 @@ class _Acquisition:
         sizes = np.diff(stretch.sizes, prepend=0)[now]
         most = int(np.searchsorted(np.cumsum(sizes), self.request.bytes_max - self.bytes, side="right"))
         most = min(most, self.request.records_max - self.records)
-        if most <= 0 and not self.records:
+        if most <= 0 and self._needs_one:
             most = 1
         most = max(0, min(most, len(now), self.room))
         upto = int(now[most]) if most < len(now) else len(stretch.offsets)
@@ -545,11 +547,15 @@ class _Acquisition:
         left = self.request.bytes_max - self.bytes + before
         upto = int(np.searchsorted(stretch.sizes[:high], left, side="right"))
         upto = min(upto, low + self.request.records_max - self.records)
-        if upto <= low and not self.records:
+        if upto <= low and self._needs_one:
             upto = low + 1
         if most is not None:
             upto = min(upto, low + most)
         return max(low, min(upto, high))
+
+    @property
+    def _needs_one(self) -> bool:
+        return not self.records and not self.request.has_some
 
     def _is_over(self, stretch: Stretch, at: int) -> bool:
         """Return whether the record at this position exceeds the limits of the poll. The first record never does."""

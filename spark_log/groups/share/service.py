@@ -254,7 +254,9 @@ class _Transaction:
             if gained.acquired:
                 outcome.acquired[key] = gained.acquired
                 records = sum(r.length for r in gained.acquired)
-                left = replace(left, records_max=left.records_max - records, bytes_max=left.bytes_max - gained.bytes)
+                left = replace(
+                    left, records_max=left.records_max - records, bytes_max=left.bytes_max - gained.bytes, has_some=True
+                )
                 alone = any(rules.parts(r.batch, r.deliveries - 1, limits) for r in gained.acquired)
                 if alone or left.records_max <= 0 or left.bytes_max <= 0:
                     break
@@ -378,12 +380,20 @@ def has_work(offer: rows.Offer, now: StoreClock, limits: Limits) -> bool:
     return bool(offer.available) or ended or new or elected or (due and offer.unfinished < limits.record_locks)
 
 
-def next_change_ms(look: Look) -> int | None:
-    """Return in how many milliseconds the first lock ends, or the first delayed record is due."""
+def next_change_ms(look: Look, keys: Iterable[Key]) -> int | None:
+    """Return in how many milliseconds the first lock ends in these partitions, or the first delayed record is due that
+    has room among the unfinished ones.
+    """
+    offers = [look.offers[key] for key in keys if key in look.offers]
+    record_locks = rows.limits_of(look.config).record_locks
     times = [
         offer.wake_ms - look.now.lease_ms
-        for offer in look.offers.values()
+        for offer in offers
         if offer.wake_ms is not None and offer.clock_epoch == look.now.clock_epoch
     ]
-    times += [offer.due_ms - look.now.wall_ms for offer in look.offers.values() if offer.due_ms is not None]
+    times += [
+        offer.due_ms - look.now.wall_ms
+        for offer in offers
+        if offer.due_ms is not None and offer.unfinished < record_locks
+    ]
     return max(0, min(times)) if times else None

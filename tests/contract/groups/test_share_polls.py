@@ -1,0 +1,156 @@
+"""Polls of share groups in one process: when they look at the store again, and how long they wait."""
+
+import pytest
+
+from spark_log import clock
+from spark_log.errors import StorageUnavailableError
+from spark_log.groups.share import polling, rows
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Request
+from spark_log.groups.share.service import run_polls
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.share_members import ShareMember
+
+
+@pytest.fixture(autouse=True)
+def from_the_beginning(cluster):
+    configs = {"share.auto.offset.reset": "earliest"}
+    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+
+
+@pytest.fixture
+def send(produce):
+    producer = produce()
+    return lambda value, topic="t", partition=0, **more: producer.send(
+        topic, value.encode(), partition=partition, **more
+    ).get()
+
+
+def test_polls_at_the_same_time_do_not_remember_a_look_longer(cluster, send):
+    """Records of a partition that was empty at the first look are found, while others are polled without a pause."""
+    create_topic(cluster, "t", 2)
+    for number in range(200):
+        send(str(number))
+    nested: list[bool] = []
+
+    def run(poll):
+        if not nested:  # another member polls between the look of this one and its transaction
+            nested.append(True)
+            polls.attempt("workers", Request("m2", 1, whole_batches=False), member.assigned, {})
+            nested.clear()
+        return run_polls(cluster.store, [poll])[0]
+
+    polls = SharePolls(cluster, ShareReads(cluster), run)
+    member = ShareMember(cluster, polls=polls)
+    member.poll(1)
+    send("other", partition=1)
+    until_s = clock.monotonic_s() + 5 * polling._REMEMBERED_S
+    while clock.monotonic_s() < until_s:
+        member.poll(1)
+        clock.sleep_s(0.02)
+    offers = polling.look(cluster.store, "workers").offers
+    assert {key[1]: offer.next_offset for key, offer in offers.items()}[1] == 1
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The number of looks, as the length of a list."""
+    made, look = [], polling.look
+    monkeypatch.setattr(polling, "look", lambda *arguments: made.append(1) or look(*arguments))
+    return made
+
+
+def test_due_records_of_other_topics_do_not_wake_a_member(cluster, send, looks):
+    create_topic(cluster, "t")
+    create_topic(cluster, "late")
+    send("x", topic="late", deliver_at_ms=cluster.store.now().wall_ms + 300)
+    other = ShareMember(cluster, ("late",), member="other")
+    assert other.poll() == {}
+    member = ShareMember(cluster, ("t",))
+    clock.sleep_s(0.4)
+    looks.clear()
+    assert member.poll(timeout_s=1.0) == {}
+    assert len(looks) < 10
+
+
+def test_due_records_without_room_do_not_wake_a_member(cluster, send, looks):
+    configs = {"share.auto.offset.reset": "earliest", "share.partition.max.record.locks": "100"}
+    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    create_topic(cluster, "t")
+    send("x", deliver_at_ms=cluster.store.now().wall_ms + 300)
+    member = ShareMember(cluster)
+    assert member.poll() == {}
+    for number in range(100):
+        send(str(number))
+    taken = 0
+    while taken < 100:
+        taken += sum(r.length for ranges in member.poll(timeout_s=5.0).values() for r in ranges)
+    clock.sleep_s(0.4)
+    looks.clear()
+    assert member.poll(timeout_s=1.0) == {}
+    assert len(looks) < 10
+
+
+@pytest.fixture
+def reads(cluster, monkeypatch):
+    """Reads of which those of the topics in `offline` fail."""
+    reads = ShareReads(cluster)
+    reads.offline, readable = set(), reads.readable
+
+    def read(key, name, *more):
+        if name in reads.offline:
+            raise StorageUnavailableError(f"{name}: the log dir is offline")
+        return readable(key, name, *more)
+
+    monkeypatch.setattr(reads, "readable", read)
+    return reads
+
+
+def test_a_partition_that_cannot_be_read_does_not_stop_the_others(cluster, send, reads):
+    for topic in ("t", "bad"):
+        create_topic(cluster, topic)
+        send("x", topic=topic)
+    reads.offline.add("bad")
+    member = ShareMember(cluster, ("t", "bad"), polls=SharePolls(cluster, reads))
+    assert [range.first for ranges in member.poll().values() for range in ranges] == [0]
+    with pytest.raises(StorageUnavailableError, match="offline"):
+        member.poll()
+    reads.offline.clear()
+    assert member.poll()
+
+
+def test_acknowledgements_are_sent_although_nothing_can_be_read(cluster, send, reads):
+    create_topic(cluster, "t")
+    send("x")
+    polls = SharePolls(cluster, reads)
+    member = ShareMember(cluster, polls=polls)
+    [(key, [acquired])] = member.poll().items()
+    send("y")
+    reads.offline.add("t")
+    acks = {key: [Acknowledgement(0, 1, acquired.lock, member.member, AcknowledgeType.ACCEPT)]}
+    result = polls.poll("workers", Request("m1", 10), member.assigned, acks, timeout_s=0.5)
+    assert (result.errors, result.taken) == ({key: None}, ())
+    with pytest.raises(StorageUnavailableError):
+        member.poll()
+
+
+def test_only_the_first_record_of_a_poll_may_exceed_its_bytes(cluster, send):
+    create_topic(cluster, "t", 4)
+    for partition in range(4):
+        send("x" * 1_000, partition=partition)
+    polls = SharePolls(cluster, ShareReads(cluster))
+    member = ShareMember(cluster, polls=polls)
+    for bytes_max, count in ((10, 1), (1_500, 1), (10_000, 2)):
+        result = polls.poll("workers", Request("m1", 500, bytes_max), member.assigned)
+        assert [len(taken.parts) for taken in result.taken] == [1] * count
+
+
+def test_turns_of_members_are_not_remembered_without_end(cluster, send, monkeypatch):
+    monkeypatch.setattr(polling, "_TURNS_MAX", 3)
+    create_topic(cluster, "t")
+    polls = SharePolls(cluster, ShareReads(cluster))
+    member = ShareMember(cluster, polls=polls)
+    for number in range(10):
+        polls.poll("workers", Request(f"m{number}"), member.assigned)
+    assert list(polls._turns) == ["m7", "m8", "m9"]
