@@ -125,6 +125,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     asked = await _find(services, session, client, request.topics)
     checked = check_acknowledgements(session, asked.batches, renews=renews, code_of=error_code)
     answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
+    places: Mapping[Key, Place] = {}
     if epoch == FINAL:
         found = _Found(await services.call(_close, services, session, checked))
         shares.close(session)
@@ -136,14 +137,15 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         answers |= {place: _Answer(place, TOPIC_REFUSED) for place in refused.values()}
         acquires = not renews and request.max_records > 0
         until_s = until_s if acquires and not refused else 0.0
+        places = dict(session.places)  # another connection of the member may change them meanwhile
         found = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
     result = found.result
     _note_acknowledgements(services, session, asked, checked, result, answers)
-    for key in result.unread & session.places.keys():
-        topic_place = session.places[key].topic_id, key[1]
+    for key in result.unread & places.keys():
+        topic_place = places[key].topic_id, key[1]
         answers.setdefault(topic_place, _Answer(topic_place)).error = error_code(UnknownTopicOrPartitionError())
     for taken in result.taken:
-        place = session.places[taken.key]
+        place = places[taken.key]
         answer = answers.setdefault((place.topic_id, taken.key[1]), _Answer((place.topic_id, taken.key[1])))
         answer.acquired, answer.records = _joined([r for r, _ in taken.parts]), found.records[taken.key]
     if epoch == INITIAL:

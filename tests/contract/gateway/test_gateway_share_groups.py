@@ -4,7 +4,9 @@ The Java programs of `kafka_programs/sharegroups` run Kafka's own cases, and the
 gateway (`python -m scripts.conformance share-groups`).
 """
 
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kafka.record import MemoryRecords
@@ -134,6 +136,21 @@ def test_heartbeats(client):
     left = client.heartbeat(-1)
     assert (left.error_code, left.member_epoch) == (NONE, -1)
     assert client.heartbeat(2).error_code == UNKNOWN_MEMBER
+
+
+def test_a_partition_is_forgotten_while_a_fetch_waits_for_it(gateway, client, cluster_address):
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0, (1,), wait_ms=0) == []
+    with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.acquired, 1, (1,), wait_ms=20_000)
+        other = Client(connection, client.topic_id)
+        until_s = time.monotonic() + 10
+        while other.fetch(2, (), forget=(1,)).error_code == WRONG_EPOCH and time.monotonic() < until_s:
+            time.sleep(0.01)
+        with Producer(cluster=cluster_address) as producer:
+            producer.send("jobs", b"late", partition=1)
+        assert waiting.result(20) == [(0, 0, 1)]
+        assert other.acknowledge(3, (0, 0, [ACCEPT]), partition=1) == (NONE, [NONE])
 
 
 def test_session_epochs(client):
