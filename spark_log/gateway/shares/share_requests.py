@@ -85,7 +85,7 @@ def _asked(services: Services, client: Client, topics: Iterable[Message]) -> _As
             place = topic.topic_id, number
             if here is None or here.uuid != topic.topic_id.hex:
                 asked.errors[place] = _UNKNOWN_TOPIC_ID
-            elif not client.access.allows(Operation.READ, ResourceType.TOPIC, here.name):
+            elif not _may_read(client, here.name):
                 asked.errors[place] = TOPIC_REFUSED
             elif not 0 <= number < here.partition_count:
                 asked.errors[place] = error_code(UnknownTopicOrPartitionError())
@@ -159,13 +159,15 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
 
 
 async def _find(services: Services, session: Session, client: Client, topics: Sequence[Message]) -> _Asked:
-    """Return the partitions of a request. Those of the session are found without the store."""
+    """Return the partitions of a request. Those of the session that the client may still read are found without the
+    store.
+    """
     asked = _Asked()
     for topic in topics:
         for part in topic.partitions:
             number = part if isinstance(part, int) else part.partition_index
             key = session.numbers.get((topic.topic_id, number))
-            if key is None:
+            if key is None or not _may_read(client, session.places[key].topic):
                 return await services.call(_asked, services, client, topics)
             asked.places[key] = session.places[key]
             if not isinstance(part, int) and part.acknowledgement_batches:
@@ -173,10 +175,14 @@ async def _find(services: Services, session: Session, client: Client, topics: Se
     return asked
 
 
+def _may_read(client: Client, topic: str) -> bool:
+    return client.access.allows(Operation.READ, ResourceType.TOPIC, topic)
+
+
 def _refused(session: Session, client: Client) -> dict[Key, tuple[uuid.UUID, int]]:
     """Return the partitions that the client may not read any more."""
     names = {place.topic for place in session.places.values()}
-    refused = {name for name in names if not client.access.allows(Operation.READ, ResourceType.TOPIC, name)}
+    refused = {name for name in names if not _may_read(client, name)}
     return {key: (place.topic_id, key[1]) for key, place in session.places.items() if place.topic in refused}
 
 
