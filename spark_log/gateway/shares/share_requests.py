@@ -47,6 +47,8 @@ _UNKNOWN_TOPIC_ID = 100
 _RENEWS_SINCE = 2
 _RECORD_LIMIT = 1
 _MODES = (0, 1)
+_AT_ONCE_BYTES = 65_536
+"""Up to this size, records are encoded before the request has memory for them."""
 
 
 @dataclass
@@ -140,6 +142,10 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         places = dict(session.places)  # another connection of the member may change them meanwhile
         found = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
     result = found.result
+    memory = request_context.get().memory
+    if memory is not None:
+        await memory.response.more(_bytes_of(found))
+    records = found.records if found.records is not None else await services.call(_all_encoded, result.taken)
     _note_acknowledgements(services, session, asked, checked, result, answers)
     for key in result.unread & places.keys():
         topic_place = places[key].topic_id, key[1]
@@ -147,14 +153,10 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     for taken in result.taken:
         place = places[taken.key]
         answer = answers.setdefault((place.topic_id, taken.key[1]), _Answer((place.topic_id, taken.key[1])))
-        answer.acquired, answer.records = _joined([r for r, _ in taken.parts]), found.records[taken.key]
+        answer.acquired, answer.records = _joined([r for r, _ in taken.parts]), records[taken.key]
     if epoch == INITIAL:
         for place in asked.places.values():
             answers.setdefault((place.topic_id, place.key[1]), _Answer((place.topic_id, place.key[1])))
-    size = sum(len(answer.records) for answer in answers.values())
-    memory = request_context.get().memory
-    if memory is not None:
-        await memory.response.more(size)
     return _fetch_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
 
 
@@ -188,10 +190,18 @@ def _refused(session: Session, client: Client) -> dict[Key, tuple[uuid.UUID, int
 
 @dataclass(frozen=True)
 class _Found:
-    """The result of a poll, with the encoded records of each partition."""
+    """The result of a poll, with the encoded records of each partition. None: they are many, and are encoded when the
+    request has the memory for them.
+    """
 
     result: Result
-    records: Mapping[Key, bytes] = field(default_factory=dict)
+    records: Mapping[Key, bytes] | None = field(default_factory=dict)
+
+
+def _bytes_of(found: _Found) -> int:
+    if found.records is not None:
+        return sum(map(len, found.records.values()))
+    return sum(records.nbytes for taken in found.result.taken for _, records in taken.parts)
 
 
 def _lock_ms(services: Services) -> int:
@@ -232,7 +242,8 @@ def _attempt(
         locks = {taken.key: frozenset(r.lock for r, _ in taken.parts) for taken in result.taken}
         polls.acknowledge(session.group_id, session.member_id, {}, locks)
         result = replace(result, taken=())
-    return seen, _Found(result, {taken.key: _encoded(taken) for taken in result.taken})
+    found = _Found(result, None)
+    return seen, found if _bytes_of(found) > _AT_ONCE_BYTES else _Found(result, _all_encoded(result.taken))
 
 
 def _close(services: Services, session: Session, checked: Mapping[Key, Checked]) -> Result:
@@ -267,6 +278,10 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
         else:
             joined.append(r)
     return joined
+
+
+def _all_encoded(taken: Iterable[Taken]) -> dict[Key, bytes]:
+    return {each.key: _encoded(each) for each in taken}
 
 
 def _encoded(taken: Taken) -> bytes:
