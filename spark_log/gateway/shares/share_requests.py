@@ -47,6 +47,8 @@ _UNKNOWN_TOPIC_ID = 100
 _RENEWS_SINCE = 2
 _RECORD_LIMIT = 1
 _MODES = (0, 1)
+_AT_ONCE_BYTES = 65_536
+"""Up to this size, records are encoded before the request has memory for them."""
 
 
 @dataclass
@@ -85,7 +87,7 @@ def _asked(services: Services, client: Client, topics: Iterable[Message]) -> _As
             place = topic.topic_id, number
             if here is None or here.uuid != topic.topic_id.hex:
                 asked.errors[place] = _UNKNOWN_TOPIC_ID
-            elif not client.access.allows(Operation.READ, ResourceType.TOPIC, here.name):
+            elif not _may_read(client, here.name):
                 asked.errors[place] = TOPIC_REFUSED
             elif not 0 <= number < here.partition_count:
                 asked.errors[place] = error_code(UnknownTopicOrPartitionError())
@@ -125,6 +127,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     asked = await _find(services, session, client, request.topics)
     checked = check_acknowledgements(session, asked.batches, renews=renews, code_of=error_code)
     answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
+    places: Mapping[Key, Place] = {}
     if epoch == FINAL:
         found = _Found(await services.call(_close, services, session, checked))
         shares.close(session)
@@ -136,37 +139,40 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         answers |= {place: _Answer(place, TOPIC_REFUSED) for place in refused.values()}
         acquires = not renews and request.max_records > 0
         until_s = until_s if acquires and not refused else 0.0
+        places = dict(session.places)  # another connection of the member may change them meanwhile
         try:
             found = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
         except SparkLogError as error:  # nothing was acquired
             return _fetch_response(error_code(error), 0, ())
     result = found.result
+    memory = request_context.get().memory
+    if memory is not None:
+        await memory.response.more(_bytes_of(found))
+    records = found.records if found.records is not None else await services.call(_all_encoded, result.taken)
     _note_acknowledgements(services, session, asked, checked, result, answers)
-    for key in result.unread & session.places.keys():
-        topic_place = session.places[key].topic_id, key[1]
+    for key in result.unread & places.keys():
+        topic_place = places[key].topic_id, key[1]
         answers.setdefault(topic_place, _Answer(topic_place)).error = error_code(UnknownTopicOrPartitionError())
     for taken in result.taken:
-        place = session.places[taken.key]
+        place = places[taken.key]
         answer = answers.setdefault((place.topic_id, taken.key[1]), _Answer((place.topic_id, taken.key[1])))
-        answer.acquired, answer.records = _joined([r for r, _ in taken.parts]), found.records[taken.key]
+        answer.acquired, answer.records = _joined([r for r, _ in taken.parts]), records[taken.key]
     if epoch == INITIAL:
         for place in asked.places.values():
             answers.setdefault((place.topic_id, place.key[1]), _Answer((place.topic_id, place.key[1])))
-    size = sum(len(answer.records) for answer in answers.values())
-    memory = request_context.get().memory
-    if memory is not None:
-        await memory.response.more(size)
     return _fetch_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
 
 
 async def _find(services: Services, session: Session, client: Client, topics: Sequence[Message]) -> _Asked:
-    """Return the partitions of a request. Those of the session are found without the store."""
+    """Return the partitions of a request. Those of the session that the client may still read are found without the
+    store.
+    """
     asked = _Asked()
     for topic in topics:
         for part in topic.partitions:
             number = part if isinstance(part, int) else part.partition_index
             key = session.numbers.get((topic.topic_id, number))
-            if key is None:
+            if key is None or not _may_read(client, session.places[key].topic):
                 return await services.call(_asked, services, client, topics)
             asked.places[key] = session.places[key]
             if not isinstance(part, int) and part.acknowledgement_batches:
@@ -174,19 +180,31 @@ async def _find(services: Services, session: Session, client: Client, topics: Se
     return asked
 
 
+def _may_read(client: Client, topic: str) -> bool:
+    return client.access.allows(Operation.READ, ResourceType.TOPIC, topic)
+
+
 def _refused(session: Session, client: Client) -> dict[Key, tuple[uuid.UUID, int]]:
     """Return the partitions that the client may not read any more."""
     names = {place.topic for place in session.places.values()}
-    refused = {name for name in names if not client.access.allows(Operation.READ, ResourceType.TOPIC, name)}
+    refused = {name for name in names if not _may_read(client, name)}
     return {key: (place.topic_id, key[1]) for key, place in session.places.items() if place.topic in refused}
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The result of a poll, with the encoded records of each partition."""
+    """The result of a poll, with the encoded records of each partition. None: they are many, and are encoded when the
+    request has the memory for them.
+    """
 
     result: Result
-    records: Mapping[Key, bytes] = field(default_factory=dict)
+    records: Mapping[Key, bytes] | None = field(default_factory=dict)
+
+
+def _bytes_of(found: _Found) -> int:
+    if found.records is not None:
+        return sum(map(len, found.records.values()))
+    return sum(records.nbytes for taken in found.result.taken for _, records in taken.parts)
 
 
 def _lock_ms(services: Services) -> int:
@@ -227,7 +245,8 @@ def _attempt(
         locks = {taken.key: frozenset(r.lock for r, _ in taken.parts) for taken in result.taken}
         polls.acknowledge(session.group_id, session.member_id, {}, locks)
         result = replace(result, taken=())
-    return seen, _Found(result, {taken.key: _encoded(taken) for taken in result.taken})
+    found = _Found(result, None)
+    return seen, found if _bytes_of(found) > _AT_ONCE_BYTES else _Found(result, _all_encoded(result.taken))
 
 
 def _close(services: Services, session: Session, checked: Mapping[Key, Checked]) -> Result:
@@ -262,6 +281,10 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
         else:
             joined.append(r)
     return joined
+
+
+def _all_encoded(taken: Iterable[Taken]) -> dict[Key, bytes]:
+    return {each.key: _encoded(each) for each in taken}
 
 
 def _encoded(taken: Taken) -> bytes:

@@ -27,7 +27,7 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from typer.testing import CliRunner
 
-from spark_log import Admin, Consumer
+from spark_log import Admin, Consumer, clock
 from spark_log.cli.main import app
 from spark_log.clients.admin.acls import kafka_acl
 from spark_log.clients.admin.audit import read_changes
@@ -48,15 +48,18 @@ from spark_log.cluster.security.users import Upsertion, alter_credentials, upser
 from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
 from spark_log.gateway.access.rights import CODES, Each, Every, Whole
 from spark_log.gateway.server import APIS
+from spark_log.groups.share.administration import alter_group_configs
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
 from tests.support.records import ranges_of
 from tests.support.topics import make
 from tests.support.wire_producer import transactional_batch
+from tests.support.wire_share import WireShareMember
 
 PASSWORD = "secret"
 INVALID_PRODUCER_ID_MAPPING = 49
+ACCEPT, INVALID_RECORD_STATE = 1, 121
 OPTIONS = ["--sasl", "PLAIN", "--acls", "--super-users", "User:admin"]
 TOPIC_REFUSED, GROUP_REFUSED, CLUSTER_REFUSED, ID_REFUSED = (CODES[each] for each in (
     ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID,
@@ -342,6 +345,22 @@ def test_parts_of_responses(cluster, gateway):
         admin.create_acls([kafka_acl(on_topic("ben", Operation.WRITE, "orders"))])
     with connect(gateway, "ben") as connection:
         assert connection.exchange(idempotent, 4).error_code == 0, "WRITE on any topic is enough (KIP-679)"
+
+
+def test_share_sessions_need_the_right_to_read_at_each_request(cluster, cluster_address, gateway, produce):
+    topic = make(cluster, "jobs")
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
+    produce().send("jobs", b"x").get()
+    may_read = on_topic("anna", Operation.READ, "jobs")
+    add_acls(cluster.store, [may_read, acl("anna", Operation.READ, ResourceType.GROUP, "workers")])
+    with connect(gateway, "anna") as connection:
+        member = WireShareMember(connection, topic)
+        member.join()
+        assert member.acquire() == [(0, 0, 1)]
+        remove_acls(cluster.store, [AclFilter(ResourceType.TOPIC, "jobs")])
+        until_s = clock.monotonic_s() + 10
+        while (code := member.acknowledge((0, 0, [ACCEPT]))) != TOPIC_REFUSED:  # a gateway keeps ACLs for a second
+            assert code in (0, INVALID_RECORD_STATE) and clock.monotonic_s() < until_s
 
 
 @pytest.mark.parametrize("transactional_id", [None, "id"])

@@ -4,7 +4,10 @@ The Java programs of `kafka_programs/sharegroups` run Kafka's own cases, and the
 gateway (`python -m scripts.conformance share-groups`).
 """
 
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from kafka.record import MemoryRecords
@@ -20,7 +23,12 @@ from spark_log.gateway.protocol.schemas import (
     ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest,
 )
+from spark_log.gateway.shares import share_requests
+from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import rows
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import Request
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
@@ -134,6 +142,47 @@ def test_heartbeats(client):
     left = client.heartbeat(-1)
     assert (left.error_code, left.member_epoch) == (NONE, -1)
     assert client.heartbeat(2).error_code == UNKNOWN_MEMBER
+
+
+def test_a_partition_is_forgotten_while_a_fetch_waits_for_it(gateway, client, cluster_address):
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0, (1,), wait_ms=0) == []
+    with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.acquired, 1, (1,), wait_ms=20_000)
+        other = Client(connection, client.topic_id)
+        until_s = time.monotonic() + 10
+        while other.fetch(2, (), forget=(1,)).error_code == WRONG_EPOCH and time.monotonic() < until_s:
+            time.sleep(0.01)
+        with Producer(cluster=cluster_address) as producer:
+            producer.send("jobs", b"late", partition=1)
+        assert waiting.result(20) == [(0, 0, 1)]
+        assert other.acknowledge(3, (0, 0, [ACCEPT]), partition=1) == (NONE, [NONE])
+
+
+def test_large_records_are_encoded_once_their_memory_is_reserved(gateway, client, cluster, cluster_address):
+    topic = create_topic(cluster, "large")
+    with Producer(cluster=cluster_address) as producer:
+        producer.send("large", b"x" * 300_000)
+        producer.send("large", b"y")
+    client.heartbeat(0, ["large"])
+    topic_id = uuid.UUID(hex=topic.uuid)
+    [[part]] = [each.partitions for each in client.fetch(0, topic_id=topic_id, wait_ms=5_000).responses]
+    values = [record.value for batch in batches_of(part.records) for record in batch]
+    assert values == [b"x" * 300_000, b"y"]
+    client.acknowledge(-1, (0, 1, [RELEASE]), topic_id=topic_id)
+
+    polls = SharePolls(cluster, ShareReads(cluster))
+    services = SimpleNamespace(shares=SimpleNamespace(polls=polls), changes=cluster.store.changes)
+    key = (topic.topic_id, 0)
+    for asked, encoded in ((Request("m", 1), False), (Request("m", 1), True)):  # the large record, the small one
+        _, found = share_requests._attempt(services, Session("g", "m", "c"), asked, {key: "large"}, {})
+        assert (len(found.result.taken), found.records is not None) == (1, encoded)
+
+
+def batches_of(records):
+    found = MemoryRecords(bytes(records))
+    while (batch := found.next_batch()) is not None:
+        yield batch
 
 
 def test_session_epochs(client):
