@@ -3,6 +3,7 @@
 import uuid
 
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.config.values import can_be_stored
 from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.access.rights import Every, on_group
 from spark_log.gateway.api import Api, Client
@@ -46,6 +47,8 @@ def _check(request: Message) -> None:
         raise IllegalArgumentError("GroupId can't be empty.")
     if len(request.member_id) > CHARACTERS_MAX:
         raise IllegalArgumentError(f"MemberId is longer than {CHARACTERS_MAX} characters.")
+    if not can_be_stored(request.member_id):
+        raise IllegalArgumentError("MemberId has characters that cannot be stored.")
     if request.member_epoch < LEAVING:
         raise IllegalArgumentError("MemberEpoch is invalid.")
     if request.rack_id == "":

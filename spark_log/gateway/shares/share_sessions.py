@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.groups.share.dead_letters import DeadLetters
@@ -47,8 +48,9 @@ class SessionError(Exception):
 
 def check_ids(group_id: str | None, member_id: str | None) -> None:
     """Refuse ids that no member has: a gateway keeps them as long as their session. Raises SessionError."""
-    if not group_id or not member_id or len(group_id) > CHARACTERS_MAX or len(member_id) > CHARACTERS_MAX:
-        raise SessionError(INVALID_REQUEST)
+    for each in (group_id, member_id):
+        if not each or len(each) > CHARACTERS_MAX or not can_be_stored(each):
+            raise SessionError(INVALID_REQUEST)
 
 
 class Place(NamedTuple):
@@ -141,6 +143,13 @@ class Session:
                     self.held.setdefault(each.key, HeldRecords()).add(r for r, _ in each.parts)
             return not self.ended
 
+    def continue_from(self, before: "Session") -> None:
+        """Hold the records of a session, and end it: what its fetches acquire from now on is released."""
+        self.lock = before.lock
+        with self.lock:
+            before.ended = True
+            self.held = before.held
+
     def end(self) -> dict[Key, frozenset[int]]:
         """End the session, and return the locks of all its records."""
         with self.lock:
@@ -173,10 +182,12 @@ class Shares:
         """Open a session. One that the member had goes on with its acquired records. Raises SessionError if this
         process has group.share.max.share.sessions.
         """
-        before = self._sessions.pop((group_id, member_id), None)
-        if len(self._sessions) >= self._store.settings.group_share_max_share_sessions:
+        session = Session(group_id, member_id, connection_id)
+        before = self._sessions.get((group_id, member_id))
+        if before is not None:
+            session.continue_from(before)
+        elif len(self._sessions) >= self._store.settings.group_share_max_share_sessions:
             raise SessionError(SESSION_LIMIT_REACHED)
-        session = Session(group_id, member_id, connection_id, held={} if before is None else before.held)
         self._sessions[group_id, member_id] = session
         return session
 
