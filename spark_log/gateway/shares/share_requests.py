@@ -230,7 +230,7 @@ async def _poll(
             return replace(found, result=replace(result, errors=errors))
         acknowledgements = {}
         await services.changes.wait(seen, wait_s(left_s, result.wait_ms))
-        if clock.monotonic_s() >= until_s:  # the client asks again at once
+        if clock.monotonic_s() >= until_s or session.ended:  # the client asks again at once
             return found
 
 

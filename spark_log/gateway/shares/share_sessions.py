@@ -48,8 +48,8 @@ class SessionError(Exception):
 
 def check_ids(group_id: str | None, member_id: str | None) -> None:
     """Refuse ids that no member has: a gateway keeps them as long as their session. Raises SessionError."""
-    for name in (group_id, member_id):
-        if not name or len(name) > CHARACTERS_MAX or not can_be_stored(name):
+    for each in (group_id, member_id):
+        if not each or len(each) > CHARACTERS_MAX or not can_be_stored(each):
             raise SessionError(INVALID_REQUEST)
 
 
@@ -143,6 +143,13 @@ class Session:
                     self.held.setdefault(each.key, HeldRecords()).add(r for r, _ in each.parts)
             return not self.ended
 
+    def continue_from(self, before: "Session") -> None:
+        """Hold the records of a session, and end it: what its fetches acquire from now on is released."""
+        self.lock = before.lock
+        with self.lock:
+            before.ended = True
+            self.held = before.held
+
     def end(self) -> dict[Key, frozenset[int]]:
         """End the session, and return the locks of all its records."""
         with self.lock:
@@ -175,10 +182,12 @@ class Shares:
         """Open a session. One that the member had goes on with its acquired records. Raises SessionError if this
         process has group.share.max.share.sessions.
         """
-        before = self._sessions.pop((group_id, member_id), None)
-        if len(self._sessions) >= self._store.settings.group_share_max_share_sessions:
+        session = Session(group_id, member_id, connection_id)
+        before = self._sessions.get((group_id, member_id))
+        if before is not None:
+            session.continue_from(before)
+        elif len(self._sessions) >= self._store.settings.group_share_max_share_sessions:
             raise SessionError(SESSION_LIMIT_REACHED)
-        session = Session(group_id, member_id, connection_id, held={} if before is None else before.held)
         self._sessions[group_id, member_id] = session
         return session
 

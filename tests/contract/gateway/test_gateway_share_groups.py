@@ -34,6 +34,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 
 NONE, UNKNOWN_TOPIC, INVALID_REQUEST, NON_EMPTY_GROUP, NOT_FOUND, UNKNOWN_TOPIC_ID = 0, 3, 42, 68, 69, 100
+INVALID_GROUP_ID = 24
 UNKNOWN_MEMBER, FENCED, INVALID_STATE, NO_SESSION, WRONG_EPOCH, SESSIONS_FULL = 25, 110, 121, 122, 123, 133
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 LOCK_MS = 400
@@ -157,6 +158,30 @@ def test_a_partition_is_forgotten_while_a_fetch_waits_for_it(gateway, client, cl
             producer.send("jobs", b"late", partition=1)
         assert waiting.result(20) == [(0, 0, 1)]
         assert other.acknowledge(3, (0, 0, [ACCEPT]), partition=1) == (NONE, [NONE])
+
+
+def test_a_session_that_is_opened_again_gets_the_records_instead_of_a_fetch_before(gateway, client, cluster_address):
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0, (1,)) == []
+    with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.acquired, 1, (1,), wait_ms=20_000)
+        other = Client(connection, client.topic_id)
+        time.sleep(0.5)
+        assert other.acquired(0, (1,)) == []
+        with Producer(cluster=cluster_address) as producer:
+            producer.send("jobs", b"late", partition=1)
+        assert other.acquired(1, (1,), wait_ms=10_000) == [(0, 0, 1)]
+        assert waiting.result(20) == []
+
+
+def test_names_that_cannot_be_stored_are_refused(client):
+    client.heartbeat(0, ["jobs"])
+    for names in ({"group": "a\0b"}, {"member": "a\0b"}):
+        other = Client(client.connection, client.topic_id, **names)
+        assert other.fetch(0).error_code == INVALID_REQUEST
+        assert other.acknowledge(1) == (INVALID_REQUEST, [])
+        assert other.heartbeat(0, ["jobs"]).error_code in (INVALID_REQUEST, INVALID_GROUP_ID)
+    assert Client(client.connection, client.topic_id, member="n").heartbeat(0, ["a\0b", "jobs"]).error_code == NONE
 
 
 def test_large_records_are_encoded_once_their_memory_is_reserved(gateway, client, cluster, cluster_address):
