@@ -14,6 +14,7 @@ GENERATED = {
     "cluster settings": docs_tables.cluster_settings,
     "producer settings": docs_tables.producer_settings,
     "consumer settings": docs_tables.consumer_settings,
+    "share consumer settings": docs_tables.share_consumer_settings,
     "admin settings": docs_tables.admin_settings,
     "client settings without effect": docs_tables.settings_without_effect,
     "refused client settings": docs_tables.refused_settings,

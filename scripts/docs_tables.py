@@ -12,6 +12,7 @@ from spark_log import errors as spark_log_errors
 from spark_log.clients.admin.admin_settings import AdminSettings
 from spark_log.clients.client_settings import NO_EFFECT, REFUSED
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.consume.share_settings import ShareConsumerSettings
 from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.config import ClusterSettings, ConfigDefinition, definitions, group_definitions
 from spark_log.errors import SparkLogError
@@ -48,6 +49,10 @@ def producer_settings() -> str:
 
 def consumer_settings() -> str:
     return _settings(ConsumerSettings)
+
+
+def share_consumer_settings() -> str:
+    return _settings(ShareConsumerSettings)
 
 
 def admin_settings() -> str:

@@ -32,6 +32,7 @@ from spark_log.clients.consume.share_settings import ShareConsumerSettings
 from spark_log.clients.kafka_errors import kafka_error, kafka_errors
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_topic_name
+from spark_log.config.values import INT32_MAX
 from spark_log.errors import (
     FencedMemberEpochError,
     GroupIdNotFoundError,
@@ -366,8 +367,8 @@ class ShareConsumer(Guarded):
     def _mark(self, topic: str, partition: int, offset: int, kind: AcknowledgeType, delay_ms: int) -> None:
         if delay_ms and kind != AcknowledgeType.RELEASE:
             raise ValueError(f"delay_ms: only a RELEASE can be delayed, not {AcknowledgeType(kind).name}")
-        if delay_ms < 0:
-            raise ValueError(f"delay_ms must not be negative, got {delay_ms}")
+        if not 0 <= delay_ms <= INT32_MAX:
+            raise ValueError(f"delay_ms: {delay_ms} is outside [0, {INT32_MAX}]")
         self._deliveries.mark(topic, partition, offset, AcknowledgeType(kind), delay_ms)
 
     def _check_explicit(self) -> None:

@@ -125,7 +125,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     except SessionError as error:
         return _fetch_response(error.code, 0, ())
     asked = await _find(services, session, client, request.topics)
-    checked = check_acknowledgements(session, asked.batches, renews=renews, code_of=error_code)
+    checked = await services.compute(check_acknowledgements, session, asked.batches, renews=renews, code_of=error_code)
     answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
     places: Mapping[Key, Place] = {}
     if epoch == FINAL:
@@ -149,7 +149,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     if memory is not None:
         await memory.response.more(_bytes_of(found))
     records = found.records if found.records is not None else await services.call(_all_encoded, result.taken)
-    _note_acknowledgements(services, session, asked, checked, result, answers)
+    await services.compute(_note_acknowledgements, services, session, asked, checked, result, answers)
     for key in result.unread & places.keys():
         topic_place = places[key].topic_id, key[1]
         answers.setdefault(topic_place, _Answer(topic_place)).error = error_code(UnknownTopicOrPartitionError())
@@ -343,7 +343,7 @@ async def share_acknowledge(services: Services, request: Message, client: Client
     except SessionError as error:
         return _acknowledge_response(error.code, 0, ())
     asked = await _find(services, session, client, request.topics)
-    checked = check_acknowledgements(session, asked.batches, renews=renews, code_of=error_code)
+    checked = await services.compute(check_acknowledgements, session, asked.batches, renews=renews, code_of=error_code)
     answers = {place: _Answer(place, acknowledged=code) for place, code in asked.errors.items()}
     if epoch == FINAL:
         result = await services.call(_close, services, session, checked)
@@ -353,7 +353,7 @@ async def share_acknowledge(services: Services, request: Message, client: Client
         result = await services.call(
             services.shares.polls.acknowledge, session.group_id, session.member_id, acknowledgements
         )
-    _note_acknowledgements(services, session, asked, checked, result, answers)
+    await services.compute(_note_acknowledgements, services, session, asked, checked, result, answers)
     return _acknowledge_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
 
 

@@ -94,6 +94,8 @@ class DeadLetters:
                 written += count
         except SparkLogError as error:
             self._warn(group_id, redact(str(error)))
+        except Exception:  # the poll that archived the records has committed, and must return its outcome
+            logger.exception("share group %r: dead letters wait", group_id)
         else:
             self._tried_s.pop((group_id, key), None)
         return written
