@@ -108,12 +108,13 @@ class TransactionalLoop:
                 raise TypeError(f"{name}: expected a {expected}, got {given!r}")
         if isinstance(consumer, ShareConsumer):
             _check("share_acknowledgement_mode", "implicit", consumer.settings.explicit, "explicit")
+            _check("subscription", None, bool(consumer.subscription()), "subscribe()")
         else:
             settings = consumer.settings
             _check("group_id", settings.group_id, settings.group_id is not None, "a group, which keeps the offsets")
             _check("enable_auto_commit", True, not settings.enable_auto_commit, "False: the transactions commit")
-        subscribed = bool(consumer.subscription())
-        _check("subscription", None, subscribed, "subscribe(): assign() does not detect a lost partition")
+            subscribed = consumer.subscription() is not None  # a pattern may match no topic yet
+            _check("subscription", None, subscribed, "subscribe(): assign() does not detect a lost partition")
         transactional_id = producer.config["transactional_id"]
         _check("transactional_id", None, transactional_id is not None, "the name of this process")
         _check("retries", retries, not isinstance(retries, bool) and isinstance(retries, int) and retries >= 0, ">= 0")
