@@ -16,7 +16,7 @@ _NONE, _RENEWED = -1, -2
 """Types of a record that is not acknowledged: since its delivery, or since its lock was renewed."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Delivery:
     """Records of one acquired range: offsets, and the acknowledgement of each."""
 
@@ -70,8 +70,7 @@ class Deliveries:
                     yield each
 
     def _drop_rest(self, delivery: Delivery) -> None:
-        for name in ("offsets", "types"):
-            setattr(delivery, name, getattr(delivery, name)[: delivery.returned])
+        delivery.offsets, delivery.types = delivery.offsets[: delivery.returned], delivery.types[: delivery.returned]
         delivery.records = delivery.records.slice(0, delivery.returned)
         if not delivery.returned:
             self._held.remove(delivery)
@@ -96,7 +95,7 @@ class Deliveries:
             if each.partition == (topic, partition):
                 at = int(np.searchsorted(each.offsets, offset))
                 if at < each.returned and each.offsets[at] == offset:
-                    self._set(each, slice(at, at + 1), kind)
+                    each.types[at] = kind
                     each.delays_ms.pop(offset, None)
                     if delay_ms:
                         each.delays_ms[offset] = delay_ms
@@ -114,14 +113,10 @@ class Deliveries:
             if each.partition == partition:
                 chosen = np.flatnonzero(np.isin(each.offsets[: each.returned], offsets))
                 if len(chosen):
-                    self._set(each, chosen, kind)
+                    each.types[chosen] = kind
                     found += len(chosen)
         if found != table.num_rows:
             raise IllegalStateError(f"{table.num_rows - found} records of {partition} are not held")
-
-    @staticmethod
-    def _set(delivery: Delivery, where: Any, kind: AcknowledgeType) -> None:
-        delivery.types[where] = kind
 
     def mark_rest(self, kind: AcknowledgeType) -> None:
         """Acknowledge each returned record that is not acknowledged."""

@@ -86,14 +86,18 @@ class HeldRecords:
         if len(self.ranges) > _HELD_MAX:
             self.ranges = sorted(sorted(self.ranges, key=lambda held: held.lock)[-_HELD_MAX:])
 
-    def remove(self, first: int, end: int) -> None:
+    def remove(self, first: int, end: int, lock: int | None = None) -> None:
+        """Remove records; with `lock`, only those under this one."""
         at = max(0, bisect.bisect_right(self.ranges, (first,)) - 1)
         kept: list[Held] = []
         stop = at
         while stop < len(self.ranges) and self.ranges[stop].first < end:
             held = self.ranges[stop]
-            parts = held._replace(end=min(held.end, first)), held._replace(first=max(held.first, end))
-            kept += [part for part in parts if part.first < part.end]
+            if lock in (None, held.lock):
+                parts = held._replace(end=min(held.end, first)), held._replace(first=max(held.first, end))
+                kept += [part for part in parts if part.first < part.end]
+            else:
+                kept.append(held)
             stop += 1
         self.ranges[at:stop] = kept
 
@@ -280,13 +284,15 @@ def _with_locks(session: Session, key: Key, parts: Sequence[Any], renews: bool) 
 
 
 def note_acknowledged(session: Session, key: Key, acknowledgements: Sequence[Acknowledgement]) -> None:
-    """Forget records that are acknowledged, but not those of renewed locks."""
+    """Forget records that are acknowledged, but not those of renewed locks, nor those that the same poll has released
+    and acquired again: they have a new lock.
+    """
     held = session.held.get(key)
     if held is not None:
         with session.lock:
             for ack in acknowledgements:
                 if ack.type != AcknowledgeType.RENEW:
-                    held.remove(ack.first, ack.end)
+                    held.remove(ack.first, ack.end, ack.lock)
 
 
 def wait_s(left_s: float, wait_ms: int | None) -> float:

@@ -151,9 +151,7 @@ def test_a_partition_is_forgotten_while_a_fetch_waits_for_it(gateway, client, cl
     with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.acquired, 1, (1,), wait_ms=20_000)
         other = Client(connection, client.topic_id)
-        until_s = time.monotonic() + 10
-        while other.fetch(2, (), forget=(1,)).error_code == WRONG_EPOCH and time.monotonic() < until_s:
-            time.sleep(0.01)
+        fetch_next(other, 2, forget=(1,))
         with Producer(cluster=cluster_address) as producer:
             producer.send("jobs", b"late", partition=1)
         assert waiting.result(20) == [(0, 0, 1)]
@@ -166,12 +164,29 @@ def test_a_session_that_is_opened_again_gets_the_records_instead_of_a_fetch_befo
     with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.acquired, 1, (1,), wait_ms=20_000)
         other = Client(connection, client.topic_id)
-        time.sleep(0.5)
+        fetch_next(other, 2)
         assert other.acquired(0, (1,)) == []
         with Producer(cluster=cluster_address) as producer:
             producer.send("jobs", b"late", partition=1)
         assert other.acquired(1, (1,), wait_ms=10_000) == [(0, 0, 1)]
         assert waiting.result(20) == []
+
+
+def fetch_next(client, epoch, **keywords):
+    """Fetch from the session's partitions as soon as the request before, which may wait there, has arrived."""
+    until_s = time.monotonic() + 10
+    while client.fetch(epoch, (), **keywords).error_code == WRONG_EPOCH:
+        assert time.monotonic() < until_s, "the request before has not arrived"
+        time.sleep(0.01)
+
+
+def test_records_that_one_fetch_releases_and_acquires_again_are_held_by_the_session(client):
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0) == [(0, 9, 1)]
+    assert client.acquired(1, acks=[(0, 0, [ACCEPT]), (1, 2, [RELEASE])], wait_ms=5_000) == [(1, 2, 2)]
+    assert client.acknowledge(2, (0, 0, [ACCEPT])) == (NONE, [INVALID_STATE])
+    assert client.acknowledge(3, (1, 1, [RELEASE]), (2, 9, [ACCEPT])) == (NONE, [NONE])
+    assert client.acquired(4) == [(1, 1, 3)]
 
 
 def test_names_that_cannot_be_stored_are_refused(client):

@@ -36,7 +36,7 @@ final class MovementCases {
                 var consumer = scope.consumer(group);
                 consumer.subscribe(Set.of(topic));
                 long end = System.nanoTime() + 150_000_000_000L;
-                while ((!produced.get() || !consumed.keySet().containsAll(acknowledged)) && System.nanoTime() < end)
+                while ((!producing.isDone() || !consumed.keySet().containsAll(acknowledged)) && System.nanoTime() < end)
                     consumer.poll(Duration.ofSeconds(1)).forEach(each -> consumed.merge(each.value(), 1, Integer::sum));
                 return null;
             });
