@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 _GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-_CONFIGS = "org.apache.kafka.tools.ConfigCommand"
+CONFIGS = "org.apache.kafka.tools.ConfigCommand"
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
@@ -68,18 +68,18 @@ STEPS = (
     Step("kafka-consumer-groups --delete", _GROUPS, "--delete --group readers"),
     Step("kafka-consumer-groups --list", _GROUPS, "--list"),
     Step("kafka-topics --alter --partitions", TOPICS, "--alter --topic orders --partitions 3"),
-    Step("kafka-configs --alter", _CONFIGS,
+    Step("kafka-configs --alter", CONFIGS,
          "--alter --entity-type topics --entity-name orders --add-config max.message.bytes=2000000"),
-    Step("kafka-configs --describe", _CONFIGS, "--describe --entity-type topics --entity-name orders"),
-    Step("kafka-configs --alter quotas", _CONFIGS,
+    Step("kafka-configs --describe", CONFIGS, "--describe --entity-type topics --entity-name orders"),
+    Step("kafka-configs --alter quotas", CONFIGS,
          "--alter --entity-type clients --entity-name app --add-config producer_byte_rate=50000000"),
-    Step("kafka-configs --alter quotas of users by default", _CONFIGS,
+    Step("kafka-configs --alter quotas of users by default", CONFIGS,
          "--alter --entity-type users --entity-default --add-config request_percentage=900"),
-    Step("kafka-configs --describe quotas", _CONFIGS, "--describe --entity-type clients --entity-name app"),
-    Step("kafka-configs --describe quotas of users", _CONFIGS, "--describe --entity-type users --entity-default"),
-    Step("kafka-configs --alter a quota that means nothing", _CONFIGS,
+    Step("kafka-configs --describe quotas", CONFIGS, "--describe --entity-type clients --entity-name app"),
+    Step("kafka-configs --describe quotas of users", CONFIGS, "--describe --entity-type users --entity-default"),
+    Step("kafka-configs --alter a quota that means nothing", CONFIGS,
          "--alter --entity-type clients --entity-name app --add-config producer_byte_rate=-1"),
-    Step("kafka-configs --delete quotas", _CONFIGS,
+    Step("kafka-configs --delete quotas", CONFIGS,
          "--alter --entity-type clients --entity-name app --delete-config producer_byte_rate"),
     Step("kafka-topics --describe", TOPICS, "--describe --topic orders"),
     Step("kafka-producer-perf-test", "org.apache.kafka.tools.ProducerPerformance",
@@ -93,13 +93,13 @@ STEPS = (
 _ACLS = "org.apache.kafka.tools.AclCommand"
 _USERS = "--entity-type users"
 ACCESS_STEPS = (
-    Step("kafka-configs, SCRAM user", _CONFIGS,
+    Step("kafka-configs, SCRAM user", CONFIGS,
          f"--alter {_USERS} --entity-name anna --add-config SCRAM-SHA-256=[iterations=8192,password=secret]"),
-    Step("kafka-configs, another mechanism", _CONFIGS,
+    Step("kafka-configs, another mechanism", CONFIGS,
          f"--alter {_USERS} --entity-name anna --add-config SCRAM-SHA-512=[password=secret]"),
-    Step("kafka-configs, too few iterations", _CONFIGS,
+    Step("kafka-configs, too few iterations", CONFIGS,
          f"--alter {_USERS} --entity-name ben --add-config SCRAM-SHA-256=[iterations=100,password=secret]"),
-    Step("kafka-configs, delete a credential", _CONFIGS,
+    Step("kafka-configs, delete a credential", CONFIGS,
          f"--alter {_USERS} --entity-name anna --delete-config SCRAM-SHA-512"),
     Step("kafka-acls --add", _ACLS, "--add --allow-principal User:anna --operation Read --topic orders --group g"),
     Step("kafka-acls --add, prefixed", _ACLS,
@@ -132,16 +132,21 @@ def _compare(steps: Sequence[Step], ours_at: Server, theirs_at: Server, cache: P
     for server in (ours_at, theirs_at):
         with server() as address:
             outputs.append([compared(run(step, address, cache), address, step) for step in steps])
+    return results_of("Kafka's tools", steps, *outputs)
+
+
+def results_of(suite: str, steps: Sequence[Step], ours: Sequence[str], theirs: Sequence[str]) -> list[Result]:
+    """Compare the outputs of a gateway and of a broker, and print those that differ."""
     results = []
-    for step, ours, theirs in zip(steps, *outputs, strict=True):
-        results.append(Result("Kafka's tools", step.tool, "passed" if ours == theirs else "differs"))
-        if ours != theirs:
-            print(f"--- {step.tool}: gateway\n{ours}\n--- broker\n{theirs}\n", file=sys.stderr)
+    for step, our, their in zip(steps, ours, theirs, strict=True):
+        results.append(Result(suite, step.tool, "passed" if our == their else "differs"))
+        if our != their:
+            print(f"--- {step.tool}: gateway\n{our}\n--- broker\n{their}\n", file=sys.stderr)
     return results
 
 
 def run(step: Step, address: str, cache: Path) -> str:
-    """What the tool prints, and its exit code."""
+    """Return the output of the tool, and its exit code."""
     java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
     done = subprocess.run(
         [str(java), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", broker_class_path(), step.main,

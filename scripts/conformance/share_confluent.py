@@ -23,7 +23,7 @@ _TYPES = rd.AcknowledgeType
 
 
 class _Client:
-    """What the programs share: topics and groups of their own, and polls as plain values."""
+    """Common parts of the programs: topics and groups of their own, and polls as plain values."""
 
     def __init__(self, address: str) -> None:
         self._servers = {"bootstrap.servers": address}
@@ -177,7 +177,7 @@ PROGRAMS: dict[str, Callable[[_Client], dict[str, Any]]] = {
 
 
 def observations(server: AbstractContextManager[str]) -> dict[str, Any]:
-    """What each program sees."""
+    """Return the observations of each program."""
     with server as address:
         return {name: program(_Client(address)) for name, program in PROGRAMS.items()}
 

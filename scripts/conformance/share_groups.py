@@ -1,7 +1,7 @@
 """Cases of share groups, with Java's client: the names are those of Kafka's own integration tests.
 
 `python -m scripts.conformance.share_groups [--server broker|gateway] [--parallel N] [CASE...]` runs them, and prints
-what each found.
+the result of each.
 """
 
 import argparse
@@ -50,7 +50,7 @@ _BROKER = {
 
 
 class Outcome(NamedTuple):
-    """What the program says of a case."""
+    """The result of a case, as the program prints it."""
 
     name: str
     passed: bool

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import confluent_kafka as rd
 
-from scripts.conformance.kafka_tools import PRODUCER, TOPICS, Step, compared, run
+from scripts.conformance.kafka_tools import CONFIGS, PRODUCER, TOPICS, Step, compared, results_of, run
 from scripts.conformance.results import Result
 from scripts.conformance.share_groups import broker_for_shares, gateway_for_shares
 
-_CONFIGS = "org.apache.kafka.tools.ConfigCommand"
 _SHARES = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
 _CONSUMER = "org.apache.kafka.tools.consumer.ConsoleShareConsumer"
 _GROUPS = "org.apache.kafka.tools.GroupsCommand"
@@ -35,17 +34,17 @@ STEPS = (
          "--topic jobs --reader-property parse.key=true --reader-property key.separator=:",
          "a:1\na:2\na:3\na:4\na:5\n"),
     Step("kafka-console-producer, second", PRODUCER, "--topic more", "x\ny\n"),
-    Step("kafka-configs --alter, group", _CONFIGS,
+    Step("kafka-configs --alter, group", CONFIGS,
          f"--alter {_OF_GROUP} --add-config share.auto.offset.reset=earliest"),
-    Step("kafka-configs --describe, group", _CONFIGS, f"--describe {_OF_GROUP}"),
-    Step("kafka-configs --describe --all, group", _CONFIGS, f"--describe --all {_OF_GROUP}"),
-    Step("kafka-configs --describe, all groups", _CONFIGS, "--describe --entity-type groups"),
-    Step("kafka-configs --alter, unknown config", _CONFIGS, f"--alter {_OF_GROUP} --add-config share.unknown=1"),
-    Step("kafka-configs --alter, beyond the limit", _CONFIGS,
+    Step("kafka-configs --describe, group", CONFIGS, f"--describe {_OF_GROUP}"),
+    Step("kafka-configs --describe --all, group", CONFIGS, f"--describe --all {_OF_GROUP}"),
+    Step("kafka-configs --describe, all groups", CONFIGS, "--describe --entity-type groups"),
+    Step("kafka-configs --alter, unknown config", CONFIGS, f"--alter {_OF_GROUP} --add-config share.unknown=1"),
+    Step("kafka-configs --alter, beyond the limit", CONFIGS,
          f"--alter {_OF_GROUP} --add-config share.record.lock.duration.ms=60001"),
-    Step("kafka-configs --alter, below the limit", _CONFIGS,
+    Step("kafka-configs --alter, below the limit", CONFIGS,
          f"--alter {_OF_GROUP} --add-config share.delivery.count.limit=1"),
-    Step("kafka-configs --alter, not a number", _CONFIGS,
+    Step("kafka-configs --alter, not a number", CONFIGS,
          f"--alter {_OF_GROUP} --add-config share.delivery.count.limit=a"),
     Step("kafka-share-groups --list, none", _SHARES, "--list"),
     Step("kafka-console-share-consumer, accepts", _CONSUMER, f"--topic jobs --group workers --max-messages 5 {_PRINT}"),
@@ -94,9 +93,9 @@ STEPS = (
     Step("--delete, missing", _SHARES, "--delete --group missing"),
     Step("--delete --all-groups", _SHARES, "--delete --all-groups"),
     Step("kafka-share-groups --list, at the end", _SHARES, "--list"),
-    Step("kafka-configs --alter --delete-config", _CONFIGS,
+    Step("kafka-configs --alter --delete-config", CONFIGS,
          f"--alter {_OF_GROUP} --delete-config share.auto.offset.reset"),
-    Step("kafka-configs --describe, at the end", _CONFIGS, f"--describe {_OF_GROUP}"),
+    Step("kafka-configs --describe, at the end", CONFIGS, f"--describe {_OF_GROUP}"),
 )  # fmt: skip
 
 MEMBER_STEPS = (
@@ -116,16 +115,11 @@ MEMBER_STEPS = (
 def share_tools(cache: Path) -> list[Result]:
     """Each step, on a gateway and on a broker: "passed" if it prints the same."""
     ours, theirs = outputs(gateway_for_shares(), cache), outputs(broker_for_shares(), cache)
-    results = []
-    for step, our, their in zip((*STEPS, *MEMBER_STEPS), ours, theirs, strict=True):
-        results.append(Result("share group tools", step.tool, "passed" if our == their else "differs"))
-        if our != their:
-            print(f"--- {step.tool}: gateway\n{our}\n--- broker\n{their}\n", file=sys.stderr)
-    return results
+    return results_of("share group tools", (*STEPS, *MEMBER_STEPS), ours, theirs)
 
 
 def outputs(server: AbstractContextManager[str], cache: Path) -> list[str]:
-    """What each step prints, without what differs between any two servers."""
+    """Return the output of each step, without what differs between any two servers."""
     (cache / "offsets.csv").write_text("jobs,0,2\njobs,1,0\n")
     with server as address:
         found = [_output(step, address, cache) for step in STEPS]

@@ -25,6 +25,16 @@ TopicNames = Annotated[
 ]
 
 
+def parse_changes(set_: Iterable[str] | None, unset: Iterable[str] | None) -> dict[str, str | None]:
+    """Return the changes of `--set NAME=VALUE` and `--unset NAME` options: None resets a name to its default."""
+    changes: dict[str, str | None] = {**parse_pairs(set_ or (), "--set")}
+    for name in unset or ():
+        if name in changes:
+            raise usage_error("--unset", f"{name!r} is also given with --set")
+        changes[name] = None
+    return changes
+
+
 def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
     """Return `name=text` texts as headers, in order. Names may repeat, as in Kafka."""
     headers = []

@@ -35,6 +35,9 @@ def test_configs_are_shown_and_set(events: Path) -> None:
     wrong = run("share", "config", "g", "--set", "share.delivery.count.limit=99", cluster=events)
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (1, 1)
     assert "allow 2 to 10" in wrong.stderr
+    limit = "share.delivery.count.limit"
+    both = run("share", "config", "g", "--set", f"{limit}=4", "--unset", limit, cluster=events)
+    assert (both.exit_code, "also given with --set" in both.stderr) == (2, True)
     ok("share", "config", "g", "--unset", "share.delivery.count.limit", cluster=events)
     assert json.loads(ok("share", "config", "g", "--json", cluster=events)) == {
         **shown,

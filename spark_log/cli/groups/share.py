@@ -7,7 +7,7 @@ import typer
 from spark_log.cli import completion
 from spark_log.cli.groups.group import GroupId, choose_partitions, parse_target
 from spark_log.cli.output import count_of, note, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
+from spark_log.cli.shared_options import Cluster_, Json, parse_changes
 
 if TYPE_CHECKING:
     from spark_log.facts.share_groups import PeekedRecord
@@ -61,11 +61,7 @@ def config(
     from spark_log.cluster.cluster import Cluster
     from spark_log.facts.share_groups import group_config_entries
 
-    changes: dict[str, str | None] = {**parse_pairs(set_ or (), "--set")}
-    for name in unset or ():
-        if name in changes:
-            raise typer.BadParameter(f"{name!r} is also given with --set", param_hint="--unset")
-        changes[name] = None
+    changes = parse_changes(set_, unset)
     with Cluster.open(cluster) as opened:
         if changes:
             alter_recorded(opened, local_user(), "cli", group, changes)

@@ -6,7 +6,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
+from spark_log.cli.shared_options import Cluster_, Json, parse_changes
 from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
 from spark_log.spark.jobs.options.arguments import CLUSTER_ENVIRONMENT_VARIABLE
 
@@ -52,11 +52,7 @@ def config(
     from spark_log.cluster.settings import alter_settings, read_settings
     from spark_log.config import ClusterSettings
 
-    changes: dict[str, str | None] = {**parse_pairs(set_ or (), "--set")}
-    for name in unset or ():
-        if name in changes:
-            raise typer.BadParameter(f"{name} is set as well", param_hint="--unset")
-        changes[name] = None
+    changes = parse_changes(set_, unset)
     with Cluster.open(cluster) as opened:
         stored = alter_settings(opened, changes) if changes else read_settings(opened)
     defaults = ClusterSettings().as_text()

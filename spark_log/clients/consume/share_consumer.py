@@ -290,13 +290,13 @@ class ShareConsumer(Guarded):
         while True:
             self._check_woken()
             try:
-                found = self._acquire_some(deadline_s, rows_max)
+                acquired = self._acquire_some(deadline_s, rows_max)
             except RetriableError as error:
-                found = False
+                acquired = False
                 logger.warning("poll: tried again in %d ms: %s", self.settings.retry_backoff_ms, redact(str(error)))
                 left_s = deadline_s - clock.monotonic_s()
                 self._closing.wait(max(0.0, min(left_s, self.settings.retry_backoff_ms / 1000)))
-            if found or clock.monotonic_s() >= deadline_s or self._closing.is_set():
+            if acquired or clock.monotonic_s() >= deadline_s or self._closing.is_set():
                 return
 
     def _acquire_some(self, deadline_s: float, rows_max: int) -> bool:

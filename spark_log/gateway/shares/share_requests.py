@@ -308,26 +308,36 @@ def _encoded(taken: Taken) -> bytes:
 
 
 def _fetch_response(code: int, lock_ms: int, answers: Sequence[_Answer]) -> Message:
-    kind = ShareFetchResponse.ShareFetchableTopicResponse
-    part = kind.PartitionData
-    topics: dict[uuid.UUID, list[Message]] = {}
-    for answer in answers:
-        topic_id, number = answer.place
-        topics.setdefault(topic_id, []).append(
-            part(
-                partition_index=number, error_code=answer.error, error_message=answer.message,
-                acknowledge_error_code=answer.acknowledged, acknowledge_error_message=answer.acknowledge_message,
-                current_leader=part.LeaderIdAndEpoch(leader_id=0, leader_epoch=0), records=answer.records,
-                acquired_records=[
-                    part.AcquiredRecords(first_offset=r.first, last_offset=r.end - 1, delivery_count=r.deliveries)
-                    for r in answer.acquired
-                ],
-            )
+    topic = ShareFetchResponse.ShareFetchableTopicResponse
+    part = topic.PartitionData
+
+    def partition(answer: _Answer) -> Message:
+        acquired = [
+            part.AcquiredRecords(first_offset=r.first, last_offset=r.end - 1, delivery_count=r.deliveries)
+            for r in answer.acquired
+        ]
+        return part(
+            partition_index=answer.place[1], error_code=answer.error, error_message=answer.message,
+            acknowledge_error_code=answer.acknowledged, acknowledge_error_message=answer.acknowledge_message,
+            current_leader=part.LeaderIdAndEpoch(leader_id=0, leader_epoch=0), records=answer.records,
+            acquired_records=acquired,
         )  # fmt: skip
-    responses = [kind(topic_id=topic_id, partitions=partitions) for topic_id, partitions in topics.items()]
-    return ShareFetchResponse(
+
+    return _response(ShareFetchResponse, topic, code, lock_ms, {each.place: partition(each) for each in answers})
+
+
+def _response(
+    kind: type[Message], topic: type[Message], code: int, lock_ms: int,
+    partitions: Mapping[tuple[uuid.UUID, int], Message],
+) -> Message:  # fmt: skip
+    """Return a response with these partitions, by topic."""
+    topics: dict[uuid.UUID, list[Message]] = {}
+    for (topic_id, _), partition in partitions.items():
+        topics.setdefault(topic_id, []).append(partition)
+    return kind(
         throttle_time_ms=0, error_code=code, error_message=None, acquisition_lock_timeout_ms=lock_ms,
-        responses=responses, node_endpoints=[],
+        responses=[topic(topic_id=topic_id, partitions=found) for topic_id, found in topics.items()],
+        node_endpoints=[],
     )  # fmt: skip
 
 
@@ -358,22 +368,16 @@ async def share_acknowledge(services: Services, request: Message, client: Client
 
 
 def _acknowledge_response(code: int, lock_ms: int, answers: Sequence[_Answer]) -> Message:
-    kind = ShareAcknowledgeResponse.ShareAcknowledgeTopicResponse
-    part = kind.PartitionData
-    topics: dict[uuid.UUID, list[Message]] = {}
-    for answer in answers:
-        topic_id, number = answer.place
-        topics.setdefault(topic_id, []).append(
-            part(
-                partition_index=number, error_code=answer.acknowledged, error_message=answer.acknowledge_message,
-                current_leader=part.LeaderIdAndEpoch(leader_id=0, leader_epoch=0),
-            )
-        )  # fmt: skip
-    responses = [kind(topic_id=topic_id, partitions=partitions) for topic_id, partitions in topics.items()]
-    return ShareAcknowledgeResponse(
-        throttle_time_ms=0, error_code=code, error_message=None, acquisition_lock_timeout_ms=lock_ms,
-        responses=responses, node_endpoints=[],
-    )  # fmt: skip
+    topic = ShareAcknowledgeResponse.ShareAcknowledgeTopicResponse
+    part = topic.PartitionData
+    partitions = {
+        each.place: part(
+            partition_index=each.place[1], error_code=each.acknowledged, error_message=each.acknowledge_message,
+            current_leader=part.LeaderIdAndEpoch(leader_id=0, leader_epoch=0),
+        )
+        for each in answers
+    }  # fmt: skip
+    return _response(ShareAcknowledgeResponse, topic, code, lock_ms, partitions)
 
 
 APIS = (

@@ -290,8 +290,8 @@ def alter_group_configs(
     """
     check_group_id(group_id)
     check_group_config_names(changes)
-    given = {name: value for name, value in changes.items() if value is not None}
-    valid = validate_group_overrides(given, store.settings)
+    values = {name: value for name, value in changes.items() if value is not None}
+    valid = validate_group_overrides(values, store.settings)
 
     def changed(before: Mapping[str, str]) -> dict[str, str]:
         kept = {} if replace_all else {name: value for name, value in before.items() if name not in changes}

@@ -68,7 +68,7 @@ class ShareAnswer:
 
 @dataclass(frozen=True)
 class _State:
-    """What a heartbeat reads."""
+    """The state of a group and its topics, as of one read, before a heartbeat."""
 
     group: group_rows.GroupRow | None
     member: group_rows.MemberRow | None

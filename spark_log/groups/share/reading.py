@@ -46,7 +46,7 @@ class _Read:
 
 @dataclass
 class _Partition:
-    """What is read of a partition. The stretches are sorted and do not overlap."""
+    """The stretches of a partition that this process has read. They are sorted and do not overlap."""
 
     version: tuple[int, int]
     read: list[_Read] = field(default_factory=list)

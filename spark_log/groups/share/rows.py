@@ -320,7 +320,7 @@ def save_configs(connection: sa.Connection, group_id: str, configs: Mapping[str,
 
 
 class Offer(NamedTuple):
-    """What a partition may have for a member, as of the last read."""
+    """The counts and times that decide whether a poll finds records in a partition, as of the last read."""
 
     next_offset: int
     start_offset: int

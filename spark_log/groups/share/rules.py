@@ -369,7 +369,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Request:
-    """What a poll wants of one partition."""
+    """The member and the limits of one poll."""
 
     member: str
     records_max: int = 500

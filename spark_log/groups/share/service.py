@@ -27,7 +27,7 @@ from spark_log.metadata.store import Attempt, Store, StoreClock
 
 @dataclass(frozen=True)
 class Readable:
-    """What a process has read of a partition, and the version of the log then (`LogFacts.version`)."""
+    """The records of a partition that a process has read, and the version of the log then (`LogFacts.version`)."""
 
     version: tuple[int, int]
     stretches: Sequence[Stretch]
@@ -79,7 +79,7 @@ class Outcome:
     archived: set[Key] = field(default_factory=set)
     """Partitions in which this transaction archived records, which wait for their dead letters."""
     offers: dict[Key, rows.Offer] = field(default_factory=dict)
-    """What the partitions of the poll have after the transaction, without the due time of delayed records."""
+    """The offers of the partitions of the poll after the transaction, without the due time of delayed records."""
 
 
 def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> list[Outcome]:
@@ -341,7 +341,7 @@ def _locked(connection: sa.Connection, group_id: str, keys: Iterable[Key], now: 
 
 @dataclass(frozen=True)
 class Look:
-    """What the partitions of a group may have for a member, as of one read."""
+    """The offers of all partitions of a group to its members, as of one read."""
 
     offers: dict[Key, rows.Offer]
     due: dict[Key, list[Delayed]]
