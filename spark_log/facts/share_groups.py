@@ -15,6 +15,7 @@ from spark_log.facts.groups import GroupDescription, describe_group
 from spark_log.facts.share_partitions import SharePartition, share_partitions, total_lag
 from spark_log.groups.consumer.rows import SHARE
 from spark_log.groups.share import rows
+from spark_log.groups.share.members import not_a_share_group
 from spark_log.groups.share.reading import ShareReads, near
 from spark_log.groups.share.rules import AVAILABLE, REJECTED, Range
 from spark_log.ids import TopicPartition
@@ -72,7 +73,7 @@ def describe_share_group(store: Store, group_id: str) -> ShareGroupDescription:
         if described.state == "Dead":
             raise GroupIdNotFoundError(f"Group {group_id} not found.")
         if described.type != SHARE:
-            raise GroupIdNotFoundError(f"Group {group_id} is not a share group.")
+            raise not_a_share_group(group_id)
         overrides = rows.read_configs(connection, group_id)
         config = GroupConfig.of(overrides, store.settings)
         return ShareGroupDescription(described, tuple(share_partitions(connection, group_id)), config)

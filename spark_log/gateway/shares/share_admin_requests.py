@@ -4,6 +4,7 @@ from which a group reads.
 
 import uuid
 from functools import partial
+from typing import TypeVar
 
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
@@ -39,6 +40,7 @@ _ASSIGNOR = "simple"
 """Kafka's name of the assignor that gives every member every partition."""
 _NOT_HOSTED = "This server does not host this topic-partition."
 _NOT_EMPTY = "The group is not empty."
+_T = TypeVar("_T")
 
 
 async def share_group_describe(services: Services, request: Message, client: Client) -> Message:
@@ -180,9 +182,7 @@ def _alter(services: Services, request: Message) -> Message:
     return AlterShareGroupOffsetsResponse(throttle_time_ms=0, error_code=NONE, error_message=None, responses=responses)
 
 
-def _named(
-    outcome: Outcome[dict[TopicPartition, SparkLogError | None]],
-) -> Outcome[dict[TopicPartition, SparkLogError | None]]:
+def _named(outcome: Outcome[_T]) -> Outcome[_T]:
     """Return the outcome with Kafka's text for a group that has members."""
     not_empty = outcome.code == error_code(NonEmptyGroupError())
     return Outcome(outcome.code, _NOT_EMPTY) if not_empty else outcome
@@ -197,13 +197,12 @@ def _delete(services: Services, request: Message) -> Message:
     kind = DeleteShareGroupOffsetsResponse.DeleteShareGroupOffsetsResponseTopic
     names = [topic.topic_name for topic in request.topics]
     found = services.topics.find(filter(is_legal, names))
-    outcome = outcome_of(lambda: delete_share_offsets(services.cluster.store, check_group_id(request.group_id), names))
+    store, group_id = services.cluster.store, request.group_id
+    outcome = _named(outcome_of(lambda: delete_share_offsets(store, check_group_id(group_id), names)))
     if outcome.result is None:
-        not_empty = outcome.code == error_code(NonEmptyGroupError())
         return DeleteShareGroupOffsetsResponse(
-            throttle_time_ms=0, error_code=outcome.code, error_message=_NOT_EMPTY if not_empty else outcome.message,
-            responses=[],
-        )  # fmt: skip
+            throttle_time_ms=0, error_code=outcome.code, error_message=outcome.message, responses=[]
+        )
     responses = []
     for name in names:
         error = outcome.result[name]
