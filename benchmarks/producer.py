@@ -7,6 +7,7 @@ after a warm-up, with the spread beside it. Durable: an acknowledgement waits fo
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -151,6 +152,7 @@ def report(title: str, arguments: argparse.Namespace, rows: Callable[[str, str],
             address = url or f"{folder}/cluster"
             Cluster.init(address, log_dir=f"{folder}/log-dir" if url else None).close()
             for row in rows(address, store):
+                print(f"{row.what}, {row.store}: {row.measured}", file=sys.stderr, flush=True)
                 table.add_row(row.what, row.store, row.measured, row.bar)
     console = Console()
     console.print(table)

@@ -127,7 +127,7 @@ class Bench:
         )
 
     def _redelivery(self) -> Row:
-        self._topic("redelivery", 1, 10_000, share_record_lock_duration_ms=200, share_delivery_count_limit=10)
+        self._topic("redelivery", 1, 100_000, share_record_lock_duration_ms=200, share_delivery_count_limit=10)
         late = []
         with (
             self._consumer("redelivery", explicit=True, mode="record_limit", records=1) as slow,

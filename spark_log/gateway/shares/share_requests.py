@@ -38,7 +38,7 @@ from spark_log.gateway.shares.share_sessions import (
     note_acknowledged,
     wait_s,
 )
-from spark_log.groups.share.polling import Result, Taken
+from spark_log.groups.share.polling import Result, Steps, Taken
 from spark_log.groups.share.rules import Acknowledgement, Range, Request
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.schema import TimestampType
@@ -129,7 +129,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
     places: Mapping[Key, Place] = {}
     if epoch == FINAL:
-        found = _Found(await services.call(_close, services, session, checked))
+        found = _Found(await _acknowledge(services, session, checked, closes=True))
         shares.close(session)
     else:
         session.add_places(asked.places)
@@ -222,8 +222,10 @@ async def _poll(
     failed = any(each.code for each in checked.values())
     errors: dict[Key, SparkLogError | None] = {}
     while True:
-        seen, found = await services.call(_attempt, services, session, wanted, assigned, acknowledgements)
+        steps = _attempt(services, session, wanted, assigned, acknowledgements)
+        seen, found = await services.shares.together.run(steps, services.call, request_context.get().cpu)
         result = found.result
+        await _write_letters(services, session, result)
         errors |= result.errors
         left_s = until_s - clock.monotonic_s()
         if result.taken or left_s <= 0 or errors or failed or result.unread or not assigned or session.ended:
@@ -237,21 +239,33 @@ async def _poll(
 def _attempt(
     services: Services, session: Session, wanted: Request, assigned: Mapping[Key, str],
     acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
-) -> tuple[int, _Found]:  # fmt: skip
-    """Acknowledge and acquire, and return the number of the store's last change before it too. It blocks."""
+) -> Steps[tuple[int, _Found]]:  # fmt: skip
+    """Acknowledge and acquire, and return the number of the store's last change before it too."""
     polls, seen = services.shares.polls, services.changes.current()
-    result = polls.attempt(session.group_id, wanted, assigned, acknowledgements)
+    result = yield from polls.steps(session.group_id, wanted, assigned, acknowledgements)
     if result.taken and not session.take(result.taken):
         locks = {taken.key: frozenset(r.lock for r, _ in taken.parts) for taken in result.taken}
-        polls.acknowledge(session.group_id, session.member_id, {}, locks)
+        yield from polls.acknowledgement(session.group_id, session.member_id, {}, locks)
         result = replace(result, taken=())
     found = _Found(result, None)
     return seen, found if _bytes_of(found) > _AT_ONCE_BYTES else _Found(result, _all_encoded(result.taken))
 
 
-def _close(services: Services, session: Session, checked: Mapping[Key, Checked]) -> Result:
+async def _acknowledge(
+    services: Services, session: Session, checked: Mapping[Key, Checked], *, closes: bool
+) -> Result:  # fmt: skip
+    """Acknowledge, and release all other records of a session that closes."""
     acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
-    return services.shares.polls.acknowledge(session.group_id, session.member_id, acknowledgements, session.end())
+    release = session.end() if closes else None
+    steps = services.shares.polls.acknowledgement(session.group_id, session.member_id, acknowledgements, release)
+    result = await services.shares.together.run(steps, services.call, request_context.get().cpu)
+    await _write_letters(services, session, result)
+    return result
+
+
+async def _write_letters(services: Services, session: Session, result: Result) -> None:
+    if result.archived:
+        await services.call(services.shares.polls.write_letters, session.group_id, result.archived)
 
 
 def _note_acknowledgements(
@@ -355,14 +369,9 @@ async def share_acknowledge(services: Services, request: Message, client: Client
     asked = await _find(services, session, client, request.topics)
     checked = await services.compute(check_acknowledgements, session, asked.batches, renews=renews, code_of=error_code)
     answers = {place: _Answer(place, acknowledged=code) for place, code in asked.errors.items()}
+    result = await _acknowledge(services, session, checked, closes=epoch == FINAL)
     if epoch == FINAL:
-        result = await services.call(_close, services, session, checked)
         services.shares.close(session)
-    else:
-        acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
-        result = await services.call(
-            services.shares.polls.acknowledge, session.group_id, session.member_id, acknowledgements
-        )
     await services.compute(_note_acknowledgements, services, session, asked, checked, result, answers)
     return _acknowledge_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
 

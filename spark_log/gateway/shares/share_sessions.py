@@ -19,8 +19,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.gateway.protocol.error_codes import NONE
+from spark_log.gateway.shares.polls_together import PollsTogether
 from spark_log.groups.share.dead_letters import DeadLetters
-from spark_log.groups.share.polling import CombinedPolls, SharePolls, Taken
+from spark_log.groups.share.polling import SharePolls, Taken
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
 from spark_log.log.log import Log
@@ -173,8 +174,8 @@ class Shares:
 
     def __init__(self, cluster: Cluster, log: Log, run_own: Callable[..., Awaitable[Any]]) -> None:
         """`log` writes dead letters. `run_own` calls a blocking function in a thread of the gateway."""
-        combined = CombinedPolls(cluster.store)
-        self.polls = SharePolls(cluster, ShareReads(cluster), combined.run, DeadLetters(lambda: log))
+        self.polls = SharePolls(cluster, ShareReads(cluster), dead_letters=DeadLetters(lambda: log))
+        self.together = PollsTogether(cluster.store, run_own)
         self._store, self._run_own = cluster.store, run_own
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ending: set[Any] = set()

@@ -2,8 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -69,6 +71,8 @@ class Result:
     """When the transaction began, by this process's monotonic clock: the locks last from then on, or longer."""
     unread: frozenset[Key] = frozenset()
     """Assigned partitions that the group does not read: no heartbeat has made their rows, or they were deleted."""
+    archived: frozenset[Key] = frozenset()
+    """Partitions in which the poll archived records, which wait for their dead letters."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,34 @@ class _Seen:
 
 
 Run = Callable[[Poll], Outcome]
+T = TypeVar("T")
+Steps = Generator[Poll | None, Outcome | None, T]
+"""The steps of a poll. It yields a Poll that must run in a transaction, and gets its outcome or its error. It yields
+None before it blocks for another reason: it reads the store or log files. In between it only computes.
+"""
+
+
+def run_steps(steps: Steps[T], run: Run) -> T:
+    """Take all steps in this thread, and return their result."""
+    try:
+        step = next(steps)
+        while True:
+            if step is None:
+                step = next(steps)
+                continue
+            try:
+                outcome = run(step)
+            except Exception as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(outcome)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class _WouldBlock(Exception):
+    """Records must be read first."""
 
 
 class SharePolls:
@@ -88,7 +120,9 @@ class SharePolls:
     def __init__(
         self, cluster: Cluster, reads: ShareReads, run: Run | None = None, dead_letters: DeadLetters | None = None
     ) -> None:
-        """`run` runs a poll; by default in a transaction of its own. Without `dead_letters`, others write them."""
+        """`run` runs the polls of this class's own threads; by default each in a transaction. Without `dead_letters`,
+        others write them.
+        """
         self._store: Store = cluster.store
         self._reads = reads
         self._transact = run or (lambda poll: run_polls(cluster.store, [poll])[0])
@@ -140,43 +174,7 @@ class SharePolls:
         """As `poll`, without waiting. `Result.wait_ms` says when the next one may find records, unless the store
         changes before. An error after the acknowledgements were applied is not raised: the next poll meets it.
         """
-        errors: dict[Key, SparkLogError | None] = {}
-        waiting = dict(acknowledgements)
-        before = self._remembered(group_id)
-        lock_ms = 0
-        try:
-            while True:
-                seen = before or self._look(group_id)
-                readable: dict[Key, Readable] = {}
-                try:
-                    if request.records_max > 0:
-                        readable = self._readable(group_id, seen.look, request, assigned)
-                except SparkLogError:
-                    if not waiting:  # acknowledgements do not need the partitions' records
-                        raise
-                if readable or waiting:
-                    poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
-                    began_s = clock.monotonic_s()
-                    outcome = self._run(poll)
-                    errors |= outcome.errors
-                    waiting, lock_ms = {}, outcome.lock_ms
-                    for key in outcome.stale:
-                        self._reads.forget(key)
-                    if outcome.acquired:
-                        self._remember(group_id, seen, outcome)
-                        return _result(poll, outcome, errors, began_s)
-                    if outcome.stale and before is None:
-                        continue
-                if before is not None:
-                    before = None
-                    continue
-                found = look(self._store, group_id) if readable else seen.look
-                lock_ms, unread = found.config.share_record_lock_duration_ms, assigned.keys() - found.offers.keys()
-                return Result(errors, (), lock_ms, next_change_ms(found, assigned), unread=frozenset(unread))
-        except SparkLogError:
-            if not errors:
-                raise
-            return Result(errors, (), lock_ms)
+        return self._run(group_id, self.steps(group_id, request, assigned, acknowledgements))
 
     def acknowledge(
         self,
@@ -186,18 +184,83 @@ class SharePolls:
         release: Mapping[Key, frozenset[int]] | None = None,
     ) -> Result:
         """Acknowledge, and with `release` end locks of the member, which closes."""
+        return self._run(group_id, self.acknowledgement(group_id, member_id, acknowledgements, release))
+
+    def _run(self, group_id: str, steps: Steps[Result]) -> Result:
+        result = run_steps(steps, self._transact)
+        self.write_letters(group_id, result.archived)
+        return result
+
+    def write_letters(self, group_id: str, keys: Iterable[Key]) -> None:
+        """Write the dead letters of partitions in which a poll has archived records."""
+        if self._dead_letters is not None:
+            for key in sorted(keys):
+                self._dead_letters.write(group_id, key)
+
+    def acknowledgement(
+        self,
+        group_id: str,
+        member_id: str,
+        acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
+        release: Mapping[Key, frozenset[int]] | None = None,
+    ) -> Steps[Result]:
+        """The steps of `acknowledge`. The dead letters are not written."""
         if not acknowledgements and not release:
             return Result()
-        outcome = self._run(Poll(group_id, member_id, acknowledgements, release or {}))
-        return Result(outcome.errors, (), outcome.lock_ms)
+        outcome = yield Poll(group_id, member_id, acknowledgements, release or {})
+        assert outcome is not None
+        return Result(outcome.errors, (), outcome.lock_ms, archived=frozenset(outcome.archived))
 
-    def _run(self, poll: Poll) -> Outcome:
-        """Run a poll, then write the dead letters of the records that it archived."""
-        outcome = self._transact(poll)
-        if self._dead_letters is not None:
-            for key in sorted(outcome.archived):
-                self._dead_letters.write(poll.group_id, key)
-        return outcome
+    def steps(
+        self,
+        group_id: str,
+        request: Request,
+        assigned: Mapping[Key, str],
+        acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
+    ) -> Steps[Result]:
+        """The steps of `attempt`. The dead letters are not written."""
+        errors: dict[Key, SparkLogError | None] = {}
+        waiting, archived, lock_ms = dict(acknowledgements), frozenset[Key](), 0
+        before = self._remembered(group_id)
+        try:
+            while True:
+                if before is None:
+                    yield None
+                seen = before or self._look(group_id)
+                readable: dict[Key, Readable] = {}
+                try:
+                    if request.records_max > 0:
+                        readable = yield from self._readable(group_id, seen.look, request, assigned)
+                except SparkLogError:
+                    if not waiting:  # acknowledgements do not need the partitions' records
+                        raise
+                if readable or waiting:
+                    poll = Poll(group_id, request.member, waiting, {}, readable, request if readable else None)
+                    began_s = clock.monotonic_s()
+                    outcome = yield poll
+                    assert outcome is not None
+                    errors |= outcome.errors
+                    waiting, lock_ms, archived = {}, outcome.lock_ms, archived | outcome.archived
+                    for key in outcome.stale:
+                        self._reads.forget(key)
+                    if outcome.acquired:
+                        self._remember(group_id, seen, outcome)
+                        taken = _taken(poll, outcome)
+                        return Result(errors, taken, lock_ms, began_s=began_s, archived=archived)
+                    if outcome.stale and before is None:
+                        continue
+                if before is not None:
+                    before = None
+                    continue
+                yield None
+                found = look(self._store, group_id) if readable else seen.look
+                lock_ms, unread = found.config.share_record_lock_duration_ms, assigned.keys() - found.offers.keys()
+                wait_ms = next_change_ms(found, assigned)
+                return Result(errors, (), lock_ms, wait_ms, unread=frozenset(unread), archived=archived)
+        except SparkLogError:
+            if not errors:
+                raise
+            return Result(errors, (), lock_ms, archived=archived)
 
     def _look(self, group_id: str) -> _Seen:
         began_s = clock.monotonic_s()
@@ -227,29 +290,25 @@ class SharePolls:
 
     def _readable(
         self, group_id: str, seen: Look, request: Request, assigned: Mapping[Key, str]
-    ) -> dict[Key, Readable]:
-        """Read partitions that have records for the member, beginning at its turn, until they offer enough. Raises the
-        error of a partition that cannot be read, if there is no other one.
+    ) -> Steps[dict[Key, Readable]]:
+        """Read partitions that have records for the member, until they offer enough. Raises the error of a partition
+        that cannot be read, if there is no other one.
         """
         limits = rows.limits_of(seen.config)
-        keys = sorted(key for key in assigned if key in seen.offers)
-        if not keys:
-            return {}
-        with self._lock:
-            turn = self._turns.pop(request.member, hash(request.member))
-            self._turns[request.member] = turn + 1
-            if len(self._turns) > _TURNS_MAX:
-                self._turns.pop(next(iter(self._turns)))
-        begin = turn % len(keys)
         found: dict[Key, Readable] = {}
         failed: SparkLogError | None = None
         records = 0
-        for key in [*keys[begin:], *keys[:begin]]:
+        for key in self._in_turn(request.member, [key for key in assigned if key in seen.offers]):
             offer = seen.offers[key]
             if not has_work(offer, seen.now, limits):
                 continue
+            read = partial(self._read, group_id, key, assigned[key], offer, seen, limits.record_locks, request)
             try:
-                found[key] = self._read(group_id, key, assigned[key], offer, seen, limits.record_locks, request)
+                try:
+                    found[key] = read(at_once=True)
+                except _WouldBlock:
+                    yield None
+                    found[key] = read(at_once=False)
             except UnknownTopicOrPartitionError:
                 continue  # the next heartbeat brings an assignment without it
             except MetadataStoreUnavailableError:
@@ -267,6 +326,17 @@ class SharePolls:
             raise failed
         return found
 
+    def _in_turn(self, member: str, keys: Iterable[Key]) -> list[Key]:
+        """Return partitions in their order, beginning at another one for each poll of a member."""
+        ordered = sorted(keys)
+        with self._lock:
+            turn = self._turns.pop(member, hash(member))
+            self._turns[member] = turn + 1
+            if len(self._turns) > _TURNS_MAX:
+                self._turns.pop(next(iter(self._turns)))
+        begin = turn % len(ordered) if ordered else 0
+        return [*ordered[begin:], *ordered[:begin]]
+
     def _warn(self, group_id: str, key: Key, error: SparkLogError) -> None:
         now_s = clock.monotonic_s()
         if now_s - self._warned_s.get(key, -_WARN_S) >= _WARN_S:
@@ -274,11 +344,15 @@ class SharePolls:
             logger.warning("share group %r: partition %s cannot be read: %s", group_id, key, redact(str(error)))
 
     def _read(
-        self, group_id: str, key: Key, name: str, offer: rows.Offer, seen: Look, locks: int, request: Request
-    ) -> Readable:
+        self, group_id: str, key: Key, name: str, offer: rows.Offer, seen: Look, locks: int, request: Request,
+        *, at_once: bool,
+    ) -> Readable:  # fmt: skip
+        """Read the records that a poll may acquire. With `at_once` it raises _WouldBlock if that may take long."""
         needs: list[tuple[int, int]] = []
         ended = offer.wake_ms is not None and seen.now.expired(offer.wake_ms, offer.clock_epoch)
         if offer.available or ended:
+            if at_once:
+                raise _WouldBlock
             needs += self._available(group_id, key, request)
         due: Sequence[Delayed] = seen.due.get(key, ())
         needs += [(entry.offset, entry.offset + 1) for entry in due[:_DUE_MAX]]
@@ -289,7 +363,12 @@ class SharePolls:
             needs.append((max(offer.next_offset, log_start), high_watermark))
         elif needs:
             needs.append((needs[-1][1], needs[-1][1]))  # nothing more is read
-        return self._reads.readable(key, name, offer.log.version, needs, offer.start_offset)
+        if not at_once:
+            return self._reads.readable(key, name, offer.log.version, needs, offer.start_offset)
+        readable = self._reads.readable_at_once(key, offer.log.version, needs, offer.start_offset)
+        if readable is None:
+            raise _WouldBlock
+        return readable
 
     def _available(self, group_id: str, key: Key, request: Request) -> list[tuple[int, int]]:
         """Return Available ranges, and those whose locks ended, as many as one poll takes or more."""
@@ -310,54 +389,8 @@ class SharePolls:
         return found
 
 
-def _result(poll: Poll, outcome: Outcome, errors: Mapping[Key, SparkLogError | None], began_s: float) -> Result:
-    taken = [
+def _taken(poll: Poll, outcome: Outcome) -> list[Taken]:
+    return [
         Taken(key, poll.readable[key].records_of(ranges), poll.readable[key].version[0])
         for key, ranges in outcome.acquired.items()
     ]
-    return Result(errors, taken, outcome.lock_ms, began_s=began_s)
-
-
-_TOGETHER_MAX = 64
-
-
-class CombinedPolls:
-    """Runs the polls of many threads: one transaction at a time, in which all polls are that arrived meanwhile."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._turn, self._lock = threading.Lock(), threading.Lock()
-        self._queue: list[_Waiting] = []
-
-    def run(self, poll: Poll) -> Outcome:
-        """Run the poll, and return its outcome. Raises the errors of the store."""
-        mine = _Waiting(poll)
-        with self._lock:
-            self._queue.append(mine)
-        while mine.outcome is None and mine.error is None:
-            with self._turn:
-                if mine.outcome is None and mine.error is None:
-                    self._run_next()
-        if mine.error is not None:
-            raise mine.error
-        assert mine.outcome is not None
-        return mine.outcome
-
-    def _run_next(self) -> None:
-        with self._lock:
-            together, self._queue = self._queue[:_TOGETHER_MAX], self._queue[_TOGETHER_MAX:]
-        try:
-            outcomes = run_polls(self._store, [each.poll for each in together])
-        except BaseException as error:
-            for each in together:
-                each.error = error
-        else:
-            for each, outcome in zip(together, outcomes, strict=True):
-                each.outcome = outcome
-
-
-@dataclass
-class _Waiting:
-    poll: Poll
-    outcome: Outcome | None = None
-    error: BaseException | None = None

@@ -51,6 +51,9 @@ class _Partition:
     version: tuple[int, int]
     read: list[_Read] = field(default_factory=list)
     following: "_Following | None" = None
+    fetcher: Fetcher = field(default_factory=lambda: Fetcher({}))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the partition is read, which may take long."""
 
     def missing(self, first: int, end: int) -> tuple[int, int] | None:
         """Return the first part of first <= offset < end that was not read."""
@@ -66,6 +69,15 @@ class _Partition:
     def add(self, read: _Read) -> None:
         self.read = sorted([*self.read, read], key=lambda each: each.stretch.first)
 
+    def forget_below(self, needs: Sequence[tuple[int, int]], keep_from: int) -> None:
+        """Forget what ends below `keep_from` and below all `needs`."""
+        low = min([keep_from, *(first for first, _ in needs)])
+        self.read = [each for each in self.read if each.stretch.end > low]
+
+    @property
+    def readable(self) -> Readable:
+        return Readable(self.version, [each.stretch for each in self.read], [each.records for each in self.read])
+
 
 @dataclass
 class _Following:
@@ -76,13 +88,15 @@ class _Following:
 
 
 class ShareReads:
-    """The records that a process has read for share groups. Safe to share between threads; one thread reads at once."""
+    """The records that a process has read for share groups. Safe to share between threads. One thread at a time reads a
+    partition; those of other partitions do not wait for it.
+    """
 
     def __init__(self, cluster: Cluster, rack: str | None = None) -> None:
         self._cluster, self._rack = cluster, rack
-        self._fetcher = Fetcher({})
         self._partitions: OrderedDict[Key, _Partition] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        """Held while `_partitions` changes."""
 
     def readable(
         self, key: Key, name: str, version: tuple[int, int], needs: Sequence[tuple[int, int]], keep_from: int
@@ -92,20 +106,42 @@ class ShareReads:
 
         Raises the errors of reading, and UnknownTopicOrPartitionError if the topic does not exist any more.
         """
-        with self._lock:
-            here = self._partitions.get(key)
-            if here is None or here.version != version:
-                here = self._partitions[key] = _Partition(version)
-            self._partitions.move_to_end(key)
-            low = min([keep_from, *(first for first, _ in needs)])
-            here.read = [each for each in here.read if each.stretch.end > low]
+        here = self._partition(key, version)
+        with here.lock:
+            here.forget_below(needs, keep_from)
             for first, end in needs[:-1]:
                 while (missing := here.missing(first, end)) is not None:
                     self._read(key, name, here, missing)
             if needs and (missing := here.missing(*needs[-1])) is not None and missing[0] == needs[-1][0]:
                 self._read(key, name, here, missing)
-            self._evict(key)
-            return Readable(here.version, [each.stretch for each in here.read], [each.records for each in here.read])
+            readable = here.readable
+        self._evict(key)
+        return readable
+
+    def readable_at_once(
+        self, key: Key, version: tuple[int, int], needs: Sequence[tuple[int, int]], keep_from: int
+    ) -> Readable | None:
+        """As `readable`. None if records must be read for it, or another thread reads the partition."""
+        here = self._partition(key, version)
+        if not here.lock.acquire(blocking=False):
+            return None
+        try:
+            here.forget_below(needs, keep_from)
+            if any(here.missing(first, end) is not None for first, end in needs[:-1]):
+                return None
+            if needs and (missing := here.missing(*needs[-1])) is not None and missing[0] == needs[-1][0]:
+                return None
+            return here.readable
+        finally:
+            here.lock.release()
+
+    def _partition(self, key: Key, version: tuple[int, int]) -> _Partition:
+        with self._lock:
+            here = self._partitions.get(key)
+            if here is None or here.version != version:
+                here = self._partitions[key] = _Partition(version)
+            self._partitions.move_to_end(key)
+            return here
 
     def forget(self, key: Key) -> None:
         with self._lock:
@@ -146,18 +182,19 @@ class ShareReads:
         found, slices = self._cluster.store.read(plan)
         if found.version != here.version:
             here.read, here.version = [], found.version
-        if self._fetcher.renewal_due(slices):
-            self._fetcher.renew(self._cluster.log_dirs())
+        if here.fetcher.renewal_due(slices):
+            here.fetcher.renew(self._cluster.log_dirs())
         stop = slices[-1].end if slices else min(end, found.positions.high_watermark)
-        return _parts(self._fetcher, slices, start, max(stop, start + 1))
+        return _parts(here.fetcher, slices, start, max(stop, start + 1))
 
     def _evict(self, but: Key) -> None:
-        total = sum(each.bytes for here in self._partitions.values() for each in here.read)
-        for key in list(self._partitions):
-            if total <= _CACHE_BYTES:
-                return
-            if key != but:
-                total -= sum(each.bytes for each in self._partitions.pop(key).read)
+        with self._lock:
+            total = sum(each.bytes for here in self._partitions.values() for each in here.read)
+            for key in list(self._partitions):
+                if total <= _CACHE_BYTES:
+                    return
+                if key != but:
+                    total -= sum(each.bytes for each in self._partitions.pop(key).read)
 
 
 def near(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

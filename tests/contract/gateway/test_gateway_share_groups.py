@@ -26,9 +26,10 @@ from spark_log.gateway.protocol.schemas import (
 from spark_log.gateway.shares import share_requests
 from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import rows
-from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.polling import SharePolls, run_steps
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Request
+from spark_log.groups.share.service import run_polls
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
@@ -215,7 +216,8 @@ def test_large_records_are_encoded_once_their_memory_is_reserved(gateway, client
     services = SimpleNamespace(shares=SimpleNamespace(polls=polls), changes=cluster.store.changes)
     key = (topic.topic_id, 0)
     for asked, encoded in ((Request("m", 1), False), (Request("m", 1), True)):  # the large record, the small one
-        _, found = share_requests._attempt(services, Session("g", "m", "c"), asked, {key: "large"}, {})
+        steps = share_requests._attempt(services, Session("g", "m", "c"), asked, {key: "large"}, {})
+        _, found = run_steps(steps, lambda poll: run_polls(cluster.store, [poll])[0])
         assert (len(found.result.taken), found.records is not None) == (1, encoded)
 
 

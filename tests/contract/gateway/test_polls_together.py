@@ -1,0 +1,141 @@
+"""Polls of share groups by many connections of a gateway: they share transactions, and one does not stop the others."""
+
+import asyncio
+import threading
+
+import pytest
+
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.gateway.limits.request_context import CpuTime
+from spark_log.gateway.shares import polls_together
+from spark_log.gateway.shares.polls_together import PollsTogether
+from spark_log.groups.share import polling, rows
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import Request
+from spark_log.groups.share.service import Poll
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.share_members import ShareMember
+
+MEMBERS = 10
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def jobs(cluster, produce):
+    """Topics `fast` and `slow`, with 100 records each, and members of their groups."""
+    producer, configs = produce(), {"share.auto.offset.reset": "earliest"}
+    for topic in ("fast", "slow"):
+        create_topic(cluster, topic)
+        cluster.store.transact(lambda connection, _, group=topic: rows.save_configs(connection, group, configs))
+        for number in range(100):
+            producer.send(topic, b"%d" % number)
+    producer.flush()
+    return {topic: ShareMember(cluster, (topic,), topic) for topic in ("fast", "slow")}
+
+
+@pytest.fixture
+def transactions(monkeypatch):
+    """The numbers of polls in each transaction."""
+    made, run_polls = [], polls_together.run_polls
+    monkeypatch.setattr(
+        polls_together, "run_polls", lambda store, polls: made.append(len(polls)) or run_polls(store, polls)
+    )
+    return made
+
+
+class Requests:
+    """Requests that a gateway runs together."""
+
+    def __init__(self, cluster, reads=None):
+        self.polls = SharePolls(cluster, reads or ShareReads(cluster))
+        self._together = PollsTogether(cluster.store, asyncio.to_thread)
+
+    async def poll(self, member, member_id="m1", cpu=None):
+        """Return the number of acquired records, of which one is asked for."""
+        steps = self.polls.steps(member.group, Request(member_id, 1, whole_batches=False), member.assigned, {})
+        return await self.run(steps, cpu), member_id
+
+    async def run(self, steps, cpu=None):
+        result = await self._together.run(steps, asyncio.to_thread, cpu)
+        return sum(r.length for taken in result.taken for r, _ in taken.parts)
+
+
+def test_polls_that_arrive_meanwhile_share_a_transaction(cluster, jobs, transactions, monkeypatch):
+    monkeypatch.setattr(polling, "_REMEMBERED_S", WAIT_S)  # else a poll looks at the store by itself
+    requests = Requests(cluster)
+
+    async def run():
+        await requests.poll(jobs["fast"])
+        transactions.clear()
+        return await asyncio.gather(*(requests.poll(jobs["fast"], f"m{number}") for number in range(MEMBERS)))
+
+    assert asyncio.run(run()) == [(1, f"m{number}") for number in range(MEMBERS)]
+    assert transactions == [MEMBERS]
+
+
+def test_a_read_that_hangs_does_not_stop_the_groups_of_other_topics(cluster, jobs, monkeypatch):
+    reads, hangs = ShareReads(cluster), threading.Event()
+    read = reads._read
+
+    def read_or_hang(key, name, *more):
+        if name == "slow":
+            hangs.wait(WAIT_S)
+        read(key, name, *more)
+
+    monkeypatch.setattr(reads, "_read", read_or_hang)
+    requests = Requests(cluster, reads)
+
+    async def run():
+        hangs.set()
+        for topic in jobs:
+            await requests.poll(jobs[topic])
+        for key in jobs["slow"].assigned:
+            reads.forget(key)
+        hangs.clear()
+        slow = [asyncio.create_task(requests.poll(jobs["slow"], f"m{number}")) for number in range(2)]
+        try:
+            for _ in range(3):
+                assert await asyncio.wait_for(requests.poll(jobs["fast"]), WAIT_S / 2) == (1, "m1")
+            assert not any(task.done() for task in slow)
+        finally:
+            hangs.set()
+        assert await asyncio.gather(*slow) == [(1, "m0"), (1, "m1")]
+
+    asyncio.run(run())
+
+
+def test_a_poll_that_fails_does_not_fail_those_of_the_same_transaction(cluster, jobs):
+    requests = Requests(cluster)
+
+    def broken():
+        yield Poll("fast", "m2", {(1, 0): None})  # an error that no rule foresees
+
+    async def run():
+        await requests.poll(jobs["fast"])
+        good = [asyncio.create_task(requests.poll(jobs["fast"], f"m{number}")) for number in range(2)]
+        with pytest.raises(TypeError):
+            await requests.run(broken())
+        return await asyncio.gather(*good)
+
+    assert asyncio.run(run()) == [(1, "m0"), (1, "m1")]
+
+
+def test_the_steps_get_the_error_of_their_transaction(cluster, jobs, monkeypatch):
+    def refused(_store, _polls):
+        raise UnknownTopicOrPartitionError("refused")
+
+    monkeypatch.setattr(polls_together, "run_polls", refused)
+    with pytest.raises(UnknownTopicOrPartitionError, match="refused"):
+        asyncio.run(Requests(cluster).poll(jobs["fast"]))
+
+
+def test_computations_count_for_the_quota_of_the_client(cluster, jobs):
+    requests, cpu = Requests(cluster), CpuTime()
+
+    async def run():
+        await requests.poll(jobs["fast"])
+        await requests.poll(jobs["fast"], cpu=cpu)
+
+    asyncio.run(run())
+    assert cpu.seconds > 0
