@@ -8,30 +8,25 @@ whose lock ends, delayed records, rejected records with dead letters, and member
 import argparse
 import multiprocessing
 import resource
-import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
+from benchmarks import queue_gateway
 from benchmarks.kafka_report import percentiles
 from benchmarks.producer import Row, report
 from spark_log import AcknowledgeType, Producer, ShareConsumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
-from spark_log.gateway.protocol.schemas import ShareFetchRequest, ShareGroupHeartbeatRequest
 from spark_log.groups.share import rows
 from spark_log.groups.share.rules import Delayed
 from spark_log.groups.share.service import look
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
 
 VALUE = b"x" * 100
 GROUP = "workers"
@@ -59,7 +54,7 @@ class Bench:
         yield from self._delays()
         yield self._dead_letters()
         yield self._idle()
-        yield self._gateway()
+        yield from self._gateway()
 
     @contextmanager
     def _cluster(self) -> Iterator[Cluster]:
@@ -95,14 +90,10 @@ class Bench:
             name = f"single-{processes}"
             self._topic(name, 4, 100_000)
             rate = self._together(processes, _poll_single, name, "record_limit")
-            bar = ">= 500/s" if self.store == "SQLite" else ">= 1,000/s (4 to 16 processes)"
+            bar = ">= 500/s" if self.store == "SQLite" else ">= 1,000/s (4 or 16 processes)"
             yield Row(f"poll of 1, record_limit, {processes} process(es)", self.store, f"{rate:,.0f} polls/s", bar)
-        with Producer(cluster=self.address) as producer:
-            began, count = time.perf_counter(), 0
-            while time.perf_counter() - began < self.arguments.seconds:
-                producer.send("single-1", VALUE, partition=0).get()
-                count += 1
-        yield Row("send().get() beside it", self.store, f"{count / self.arguments.seconds:,.0f}/s", "polls >= 0.8 x")
+            sends = self._together(processes, _send_single, name, "")
+            yield Row(f"send().get(), {processes} process(es)", self.store, f"{sends:,.0f}/s", "polls >= 0.8 x")
         self._topic("memory", 1, 500_000)
         rate = self._together(1, _poll_single, "memory", "batch_optimized")
         yield Row("poll(max_records=1), batch_optimized", self.store, f"{rate:,.0f} polls/s", ">= 20,000/s")
@@ -206,23 +197,19 @@ class Bench:
         process.start()
         share = float(queue.get())
         process.join()
-        return Row(
-            f"{members} members that wait, in one process", self.store, f"{share:.1%} of a core", "< 5 % with 200"
-        )
+        return Row(f"{members} members that wait, in one process", self.store, f"{share:.1%} of a core", "")
 
-    def _gateway(self) -> Row:
-        """16 Kafka clients, each with a connection of its own, that fetch one record and acknowledge it."""
-        self._topic("wire", 4, 100_000)
-        with (
-            tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder,
-            GatewayProcess(Path(folder), self.address, "--workers", "2") as gateway,
-        ):
-            with WireConnection(gateway.port) as connection:
-                topic_id = _Fetcher(connection, "joins").join("wire")
-            rate = self._together(2, _fetch_by_wire, topic_id.hex, str(gateway.port))
-        return Row(
-            "poll of 1 by 16 Kafka clients, a gateway of 2 processes", self.store, f"{rate:,.0f}/s", ">= 1,000/s"
-        )
+    def _gateway(self) -> Iterator[Row]:
+        self._topic("wire", 4, 200_000)
+        for workers in (1, 2):
+            with queue_gateway.gateway(self.address, workers) as port:
+                rate = queue_gateway.fetch_together(port, "wire", self.arguments.seconds)
+            what = f"poll of 1 by 16 Kafka clients, a gateway of {workers} process(es)"
+            yield Row(what, self.store, f"{rate:,.0f}/s", ">= 1,000/s")
+        members = 200
+        self._topic("quiet", 4, 0)
+        share = queue_gateway.cpu_while_waiting(self.address, "quiet", members, self.arguments.seconds * 5)
+        yield Row(f"{members} Kafka clients that wait, on a gateway", self.store, f"{share:.1%} of a core", "< 5 %")
 
     def _consumer(
         self, topic: str, *, explicit: bool = False, mode: str = "batch_optimized", records: int = 500
@@ -261,7 +248,8 @@ def _poll_all(address: str, topic: str, method: str, seconds: float, ready: obje
 
 def _poll_single(address: str, topic: str, mode: str, seconds: float, ready: object, queue: object) -> None:
     with ShareConsumer(topic, cluster=address, group_id=f"of-{topic}", share_acquire_mode=mode) as consumer:
-        consumer.poll(5_000, max_records=1)
+        for _ in range(16):  # until every partition has been read
+            consumer.poll(5_000, max_records=1)
         ready.wait()  # type: ignore[attr-defined]
         began, count = time.perf_counter(), 0
         while (taken := time.perf_counter() - began) < seconds:
@@ -269,73 +257,15 @@ def _poll_single(address: str, topic: str, mode: str, seconds: float, ready: obj
     queue.put(count / taken)  # type: ignore[attr-defined]
 
 
-@dataclass
-class _Fetcher:
-    """A Kafka client of group of-wire."""
-
-    connection: WireConnection
-    member: str
-    epoch: int = 0
-
-    def join(self, topic: str) -> uuid.UUID:
-        """Join the group, and return the topic's id."""
-        request = ShareGroupHeartbeatRequest(
-            group_id="of-wire", member_id=self.member, member_epoch=0, rack_id=None, subscribed_topic_names=[topic]
-        )
-        [assigned] = self.connection.exchange(request, 1).assignment.topic_partitions
-        return uuid.UUID(str(assigned.topic_id))
-
-    def fetch(self, topic_id: uuid.UUID, acknowledged: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Acknowledge records by (partition, offset), and return those that were acquired."""
-        kind = ShareFetchRequest.FetchTopic
-        part = kind.FetchPartition
-        parts = [
-            part(
-                partition_index=number,
-                acknowledgement_batches=[
-                    part.AcknowledgementBatch(first_offset=offset, last_offset=offset, acknowledge_types=[1])
-                    for at, offset in acknowledged
-                    if at == number
-                ],
-            )
-            for number in (range(4) if self.epoch == 0 else {at for at, _ in acknowledged})
-        ]
-        request = ShareFetchRequest(
-            group_id="of-wire", member_id=self.member, share_session_epoch=self.epoch, max_wait_ms=500, min_bytes=1,
-            max_bytes=1 << 20, max_records=1, batch_size=1, share_acquire_mode=1, is_renew_ack=False,
-            topics=[kind(topic_id=topic_id, partitions=parts)] if parts else [], forgotten_topics_data=[],
-        )  # fmt: skip
-        answer = self.connection.exchange(request, 2)
-        assert answer.error_code == 0, answer
-        self.epoch += 1
-        return [
-            (each.partition_index, r.first_offset)
-            for topic in answer.responses
-            for each in topic.partitions
-            for r in each.acquired_records
-        ]
-
-
-def _fetch_by_wire(_address: str, topic_id: str, port: str, seconds: float, ready: object, queue: object) -> None:
-    """Eight clients in threads."""
-    counts = [0] * 8
-    ready.wait()  # type: ignore[attr-defined]
-    until = time.perf_counter() + seconds
-
-    def work(number: int) -> None:
-        with WireConnection(int(port)) as connection:
-            client = _Fetcher(connection, f"{id(counts)}-{number}")
-            held: list[tuple[int, int]] = []
-            while time.perf_counter() < until:
-                held = client.fetch(uuid.UUID(hex=topic_id), held)
-                counts[number] += len(held)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(counts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    queue.put(sum(counts) / seconds)  # type: ignore[attr-defined]
+def _send_single(address: str, topic: str, _how: str, seconds: float, ready: object, queue: object) -> None:
+    with Producer(cluster=address) as producer:
+        producer.send(topic, VALUE).get()
+        ready.wait()  # type: ignore[attr-defined]
+        began, count = time.perf_counter(), 0
+        while (taken := time.perf_counter() - began) < seconds:
+            producer.send(topic, VALUE).get()
+            count += 1
+    queue.put(count / taken)  # type: ignore[attr-defined]
 
 
 def _wait_idle(address: str, topic: str, members: int, seconds: float, queue: object) -> None:

@@ -46,8 +46,10 @@ def serve(cluster: "str | Cluster", *options: str) -> Iterator[str]:
 
 def _wait_until_started(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
-    if not process.stdout.readline():
-        raise InvalidConfigurationError(f"the gateway ended with exit code {process.wait()}; its log has the reason")
+    for line in process.stdout:
+        if " listens on " in line:  # with --metrics-port there is another line before
+            return
+    raise InvalidConfigurationError(f"the gateway ended with exit code {process.wait()}; its log has the reason")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

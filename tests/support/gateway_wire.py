@@ -51,6 +51,9 @@ class WireConnection:
         request.with_header(_CORRELATION_ID, self._client_id)
         self._socket.sendall(request.encode(header=True, framed=True)[:size])
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def readable(self, timeout_s: float) -> bool:
         """Whether bytes of the gateway, or its end of the connection, arrive within this time."""
         return bool(select.select([self._socket], [], [], timeout_s)[0])

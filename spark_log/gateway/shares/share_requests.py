@@ -36,7 +36,6 @@ from spark_log.gateway.shares.share_sessions import (
     check_ids,
     deadline_s,
     note_acknowledged,
-    wait_s,
 )
 from spark_log.groups.share.polling import Result, Steps, Taken
 from spark_log.groups.share.rules import Acknowledgement, Range, Request
@@ -231,7 +230,7 @@ async def _poll(
         if result.taken or left_s <= 0 or errors or failed or result.unread or not assigned or session.ended:
             return replace(found, result=replace(result, errors=errors))
         acknowledgements = {}
-        await services.changes.wait(seen, wait_s(left_s, result.wait_ms))
+        await services.shares.watches.wait(session.group_id, assigned, seen, result.wait_ms, left_s)
         if clock.monotonic_s() >= until_s or session.ended:  # the client asks again at once
             return found
 

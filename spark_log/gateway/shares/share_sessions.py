@@ -18,7 +18,9 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.protocol.error_codes import NONE
+from spark_log.gateway.shares.group_watches import GroupWatches
 from spark_log.gateway.shares.polls_together import PollsTogether
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.polling import SharePolls, Taken
@@ -172,10 +174,13 @@ class Session:
 class Shares:
     """The share sessions of a gateway process, and the polls of their members. Sessions belong to the event loop."""
 
-    def __init__(self, cluster: Cluster, log: Log, run_own: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self, cluster: Cluster, log: Log, changes: ChangeWatch, run_own: Callable[..., Awaitable[Any]]
+    ) -> None:
         """`log` writes dead letters. `run_own` calls a blocking function in a thread of the gateway."""
         self.polls = SharePolls(cluster, ShareReads(cluster), dead_letters=DeadLetters(lambda: log))
         self.together = PollsTogether(cluster.store, run_own)
+        self.watches = GroupWatches(self.polls, changes, run_own)
         self._store, self._run_own = cluster.store, run_own
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ending: set[Any] = set()
@@ -294,11 +299,6 @@ def note_acknowledged(session: Session, key: Key, acknowledgements: Sequence[Ack
             for ack in acknowledgements:
                 if ack.type != AcknowledgeType.RENEW:
                     held.remove(ack.first, ack.end, ack.lock)
-
-
-def wait_s(left_s: float, wait_ms: int | None) -> float:
-    """Return how long a fetch waits for a change."""
-    return max(0.0005, min([left_s, *([] if wait_ms is None else [wait_ms / 1000 + 0.001])]))
 
 
 def deadline_s(max_wait_ms: int) -> float:

@@ -43,6 +43,7 @@ _AVAILABLE_MAX = 1_000
 """The number of Available records that are read at once, also if a poll takes fewer."""
 _WAIT_S_MAX = 5.0
 _REMEMBERED_S = 0.2
+_SHARED_S = 1.0
 _GROUPS_MAX = 1_000
 _TURNS_MAX = 10_000
 """The number of members whose turn is remembered: those that polled last."""
@@ -81,6 +82,8 @@ class _Seen:
 
     look: Look
     looked_s: float
+    change: int = -1
+    """The number of the store's last change before the look."""
 
 
 Run = Callable[[Poll], Outcome]
@@ -129,6 +132,8 @@ class SharePolls:
         self._dead_letters = dead_letters
         self._seen: dict[str, _Seen] = {}
         """By group: what its last poll saw and left."""
+        self._looks: dict[str, _Seen] = {}
+        """By group: the last look."""
         self._turns: dict[str, int] = {}
         self._warned_s: dict[Key, float] = {}
         self._lock = threading.Lock()
@@ -222,11 +227,13 @@ class SharePolls:
         errors: dict[Key, SparkLogError | None] = {}
         waiting, archived, lock_ms = dict(acknowledgements), frozenset[Key](), 0
         before = self._remembered(group_id)
+        seen: _Seen | None
         try:
             while True:
-                if before is None:
+                seen = before or self._shared_look(group_id, assigned)
+                if seen is None:
                     yield None
-                seen = before or self._look(group_id)
+                    seen = self._look(group_id)
                 readable: dict[Key, Readable] = {}
                 try:
                     if request.records_max > 0:
@@ -252,21 +259,43 @@ class SharePolls:
                 if before is not None:
                     before = None
                     continue
-                yield None
-                found = look(self._store, group_id) if readable else seen.look
+                if readable:
+                    yield None
+                    seen = self._look(group_id)
+                found = seen.look
                 lock_ms, unread = found.config.share_record_lock_duration_ms, assigned.keys() - found.offers.keys()
                 wait_ms = next_change_ms(found, assigned)
+                if wait_ms is not None:
+                    wait_ms = max(0, wait_ms - int(1000 * (clock.monotonic_s() - seen.looked_s)))
                 return Result(errors, (), lock_ms, wait_ms, unread=frozenset(unread), archived=archived)
         except SparkLogError:
             if not errors:
                 raise
             return Result(errors, (), lock_ms, archived=archived)
 
+    def look(self, group_id: str) -> Look:
+        """Read what a poll of the group may find. The next polls use it too if nothing is committed meanwhile."""
+        return self._look(group_id).look
+
     def _look(self, group_id: str) -> _Seen:
-        began_s = clock.monotonic_s()
-        seen = look(self._store, group_id)
-        self._write_letters_of_others(group_id, seen)
-        return _Seen(seen, began_s)
+        began_s, change = clock.monotonic_s(), self._store.changes.current()
+        seen = self._looks[group_id] = _Seen(look(self._store, group_id), began_s, change)
+        if len(self._looks) > _GROUPS_MAX:
+            self._looks = {group_id: seen}
+        self._write_letters_of_others(group_id, seen.look)
+        return seen
+
+    def _shared_look(self, group_id: str, assigned: Mapping[Key, str]) -> _Seen | None:
+        """Return the last look of any member if nothing has been committed since, as far as the store can tell."""
+        seen = self._looks.get(group_id)
+        if seen is None or not self._store.changes.exact or not assigned.keys() <= seen.look.offers.keys():
+            return None
+        lasts_s = _SHARED_S
+        next_ms = next_change_ms(seen.look, seen.look.offers)
+        if next_ms is not None:
+            lasts_s = min(lasts_s, next_ms / 1000)
+        is_over = clock.monotonic_s() - seen.looked_s >= lasts_s or self._store.changes.current() != seen.change
+        return None if is_over else seen
 
     def _remembered(self, group_id: str) -> _Seen | None:
         """Return what the last poll of the group saw and left, so that the next one saves a read of the store. The

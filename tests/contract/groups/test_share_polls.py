@@ -61,6 +61,17 @@ def looks(monkeypatch):
     return made
 
 
+def test_members_without_records_share_a_look(cluster, send, looks):
+    create_topic(cluster, "t")
+    polls = SharePolls(cluster, ShareReads(cluster))
+    members = [ShareMember(cluster, member=f"m{number}", polls=polls) for number in range(10)]
+    looks.clear()
+    assert [member.poll() for member in members] == [{}] * 10
+    assert len(looks) == 1 or not cluster.store.changes.exact
+    send("x")
+    assert members[0].poll()
+
+
 def test_due_records_of_other_topics_do_not_wake_a_member(cluster, send, looks):
     create_topic(cluster, "t")
     create_topic(cluster, "late")

@@ -1,0 +1,173 @@
+"""Waiting fetches of a share group: one read of the store after a commit serves them all."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from spark_log import clock
+from spark_log.cluster.settings import alter_settings
+from spark_log.gateway.change_watch import ChangeWatch
+from spark_log.gateway.shares import group_watches
+from spark_log.gateway.shares.group_watches import GroupWatches
+from spark_log.groups.share import polling, rows
+from spark_log.groups.share.polling import SharePolls
+from spark_log.groups.share.reading import ShareReads
+from spark_log.groups.share.rules import Request
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.share_members import ShareMember
+
+MEMBERS = 20
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def member(cluster):
+    """A member of group `workers`, which reads topics `t` and `other`."""
+    for topic in ("t", "other", "else"):
+        create_topic(cluster, topic)
+    configs = {"share.auto.offset.reset": "earliest"}
+    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    return ShareMember(cluster, ("t", "other"))
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The reads of the store, as a list."""
+    made, look = [], polling.look
+    monkeypatch.setattr(polling, "look", lambda *arguments: made.append(1) or look(*arguments))
+    return made
+
+
+class Fetches:
+    """Fetches of a gateway that wait."""
+
+    def __init__(self, cluster, member, changes):
+        self.polls, self._member, self._changes = SharePolls(cluster, ShareReads(cluster)), member, changes
+        self.watches = GroupWatches(self.polls, changes, asyncio.to_thread)
+
+    async def fetch(self, name, topics=("t", "other"), timeout_s=WAIT_S):
+        """Wait for one record, and return whether there was one."""
+        member = self._member
+        assigned = {key: topic for key, topic in member.assigned.items() if topic in topics}
+        until_s = clock.monotonic_s() + timeout_s
+        while True:
+            seen = self._changes.current()
+            request = Request(name, 1, whole_batches=False)
+            result = await asyncio.to_thread(self.polls.attempt, member.group, request, assigned, {})
+            left_s = until_s - clock.monotonic_s()
+            if result.taken or left_s <= 0:
+                return bool(result.taken)
+            await self.watches.wait(member.group, assigned, seen, result.wait_ms, left_s)
+
+
+@asynccontextmanager
+async def fetches_of(cluster, member):
+    changes = ChangeWatch(cluster.store, asyncio.get_running_loop())
+    changes.start()
+    try:
+        yield Fetches(cluster, member, changes)
+    finally:
+        changes.stop()
+
+
+async def until(condition):
+    deadline_s = clock.monotonic_s() + WAIT_S
+    while not condition():
+        assert clock.monotonic_s() < deadline_s
+        await asyncio.sleep(0.005)
+
+
+def test_one_read_after_a_commit_serves_all_waiting_fetches(cluster, member, looks, produce):
+    producer = produce()
+
+    async def run():
+        async with fetches_of(cluster, member) as fetches:
+            tasks = [asyncio.create_task(fetches.fetch(f"m{number}")) for number in range(MEMBERS)]
+            await until(lambda: sum(len(watch.waiting) for watch in fetches.watches._watches.values()) == MEMBERS)
+            looks.clear()
+            await asyncio.to_thread(producer.send("else", b"x", partition=0).get)
+            await until(lambda: looks)
+            assert len(looks) < MEMBERS / 2
+            for _ in range(MEMBERS):
+                producer.send("t", b"x", partition=0)
+            await asyncio.to_thread(producer.flush)
+            assert all(await asyncio.gather(*tasks))
+            assert fetches.watches._watches == {}
+
+    asyncio.run(run())
+
+
+def test_a_fetch_that_comes_late_does_not_miss_records(cluster, member, produce):
+    """Its poll saw the store before the records came, and it waits after the store was read for the others."""
+    producer = produce()
+
+    async def run():
+        async with fetches_of(cluster, member) as fetches:
+            seen = fetches._changes.current()
+            other = asyncio.create_task(fetches.fetch("m1", ("other",)))
+            await until(lambda: fetches.watches._watches)
+            [watch] = fetches.watches._watches.values()
+            await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
+            await until(lambda: watch.last is not None and watch.last.with_work)
+            with pytest.raises(StopIteration):  # it does not wait
+                fetches.watches.wait("workers", member.assigned, seen, None, WAIT_S).send(None)
+            producer.send("other", b"x", partition=0)
+            assert await other
+
+    asyncio.run(run())
+
+
+def test_records_of_other_topics_do_not_wake_a_fetch(cluster, member, produce):
+    producer = produce()
+
+    async def run():
+        async with fetches_of(cluster, member) as fetches:
+            task = asyncio.create_task(fetches.fetch("m1", ("other",), timeout_s=WAIT_S))
+            key = next(key for key, topic in member.assigned.items() if topic == "other")
+            await until(lambda: fetches.watches._watches)
+            [watch] = fetches.watches._watches.values()
+            producer.send("t", b"x", partition=0)
+            await asyncio.to_thread(producer.flush)
+            await until(lambda: watch.last is not None and watch.last.with_work)
+            assert [keys for future, keys in watch.waiting.items() if not future.done()] == [frozenset([key])]
+            producer.send("other", b"x", partition=0)
+            await asyncio.to_thread(producer.flush)
+            assert await task
+
+    asyncio.run(run())
+
+
+def test_a_fetch_waits_no_longer_than_its_own_result_says(cluster, member):
+    """Another fetch waits already, and no read of the store for it has seen the lock."""
+
+    async def run():
+        async with fetches_of(cluster, member) as fetches:
+            seen = fetches._changes.current()
+            first = asyncio.create_task(fetches.watches.wait("workers", member.assigned, seen, None, WAIT_S))
+            await until(lambda: fetches.watches._watches)
+            began_s = clock.monotonic_s()
+            await fetches.watches.wait("workers", member.assigned, seen, 50, WAIT_S)
+            assert clock.monotonic_s() - began_s < group_watches._WAIT_S_MAX / 2
+            first.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_lock_that_begins_while_a_fetch_waits_wakes_it_at_its_end(cluster, member, produce):
+    producer = produce()
+    alter_settings(cluster, {"group.share.min.record.lock.duration.ms": "1"})
+    configs = {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "300"}
+    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+
+    async def run():
+        async with fetches_of(cluster, member) as fetches:
+            task = asyncio.create_task(fetches.fetch("m2"))
+            await until(lambda: fetches.watches._watches)
+            producer.send("t", b"x", partition=0).get()  # the event loop stands still: no watch sees the record free
+            assert member.poll(1)
+            began_s = clock.monotonic_s()
+            assert await task
+            assert clock.monotonic_s() - began_s < group_watches._WAIT_S_MAX / 2
+
+    asyncio.run(run())
