@@ -22,14 +22,15 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
 from spark_log import Producer, ShareConsumer
 from spark_log.cluster.cluster import Cluster
-from spark_log.config.group_configs import alter_group_configs
 from spark_log.gateway.child_process import serve
+from spark_log.groups.share.administration import alter_group_configs
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.kafka_broker import KafkaBroker
 
 _VALUE = b"x" * 100
 _MEMBERS = (1, 4)
 _TOPIC = "jobs"
+_BROKER = {"share_coordinator_state_topic_replication_factor": "1", "share_coordinator_state_topic_min_isr": "1"}
 _OFFSETS = {"share.auto.offset.reset": "earliest"}
 
 
@@ -43,8 +44,7 @@ def main() -> None:
             create_topic(opened, _TOPIC, 2)
         with Producer(cluster=cluster) as producer:
             producer.send_table(_TOPIC, pa.table({"value": pa.array([_VALUE] * arguments.records, pa.binary())}))
-        shares = {"share_coordinator_state_topic_replication_factor": 1, "share_coordinator_state_topic_min_isr": 1}
-        with KafkaBroker(Path(name), **shares) as broker, serve(cluster) as gateway:
+        with KafkaBroker(Path(name), **_BROKER) as broker, serve(cluster) as gateway:
             broker.create_topic(_TOPIC, 2)
             _fill(broker.address, arguments.records)
             rows = [_row(cluster, broker.address, gateway, members, arguments) for members in _MEMBERS]

@@ -48,8 +48,11 @@ def main() -> int:
     server = parser.parse_args().server
     with tempfile.TemporaryDirectory(prefix="share-requests-") as folder:
         if server == "both":
-            for result in share_requests(Path(folder)):
+            results = share_requests(Path(folder))
+            for result in results:
                 print(f"{result.test}: {result.outcome}")
+            equal = sum(result.outcome == "passed" for result in results)
+            print(f"{equal} of {len(results)} answers are the same.")
             return 0
         running = broker_for_shares() if server == "broker" else gateway_for_shares()
         for step, answer in answers(running, Path(folder)).items():

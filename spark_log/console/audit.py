@@ -15,7 +15,8 @@ def audited(change: Change, call: Call) -> Done:
 
     def record(outcome: str, error: BaseException | None = None) -> None:
         text = None if error is None else redact(str(error)) or type(error).__name__
-        record_change(call.cluster, call.user.name, change.path, target, parameters, outcome, "console", text)
+        action = change.action or change.path
+        record_change(call.cluster, call.user.name, action, target, parameters, outcome, "console", text)
 
     try:
         call.require(change.allow)

@@ -118,13 +118,14 @@ class Change:
 
     POST `path` with a form or JSON redirects to `Done.location` with status 303. POST /api/v1 + `path` returns
     `Done.facts` as JSON. `hidden` has the names of fields whose values are not written to the audit, such as the value
-    of a record.
+    of a record. `action` is its name in the audit, which other programs use too, by default `path`.
     """
 
     path: str
     allow: Allow
     apply: Callable[[Call], Done]
     hidden: frozenset[str] = frozenset()
+    action: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from enum import Enum
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import Topic
 from spark_log.config import ConfigDefinition, GroupConfig, group_definitions
 from spark_log.errors import GroupIdNotFoundError
 from spark_log.facts.groups import GroupDescription, describe_group
@@ -19,9 +20,10 @@ from spark_log.groups.share.members import not_a_share_group
 from spark_log.groups.share.reading import ShareReads, near
 from spark_log.groups.share.rules import AVAILABLE, REJECTED, Range
 from spark_log.ids import TopicPartition
-from spark_log.metadata.sql_columns import SHARE_DELAYED
+from spark_log.metadata.sql_columns import GROUP_CONFIG, SHARE_DELAYED
 from spark_log.metadata.store import Store
 
+DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
 DELAYED_MAX = 100
 """The number of delayed records of a partition that `peek_share_group` returns."""
 
@@ -115,6 +117,17 @@ def group_config_entries(store: Store, group_id: str) -> list[GroupConfigEntry]:
         )
         for name, definition in group_definitions().items()
     ]
+
+
+def is_dead_letter_topic(connection: sa.Connection, topic: Topic) -> bool:
+    """Return whether dead letters may be written to the topic, or the config of a group names it."""
+    if topic.config.errors_deadletterqueue_group_enable:
+        return True
+    naming = sa.select(GROUP_CONFIG.group_id).where(GROUP_CONFIG.configs.contains(f'"{topic.name}"', autoescape=True))
+    return any(
+        rows.read_configs(connection, group_id).get(DEAD_LETTER_TOPIC) == topic.name
+        for group_id in connection.execute(naming).scalars().all()
+    )
 
 
 def peek_share_group(store: Store, group_id: str, places: Iterable[TopicPartition] = ()) -> list[PartitionPeek]:

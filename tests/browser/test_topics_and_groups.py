@@ -9,9 +9,10 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console_cluster import MARKUP
 from tests.support.share_members import ShareMember
-from tests.support.topics import fill
+from tests.support.topics import all_stored, append, fill
 
 STATUS = "[role=status]"
+LETTER = [("__dlq.errors.topic", b"shared"), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0")]
 
 
 def test_offsets_are_reset_to_what_the_preview_shows(visit, hostile):
@@ -34,11 +35,13 @@ def test_offsets_are_reset_to_what_the_preview_shows(visit, hostile):
     assert committed_offsets(hostile.cluster.store, group) == {("reset", 0): 2, ("reset", 1): 0}
 
 
-def test_a_share_group_is_shown_and_its_config_is_set(visit, hostile):
+def test_a_share_group_is_shown_its_config_is_set_and_its_letter_copied_back(visit, hostile):
     log, group = ClientLog(hostile.cluster), f"{MARKUP}/workers"
     fill(log, create_topic(hostile.cluster, "shared", 1, 1), [5])
+    append(log, create_topic(hostile.cluster, "dlq.shared", 1, 1), MARKUP, headers=LETTER)
     log.close()
-    alter_group_configs(hostile.cluster.store, group, {"share.auto.offset.reset": "earliest"})
+    configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.shared"}
+    alter_group_configs(hostile.cluster.store, group, configs)
     ShareMember(hostile.cluster, ["shared"], group).poll(2)
     visit.open(url("/groups/{group}", group=group))
     assert visit.page.locator("main table").nth(1).locator("tbody tr").inner_text().split() == [
@@ -51,6 +54,14 @@ def test_a_share_group_is_shown_and_its_config_is_set(visit, hostile):
     visit.page.get_by_role("button", name="Set", exact=True).click()
     assert "share.delivery.count.limit of group" in visit.page.inner_text(STATUS)
     assert group_overrides(hostile.cluster.store, group)["share.delivery.count.limit"] == "3"
+    visit.page.get_by_role("link", name="Redrive dead letters of dlq.shared").click()
+    visit.page.get_by_role("button", name="Preview").click()
+    assert visit.page.locator("tbody tr").inner_text().split() == ["shared", "1"]
+    assert visit.axe_violations() == []
+    assert not visit.is_wider_than_the_window()
+    visit.page.get_by_role("button", name="Redrive these letters").click()
+    assert "Copied 1 letter of topic dlq.shared." in visit.page.inner_text(STATUS)
+    assert all_stored(hostile.cluster, "shared").count(MARKUP) == 1
 
 
 def test_a_config_is_changed_after_its_preview(visit, hostile):

@@ -167,7 +167,7 @@ def redrive(
         Redrive(opened, topic, to=to, group=group, limit=limit, skip_missing=skip_missing) as letters,
     ):
         if dry_run:
-            redriven = letters.preview()
+            redriven: Redriven = letters.preview()
         else:
             parameters = {"to": to, "group": letters.group, "limit": limit, "skip_missing": skip_missing}
             with recorded(opened, local_user(), "RedriveDeadLetters", f"topic {topic}", parameters, "cli"):

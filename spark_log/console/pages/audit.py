@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from spark_log.clients.admin.audit import RecordedChange, read_changes
 from spark_log.console.access.roles import Role
 from spark_log.console.pages.groups import visible_groups
+from spark_log.console.pages.redrive import REDRIVE
 from spark_log.console.routes import Call, View
 
 LIMIT = 200
@@ -49,9 +50,12 @@ def visible_change(change: RecordedChange, role: Role, groups: Collection[str]) 
     """Return the change as it is shown to a role that hides topics, or None if the role shows neither its topic nor its
     group. Pure.
 
-    `groups` are the groups that the role shows. Changes of groups are shown without parameters and errors, which may
-    name topics.
+    `groups` are the groups that the role shows. Changes of groups, and redrives, are shown without parameters and
+    errors, which may name topics.
     """
+    if change.action == REDRIVE:
+        shown = role.sees(change.target.removeprefix("topic "))
+        return replace(change, parameters={}, error=None) if shown else None
     if change.action.startswith("/topics/{topic}"):  # then the target begins with the topic, whose name has no comma
         return change if role.sees(change.target.partition(", ")[0].removeprefix("topic ")) else None
     if change.action == "/topics":

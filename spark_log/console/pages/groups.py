@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from spark_log.cluster.topics import find_topics
 from spark_log.config.values import can_be_stored
 from spark_log.console.charts import Chart, chart
 from spark_log.console.listing import Listing, listing
@@ -14,7 +15,7 @@ from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFo
 from spark_log.errors import InvalidConfigurationError
 from spark_log.facts.groups import SHARE_TYPE, GroupDescription, GroupListing, describe_groups, group_lag, list_groups
 from spark_log.facts.metrics.history import Kind
-from spark_log.facts.share_groups import group_config_entries
+from spark_log.facts.share_groups import DEAD_LETTER_TOPIC, group_config_entries
 from spark_log.facts.share_partitions import share_partitions
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.group_operations import delete_group, delete_offsets
@@ -107,7 +108,8 @@ class Group:
 
     `type` is that of Kafka, consumer, classic or share. `protocol_type` is consumer, share, or connect and others for
     classic groups. `lag` is the total lag in records of all partitions that the user sees. `topics` are the topics of
-    these partitions. A share group has `share` instead of `partitions`, and `configs`.
+    these partitions. A share group has `share` instead of `partitions`, and `configs`. `dead_letter_topic` is the topic
+    that its config names, or None if the topic does not exist or the user does not see it.
     """
 
     group: str
@@ -123,13 +125,13 @@ class Group:
     partitions: Listing[LagRow]
     share: Listing[ShareRow] | None
     configs: Sequence[ShareConfigRow]
+    dead_letter_topic: str | None
 
 
 _COLUMNS = tuple(field.name for field in fields(GroupRow))
 _LAG_COLUMNS = tuple(field.name for field in fields(LagRow))
 _SHARE_COLUMNS = tuple(field.name for field in fields(ShareRow))
 _HIDDEN = "***"
-DEAD_LETTER_TOPIC = "errors.deadletterqueue.topic.name"
 
 
 def _groups(call: Call) -> Groups:
@@ -211,10 +213,16 @@ def _shown(call: Call, name: str, value: str) -> str:
     return value if name != DEAD_LETTER_TOPIC or not value or call.sees(value) else _HIDDEN
 
 
+def _dead_letter_topic(call: Call, configs: Sequence[ShareConfigRow]) -> str | None:
+    named = [row.value for row in configs if row.name == DEAD_LETTER_TOPIC and row.value not in ("", _HIDDEN)]
+    return next(iter(call.cluster.store.read(lambda connection: find_topics(connection, named))), None)
+
+
 def _group(call: Call) -> Group:
     description = described(call)
     is_share = description.type == SHARE_TYPE
     share = _share_rows(call, description.group_id) if is_share else None
+    configs = _share_configs(call, description.group_id) if is_share else []
     ages = {
         (part.topic, part.partition): part.lag_s
         for part in call.snapshot().groups
@@ -272,7 +280,8 @@ def _group(call: Call) -> Group:
             name=lambda row: f"{row.topic}-{row.partition:06}",
         ),
         share,
-        _share_configs(call, description.group_id) if is_share else (),
+        configs,
+        _dead_letter_topic(call, configs),
     )
 
 

@@ -17,6 +17,7 @@ from spark_log.console.routes import Call, View
 from spark_log.errors import SparkLogError, redact
 from spark_log.facts.metrics.cluster_snapshot import GroupPartitionFacts
 from spark_log.facts.metrics.history import Kind
+from spark_log.facts.share_groups import is_dead_letter_topic
 from spark_log.facts.topics import PartitionInfo, describe
 from spark_log.log.columns.types import type_ddl
 from spark_log.metadata.sql_columns import PARTITION
@@ -109,7 +110,9 @@ class Schema:
 
 @dataclass(frozen=True)
 class TopicFacts:
-    """A topic. `totals` are the sums over all partitions. `partitions` is one page of them."""
+    """A topic. `totals` are the sums over all partitions. `partitions` is one page of them. `has_dead_letters` is
+    whether share groups may write dead letters to it.
+    """
 
     topic: str
     topic_id: str
@@ -127,6 +130,7 @@ class TopicFacts:
     groups: Sequence[GroupRow]
     tables: Sequence[TableInfo]
     schemas: Sequence[Schema]
+    has_dead_letters: bool
 
 
 _COLUMNS = tuple(field.name for field in fields(PartitionRow))
@@ -136,7 +140,7 @@ def _facts(call: Call) -> TopicFacts:
     topic = call.topic(call.path["topic"])
     log_dirs = call.cluster.log_dirs()
 
-    def read(connection: sa.Connection) -> tuple[list[PartitionRow], list[TableInfo], list[Schema]]:
+    def read(connection: sa.Connection) -> tuple[list[PartitionRow], list[TableInfo], list[Schema], bool]:
         now = call.cluster.store.clock(connection)
         [described] = describe(connection, [topic], now)
         used = usage(connection, [topic.topic_id])
@@ -150,9 +154,9 @@ def _facts(call: Call) -> TopicFacts:
             replace(table, location=redact(table.location))
             for table in describe_tables(connection, [topic], log_dirs, now.wall_ms)[topic.topic_id]
         ]
-        return rows, tables, _schemas(connection, topic)
+        return rows, tables, _schemas(connection, topic), is_dead_letter_topic(connection, topic)
 
-    rows, tables, schemas = call.cluster.store.read(read)
+    rows, tables, schemas, has_dead_letters = call.cluster.store.read(read)
     rates = call.snapshots.rates.get()
     return TopicFacts(
         topic.name,
@@ -171,6 +175,7 @@ def _facts(call: Call) -> TopicFacts:
         _groups(call, topic.name),
         tables,
         schemas,
+        has_dead_letters,
     )
 
 

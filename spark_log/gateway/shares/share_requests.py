@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from spark_log import clock
-from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.cluster.security.acl_rules import Operation
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.access.rights import TOPIC_REFUSED, on_group
 from spark_log.gateway.api import Api, Client
@@ -23,6 +23,7 @@ from spark_log.gateway.protocol.schemas import (
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.record_streams import encoded
 from spark_log.gateway.services import Services
+from spark_log.gateway.shares.share_places import Asked, find_missing_places, find_places, refused_places
 from spark_log.gateway.shares.share_sessions import (
     FINAL,
     INITIAL,
@@ -42,7 +43,6 @@ from spark_log.groups.share.rules import Acknowledgement, Range, Request
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.schema import TimestampType
 
-_UNKNOWN_TOPIC_ID = 100
 _RENEWS_SINCE = 2
 _RECORD_LIMIT = 1
 _MODES = (0, 1)
@@ -61,41 +61,6 @@ class _Answer:
     acknowledge_message: str | None = None
     records: bytes = b""
     acquired: list[Range] = field(default_factory=list)
-
-
-@dataclass
-class _Asked:
-    """The partitions of a request: those that exist with the client's rights, and errors of the others."""
-
-    places: dict[Key, Place] = field(default_factory=dict)
-    batches: dict[Key, Sequence[Message]] = field(default_factory=dict)
-    errors: dict[tuple[uuid.UUID, int], int] = field(default_factory=dict)
-
-
-def _asked(services: Services, client: Client, topics: Iterable[Message]) -> _Asked:
-    """Find the partitions of a request. It reads the store."""
-    asked = _Asked()
-    topics = list(topics)
-    names = services.topics.names({topic.topic_id.hex for topic in topics})
-    found = services.topics.find(names.values())
-    for topic in topics:
-        name = names.get(topic.topic_id.hex)
-        here = None if name is None else found.get(name)
-        for part in topic.partitions:
-            number = part if isinstance(part, int) else part.partition_index
-            place = topic.topic_id, number
-            if here is None or here.uuid != topic.topic_id.hex:
-                asked.errors[place] = _UNKNOWN_TOPIC_ID
-            elif not _may_read(client, here.name):
-                asked.errors[place] = TOPIC_REFUSED
-            elif not 0 <= number < here.partition_count:
-                asked.errors[place] = error_code(UnknownTopicOrPartitionError())
-            else:
-                key = (here.topic_id, number)
-                asked.places[key] = Place(key, here.name, topic.topic_id)
-                if not isinstance(part, int) and part.acknowledgement_batches:
-                    asked.batches[key] = part.acknowledgement_batches
-    return asked
 
 
 def _has_acknowledgements(request: Message) -> bool:
@@ -123,18 +88,22 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
             raise SessionError(INVALID_REQUEST)
     except SessionError as error:
         return _fetch_response(error.code, 0, ())
-    asked = await _find(services, session, client, request.topics)
+    asked = await find_places(services, session, client, request.topics)
     checked = await services.compute(check_acknowledgements, session, asked.batches, renews=renews, code_of=error_code)
-    answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
     places: Mapping[Key, Place] = {}
+    new: frozenset[Key] = frozenset()
+    if epoch != FINAL:
+        forgotten = {(topic.topic_id, number) for topic in request.forgotten_topics_data for number in topic.partitions}
+        await find_missing_places(services, session, client, asked, forgotten)
+        new = frozenset(asked.places.keys() - session.places.keys())
+    answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
     if epoch == FINAL:
         found = _Found(await _acknowledge(services, session, checked, closes=True))
         shares.close(session)
     else:
         session.add_places(asked.places)
-        if request.forgotten_topics_data:
-            session.remove_places((await _find(services, session, client, request.forgotten_topics_data)).places)
-        refused = _refused(session, client)
+        session.remove_places(forgotten)
+        refused = refused_places(session, client)
         answers |= {place: _Answer(place, TOPIC_REFUSED) for place in refused.values()}
         acquires = not renews and request.max_records > 0
         until_s = until_s if acquires and not refused else 0.0
@@ -156,38 +125,10 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         place = places[taken.key]
         answer = answers.setdefault((place.topic_id, taken.key[1]), _Answer((place.topic_id, taken.key[1])))
         answer.acquired, answer.records = _joined([r for r, _ in taken.parts]), records[taken.key]
-    if epoch == INITIAL:
-        for place in asked.places.values():
-            answers.setdefault((place.topic_id, place.key[1]), _Answer((place.topic_id, place.key[1])))
+    for key in new & places.keys():
+        topic_place = places[key].topic_id, key[1]
+        answers.setdefault(topic_place, _Answer(topic_place))
     return _fetch_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
-
-
-async def _find(services: Services, session: Session, client: Client, topics: Sequence[Message]) -> _Asked:
-    """Return the partitions of a request. Those of the session that the client may still read are found without the
-    store.
-    """
-    asked = _Asked()
-    for topic in topics:
-        for part in topic.partitions:
-            number = part if isinstance(part, int) else part.partition_index
-            key = session.numbers.get((topic.topic_id, number))
-            if key is None or not _may_read(client, session.places[key].topic):
-                return await services.call(_asked, services, client, topics)
-            asked.places[key] = session.places[key]
-            if not isinstance(part, int) and part.acknowledgement_batches:
-                asked.batches[key] = part.acknowledgement_batches
-    return asked
-
-
-def _may_read(client: Client, topic: str) -> bool:
-    return client.access.allows(Operation.READ, ResourceType.TOPIC, topic)
-
-
-def _refused(session: Session, client: Client) -> dict[Key, tuple[uuid.UUID, int]]:
-    """Return the partitions that the client may not read any more."""
-    names = {place.topic for place in session.places.values()}
-    refused = {name for name in names if not _may_read(client, name)}
-    return {key: (place.topic_id, key[1]) for key, place in session.places.items() if place.topic in refused}
 
 
 @dataclass(frozen=True)
@@ -268,7 +209,7 @@ async def _write_letters(services: Services, session: Session, result: Result) -
 
 
 def _note_acknowledgements(
-    services: Services, session: Session, asked: _Asked, checked: Mapping[Key, Checked], result: Result,
+    services: Services, session: Session, asked: Asked, checked: Mapping[Key, Checked], result: Result,
     answers: dict[tuple[uuid.UUID, int], _Answer],
 ) -> None:  # fmt: skip
     """Put the outcome of each partition's acknowledgements into its answer."""
@@ -365,7 +306,7 @@ async def share_acknowledge(services: Services, request: Message, client: Client
         session = services.shares.find(request.group_id, request.member_id, epoch)
     except SessionError as error:
         return _acknowledge_response(error.code, 0, ())
-    asked = await _find(services, session, client, request.topics)
+    asked = await find_places(services, session, client, request.topics)
     checked = await services.compute(check_acknowledgements, session, asked.batches, renews=renews, code_of=error_code)
     answers = {place: _Answer(place, acknowledged=code) for place, code in asked.errors.items()}
     result = await _acknowledge(services, session, checked, closes=epoch == FINAL)

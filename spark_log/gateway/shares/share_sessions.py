@@ -132,15 +132,19 @@ class Session:
     """Held while `held` or `ended` changes: records are added by the thread that has acquired them."""
     numbers: dict[tuple[Any, int], Key] = field(default_factory=dict)
     """The keys of the partitions by Kafka's topic id and partition number."""
+    missing: set[tuple[Any, int]] = field(default_factory=set)
+    """The partitions, by topic id and number, that did not exist, or that the client could not read."""
 
     def add_places(self, places: Mapping[Key, Place]) -> None:
         self.places |= places
         self.numbers |= {(place.topic_id, key[1]): key for key, place in places.items()}
 
-    def remove_places(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            if (place := self.places.pop(key, None)) is not None:
-                self.numbers.pop((place.topic_id, key[1]), None)
+    def remove_places(self, forgotten: Iterable[tuple[Any, int]]) -> None:
+        """Forget partitions, given by topic id and number."""
+        for each in forgotten:
+            self.missing.discard(each)
+            if (key := self.numbers.pop(each, None)) is not None:
+                self.places.pop(key, None)
 
     def take(self, taken: Iterable[Taken]) -> bool:
         """Note acquired records. Return False if the session has ended: nobody will hear of them."""

@@ -6,7 +6,7 @@ is: then the record is read from there. The copies and the offsets of their lett
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from spark_log.clients.consume.consumer import Consumer
 from spark_log.clients.produce.producer import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import DataLossError, InvalidRecordError, UnknownTopicOrPartitionError
+from spark_log.errors import DataLossError, IllegalArgumentError, InvalidRecordError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.share.dead_letters import PREFIX
 from spark_log.ids import OffsetRange, TopicPartition
@@ -45,7 +45,7 @@ class Origin(NamedTuple):
 
 @dataclass
 class Redriven:
-    """The letters that were copied, or that a preview would copy."""
+    """The number of letters that were copied, or that a redrive would copy."""
 
     copied: Counter[str] = field(default_factory=Counter)
     """By the topic that they were copied to."""
@@ -57,13 +57,26 @@ class Redriven:
         self.missing += other.missing
 
 
+@dataclass
+class Preview(Redriven):
+    """The letters that a redrive would copy or skip."""
+
+    letters: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
+    """Their offsets. A Redrive with these `letters` copies no others."""
+    is_complete: bool = True
+    """Whether these are all letters. Others are left out because of a limit, or because `is_over` was true."""
+
+
 class Redrive:
     """Copies the letters that `topic` has now. Letters that come meanwhile, also of the copies, are left for the next
     run.
 
     `to` is the topic of the copies, by default that of each record. `group` remembers which letters were copied, by
     default `redrive-<topic>`. `limit` is the largest number of letters. A letter whose record is gone is an error,
-    unless `skip_missing` is set.
+    unless `skip_missing` is set. `letters` are those of a preview, and no others are copied.
+
+    `check_topics` gets the names of letters' topics before records are read from there or copied there, and raises an
+    error to refuse them. `is_over` is called between transactions, and ends the redrive if it is true.
     """
 
     def __init__(
@@ -75,17 +88,35 @@ class Redrive:
         group: str | None = None,
         limit: int | None = None,
         skip_missing: bool = False,
+        letters: Mapping[TopicPartition, OffsetRange] | None = None,
+        check_topics: Callable[[Collection[str]], object] = lambda _: None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Raises UnknownTopicOrPartitionError for `topic` and `to`, and InvalidRecordError if they are the same."""
+        """Raises UnknownTopicOrPartitionError for `topic` and `to`, InvalidRecordError if they are the same, and
+        IllegalArgumentError if `letters` are not the next ones any more.
+        """
         if to == topic:
             raise InvalidRecordError(f"the letters of topic {topic!r} cannot be copied to the same topic")
         self.topic, self.group, self.limit = topic, group or f"redrive-{topic}", limit
-        self._to, self._skip_missing = to, skip_missing
+        self.is_over = is_over
+        self._to, self._skip_missing, self._check_topics = to, skip_missing, check_topics
         self._cluster, self._log = cluster, LogReader(cluster)
         if to is not None:
             self._log.find_topic(to)
         self._letters = self._log.find_topic(topic)
         self._ends = {tp: end for tp, (_, end) in self._log.positions(self._letters).items()}
+        if letters is not None:
+            self._check_letters(letters)
+            self._ends = {tp: each.end for tp, each in letters.items()}
+
+    def _check_letters(self, letters: Mapping[TopicPartition, OffsetRange]) -> None:
+        begins = self._begins()
+        for tp, each in letters.items():
+            if begins.get(tp) != each.start or not each.start < each.end <= self._ends[tp]:
+                raise IllegalArgumentError(
+                    f"{tp}: letters {each.start} to {each.end} are not the next ones of group {self.group!r}: they were"
+                    " copied or removed meanwhile. Look again"
+                )
 
     def close(self) -> None:
         self._log.close()
@@ -96,18 +127,29 @@ class Redrive:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def preview(self) -> Redriven:
+    def preview(self) -> Preview:
         """Return what `run` would copy. It skips letters whose record is gone, and counts them."""
-        redriven, left = Redriven(), self.limit
-        ranges = {tp: OffsetRange(first, self._ends[tp]) for tp, first in self._begins().items()}
-        ranges = {tp: each for tp, each in ranges.items() if each.start < each.end}
+        preview, left = Preview(), self.limit
+        begins = self._begins()
+        ranges = {tp: OffsetRange(first, self._ends[tp]) for tp, first in begins.items() if first < self._ends[tp]}
+        for rows in self._read_letters(ranges):
+            chosen = rows[:left]
+            preview.add(self._copies(chosen, skip_missing=True)[1])
+            for row in chosen:
+                tp = TopicPartition(self.topic, row["partition"])
+                preview.letters[tp] = OffsetRange(begins[tp], row["offset"] + 1)
+            left = None if left is None else left - len(chosen)
+            if left == 0 or self.is_over():
+                preview.is_complete = preview.letters == ranges
+                return preview
+        preview.letters = ranges
+        return preview
+
+    def _read_letters(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Iterator[list[Row]]:
+        """Yield the letters by partition and offset, as many together as a transaction copies."""
         for batch in self._log.read(ranges, read_schema(include_headers=True, columns=_COLUMNS)):
-            rows = batch.slice(0, left).to_pylist() if left is not None else batch.to_pylist()
-            redriven.add(self._copies(rows, skip_missing=True)[1])
-            left = None if left is None else left - len(rows)
-            if left == 0:
-                break
-        return redriven
+            for first in range(0, batch.num_rows, _TOGETHER):
+                yield batch.slice(first, _TOGETHER).to_pylist()
 
     def run(self, report: Callable[[Redriven], object] = lambda _: None) -> Redriven:
         """Copy the letters. `report` gets the totals after each transaction.
@@ -130,8 +172,9 @@ class Redrive:
             loop.run_arrow(loop.copy)
         return loop.redriven
 
-    def is_done(self, positions: Mapping[TopicPartition, int]) -> bool:
-        """Return whether every letter is copied. `positions` are those of this member, of its partitions."""
+    def is_done(self, positions: Mapping[TopicPartition, int] | None = None) -> bool:
+        """Return whether every letter is copied. `positions` are those of a member of the group, of its partitions."""
+        positions = positions or {}
         begins = self._begins()
         return all(max(begins[tp], positions.get(tp, 0)) >= end for tp, end in self._ends.items())
 
@@ -150,10 +193,14 @@ class Redrive:
 
     def _copies(self, rows: Sequence[Row], skip_missing: bool) -> tuple[dict[str, pa.Table], Redriven]:
         origins = [_origin(row) for row in rows]
-        topics = self._topics({origin.partition.topic for origin in origins if origin is not None})
         pointers = [
             (row, origin) for row, origin in zip(rows, origins, strict=True) if origin is not None and _is_pointer(row)
         ]
+        names = {origin.partition.topic for _, origin in pointers}
+        if self._to is None:
+            names |= {origin.partition.topic for origin in origins if origin is not None}
+        self._check_topics(names)
+        topics = self._topics(names)
         sources = self._read_sources(pointers, topics)
         made: dict[str, list[Row]] = {}
         redriven = Redriven()
@@ -162,7 +209,7 @@ class Redrive:
             if origin is None:
                 if self._to is None:
                     raise InvalidRecordError(
-                        f"{_place(row)} is not a dead letter: it has no header {PREFIX}topic. Name a topic with --to"
+                        f"{_place(row)} is not a dead letter: it has no header {PREFIX}topic. Name a topic for its copy"
                     )
             elif _is_pointer(row):
                 record = sources.get(origin)
@@ -171,7 +218,7 @@ class Redrive:
                 if not skip_missing:
                     raise DataLossError(
                         f"dead letter {_place(row)} has no copy of its record, and {origin.partition}@{origin.offset}"
-                        " is gone. --skip-missing skips such letters"
+                        " is gone. Such letters can be skipped"
                     )
                 redriven.missing += 1
                 continue
@@ -190,7 +237,7 @@ class Redrive:
         topic = topics.get(origin.partition.topic)
         if topic is None:
             raise UnknownTopicOrPartitionError(
-                f"dead letter {_place(row)}: topic {origin.partition.topic!r} does not exist. Name another with --to"
+                f"dead letter {_place(row)}: topic {origin.partition.topic!r} does not exist. Name another for its copy"
             )
         number = origin.partition.partition
         return topic.name, number if number < topic.partition_count else None
@@ -239,7 +286,7 @@ class _Loop(TransactionalLoop):
     def _poll_table(self) -> Polled | None:
         limit = self._redrive.limit
         left = _TOGETHER if limit is None else min(_TOGETHER, limit - self.totals.records)
-        if left == 0:
+        if left == 0 or self._redrive.is_over():
             self.stop()
             return None
         polled = self._consumer.poll_arrow(POLL_MS, max_records=left, columns=_COLUMNS)

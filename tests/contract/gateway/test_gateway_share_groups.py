@@ -30,7 +30,7 @@ from spark_log.groups.share.polling import SharePolls, run_steps
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Request
 from spark_log.groups.share.service import run_polls
-from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 
@@ -291,6 +291,38 @@ def test_errors_of_partitions(client):
     assert errors(unread.fetch(0)) == [UNKNOWN_TOPIC]
     assert client.fetch(1, mode=7).error_code == INVALID_REQUEST  # a broker: UNKNOWN_SERVER_ERROR
     assert client.acknowledge(2, (0, 0, [ACCEPT]), topic_id=uuid.uuid4()) == (NONE, [UNKNOWN_TOPIC_ID])
+
+
+def test_a_session_reads_a_partition_that_comes_to_exist_after_it_was_named(client, cluster, cluster_address):
+    def errors(*arguments, **keywords):
+        answer = client.fetch(*arguments, **keywords)
+        return {part.partition_index: part.error_code for topic in answer.responses for part in topic.partitions}
+
+    client.heartbeat(0, ["jobs"])
+    assert errors(0, (1, 2, 9)) == {1: NONE, 2: UNKNOWN_TOPIC, 9: UNKNOWN_TOPIC}
+    assert errors(1, ()) == {2: UNKNOWN_TOPIC, 9: UNKNOWN_TOPIC}
+    assert errors(2, (), forget=(9,)) == {2: UNKNOWN_TOPIC}
+    add_partitions(cluster, "jobs", 3)
+    client.heartbeat(2, ["jobs"])
+    with Producer(cluster=cluster_address) as producer:
+        producer.send("jobs", b"late", partition=2)
+    epoch, found = 3, []
+    while not found and epoch < 100:  # a gateway remembers a topic for a second
+        found, epoch = client.acquired(epoch, (), wait_ms=200), epoch + 1
+    assert found == [(0, 0, 1)]
+    assert errors(epoch, ()) == {}
+
+
+def test_a_partition_of_a_deleted_topic_is_forgotten(client, cluster):
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0) == [(0, 9, 1)]
+    delete_topic(cluster, "jobs")
+    epoch = 1
+    while client.acknowledge(epoch, (0, 0, [ACCEPT]), partition=7) != (NONE, [UNKNOWN_TOPIC_ID]):
+        epoch += 1  # a gateway remembers the topic for a second
+    assert client.fetch(epoch + 1, ()).responses != []
+    assert client.fetch(epoch + 2, (), forget=(0, 7)).responses == []
+    assert client.fetch(epoch + 3, ()).responses == []
 
 
 @pytest.mark.parametrize(

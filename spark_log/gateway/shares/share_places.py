@@ -1,0 +1,119 @@
+"""Finds the partitions that requests of share sessions name, with the rights of the client.
+
+A partition that does not exist, or that the client may not read, stays in its session, as in a broker: the client does
+not name it again. It is looked for with each fetch, so it is read once it exists.
+"""
+
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.gateway.access.rights import TOPIC_REFUSED
+from spark_log.gateway.api import Client
+from spark_log.gateway.protocol.error_codes import error_code
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.services import Services
+from spark_log.gateway.shares.share_sessions import Place, Session
+from spark_log.log.partitions.partition_rows import Key
+
+_UNKNOWN_TOPIC_ID = 100
+_MISSING_MAX = 2_000
+"""The number of missing partitions that a session remembers."""
+
+
+@dataclass
+class Asked:
+    """The partitions of a request: those that exist with the client's rights, and errors of the others."""
+
+    places: dict[Key, Place] = field(default_factory=dict)
+    batches: dict[Key, Sequence[Message]] = field(default_factory=dict)
+    errors: dict[tuple[uuid.UUID, int], int] = field(default_factory=dict)
+
+    @property
+    def identities(self) -> set[tuple[uuid.UUID, int]]:
+        """Kafka's topic ids and partition numbers of `places`."""
+        return {(place.topic_id, key[1]) for key, place in self.places.items()}
+
+
+class _Topic(NamedTuple):
+    """The partitions of a topic, as a request has them."""
+
+    topic_id: uuid.UUID
+    partitions: list[int]
+
+
+async def find_places(services: Services, session: Session, client: Client, topics: Sequence[Message]) -> Asked:
+    """Return the partitions of a request. Those of the session that the client may still read are found without the
+    store.
+    """
+    asked = Asked()
+    for topic in topics:
+        for part in topic.partitions:
+            number = part.partition_index
+            key = session.numbers.get((topic.topic_id, number))
+            if key is None or not _may_read(client, session.places[key].topic):
+                return await services.call(_asked, services, client, topics)
+            asked.places[key] = session.places[key]
+            if part.acknowledgement_batches:
+                asked.batches[key] = part.acknowledgement_batches
+    return asked
+
+
+async def find_missing_places(
+    services: Services, session: Session, client: Client, asked: Asked, forgotten: Collection[tuple[uuid.UUID, int]]
+) -> None:
+    """Look again for the missing partitions of a session that it does not forget, and add them to those of its
+    request.
+    """
+    session.missing -= asked.identities
+    again = session.missing - asked.errors.keys() - set(forgotten)
+    session.missing |= set(islice(asked.errors, max(0, _MISSING_MAX - len(session.missing))))
+    if again:
+        topics: dict[uuid.UUID, list[int]] = {}
+        for topic_id, number in again:
+            topics.setdefault(topic_id, []).append(number)
+        found = await services.call(_asked, services, client, [_Topic(*each) for each in topics.items()])
+        session.missing -= found.identities
+        asked.places |= found.places
+        asked.errors |= found.errors
+
+
+def _asked(services: Services, client: Client, topics: Iterable[Any]) -> Asked:
+    """Find the partitions of a request. It reads the store."""
+    asked = Asked()
+    topics = list(topics)
+    names = services.topics.names({topic.topic_id.hex for topic in topics})
+    found = services.topics.find(names.values())
+    for topic in topics:
+        name = names.get(topic.topic_id.hex)
+        here = None if name is None else found.get(name)
+        for part in topic.partitions:
+            number = part if isinstance(part, int) else part.partition_index
+            place = topic.topic_id, number
+            if here is None or here.uuid != topic.topic_id.hex:
+                asked.errors[place] = _UNKNOWN_TOPIC_ID
+            elif not _may_read(client, here.name):
+                asked.errors[place] = TOPIC_REFUSED
+            elif not 0 <= number < here.partition_count:
+                asked.errors[place] = error_code(UnknownTopicOrPartitionError())
+            else:
+                key = (here.topic_id, number)
+                asked.places[key] = Place(key, here.name, topic.topic_id)
+                if not isinstance(part, int) and part.acknowledgement_batches:
+                    asked.batches[key] = part.acknowledgement_batches
+    return asked
+
+
+def _may_read(client: Client, topic: str) -> bool:
+    return client.access.allows(Operation.READ, ResourceType.TOPIC, topic)
+
+
+def refused_places(session: Session, client: Client) -> dict[Key, tuple[uuid.UUID, int]]:
+    """Return the partitions that the client may not read any more."""
+    names = {place.topic for place in session.places.values()}
+    refused = {name for name in names if not _may_read(client, name)}
+    return {key: (place.topic_id, key[1]) for key, place in session.places.items() if place.topic in refused}
