@@ -24,7 +24,7 @@ SETS = {
     "gateway": ("benchmarks.gateway", "benchmarks.quotas"),
     "console": ("benchmarks.console_search", "benchmarks.console_pages"),
     "real-time": ("benchmarks.real_time",),
-    "kafka": ("benchmarks.kafka_clients", "benchmarks.kafka_spark"),
+    "kafka": ("benchmarks.kafka_clients", "benchmarks.kafka_queues", "benchmarks.kafka_spark"),
 }
 
 

@@ -36,7 +36,7 @@ _OFFSETS = {"share.auto.offset.reset": "earliest"}
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--records", type=int, default=200_000)
+    options.add_argument("--records", type=int, default=1_000_000)
     arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         cluster = f"{name}/cluster"
@@ -55,6 +55,9 @@ def _row(cluster: str, broker: str, gateway: str, members: int, arguments: objec
     records, rounds = arguments.records, arguments.rounds  # type: ignore[attr-defined]
     takes: dict[str, Callable[[], float]] = {
         OURS: partial(_together, _take_ours, cluster, records, members, partial(_prepare_ours, cluster)),
+        f"{OURS}, poll_arrow": partial(
+            _together, _take_arrow, cluster, records, members, partial(_prepare_ours, cluster)
+        ),
         "confluent-kafka, gateway": partial(_together, _take, gateway, records, members, partial(_prepare, gateway)),
         "confluent-kafka": partial(_together, _take, broker, records, members, partial(_prepare, broker)),
     }
@@ -86,7 +89,8 @@ def _prepare(address: str, group: str) -> None:
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in _OFFSETS.items()
     ]
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
-    AdminClient({"bootstrap.servers": address}).incremental_alter_configs([resource])[resource].result(30)
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def _together(
@@ -113,8 +117,15 @@ def _take_ours(address: str, group: str, left: object, ends: object) -> None:
         consumer.commit_sync()
 
 
+def _take_arrow(address: str, group: str, left: object, ends: object) -> None:
+    with ShareConsumer(_TOPIC, cluster=address, group_id=group) as consumer:
+        _count(lambda: sum(table.num_rows for table in consumer.poll_arrow(500).values()), left, ends)
+        consumer.commit_sync()
+
+
 def _take(address: str, group: str, left: object, ends: object) -> None:
-    consumer = confluent_kafka.ShareConsumer({"bootstrap.servers": address, "group.id": group})
+    settings = {"bootstrap.servers": address, "group.id": group, "log_level": 3}  # without its note on the preview
+    consumer = confluent_kafka.ShareConsumer(settings)
     consumer.subscribe([_TOPIC])
     _count(lambda: len(consumer.poll(0.5)), left, ends)
     consumer.close()

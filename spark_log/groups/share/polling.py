@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 _PARTITIONS_MAX = 16
 """The largest number of partitions that one poll acquires from."""
-_DUE_MAX = 500
 _AVAILABLE_MAX = 1_000
 """The number of Available records that are read at once, also if a poll takes fewer."""
 _WAIT_S_MAX = 5.0
@@ -384,7 +383,7 @@ class SharePolls:
                 raise _WouldBlock
             needs += self._available(group_id, key, request)
         due: Sequence[Delayed] = seen.due.get(key, ())
-        needs += [(entry.offset, entry.offset + 1) for entry in due[:_DUE_MAX]]
+        needs += [(entry.offset, entry.offset + 1) for entry in due]
         log_start, high_watermark = offer.log.log_start_offset, offer.log.high_watermark
         needs = [(max(first, log_start), min(end, high_watermark)) for first, end in near(needs)]
         needs = [(first, end) for first, end in needs if first < end]

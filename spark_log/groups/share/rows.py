@@ -21,7 +21,7 @@ from spark_log.metadata.remembered import Remembered
 from spark_log.metadata.sql_columns import GROUP_CONFIG, PARTITION, SHARE_DELAYED, SHARE_PARTITION
 from spark_log.metadata.store import StoreClock
 
-DUE_MAX = 4_000
+_DUE_MAX = 500
 """The number of due records of a partition that one poll considers."""
 _ENTRY = struct.Struct("<qqqiihh")
 """A range: first, lock, until_ms, length, batch, deliveries, index of the member (-1: none)."""
@@ -98,7 +98,7 @@ _DUE = Prepared(
     sa.select(SHARE_DELAYED.offset, SHARE_DELAYED.due_ms, SHARE_DELAYED.deliveries)
     .where(*_DELAYED_HERE, SHARE_DELAYED.due_ms <= sa.bindparam("now"))
     .order_by(SHARE_DELAYED.due_ms)
-    .limit(sa.literal_column(str(DUE_MAX)))
+    .limit(sa.literal_column(str(_DUE_MAX)))
     .offset(sa.literal_column("0"))
 )
 _CONFIGS = Prepared(sa.select(GROUP_CONFIG.configs).where(GROUP_CONFIG.group_id == sa.bindparam("g")))
