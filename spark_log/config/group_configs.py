@@ -122,8 +122,8 @@ class GroupConfig:
         "share.partition.max.delayed.records",
         1_000_000,
         Integer(0, INT64_MAX),
-        "Not in Kafka. Largest number of records of a partition that wait for their delivery time. At the limit no "
-        "later records of the partition are acquired until some are due.",
+        "Not in Kafka. Largest number of records of a partition that wait for their delivery time, or for a retry. At "
+        "the limit no later records of the partition are acquired until some are due.",
         "records",
     )
     errors_deadletterqueue_topic_name: str = config(

@@ -436,7 +436,7 @@ class _Acquisition:
     def run(self, due: Sequence[Delayed]) -> Acquisition:
         self._take_due(due)
         kept, following = self._take_available()
-        if not self.full:
+        if not self.full and self.window.delayed - len(self.came_due) < self.limits.delayed:
             following = self._take_new()
         first_batches = [r if r.batch else r._replace(batch=self.records) for r in self.taken]
         last_lock = self.lock if self.taken else self.window.last_lock

@@ -375,7 +375,8 @@ def has_work(offer: rows.Offer, now: StoreClock, limits: Limits) -> bool:
     """
     ended = offer.wake_ms is not None and now.expired(offer.wake_ms, offer.clock_epoch)
     due = offer.due_ms is not None and offer.due_ms <= now.wall_ms
-    new = offer.next_offset < offer.log.high_watermark and offer.unfinished < limits.record_locks
+    room = offer.unfinished < limits.record_locks and offer.delayed < limits.delayed
+    new = offer.next_offset < offer.log.high_watermark and room
     elected = offer.leader_epoch != offer.log.leader_epoch
     return bool(offer.available) or ended or new or elected or (due and offer.unfinished < limits.record_locks)
 

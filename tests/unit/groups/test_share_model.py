@@ -73,7 +73,7 @@ class SharePartition(RuleBasedStateMachine):
         backoff=st.sampled_from([0, 0, 7]),
     )
     def begin(self, limit, locks, dead_letters, backoff):
-        self.limits = Limits(limit, locks, LOCK_MS, 6, backoff, 3 * backoff, dead_letters)
+        self.limits = Limits(limit, locks, LOCK_MS, 3, backoff, 3 * backoff, dead_letters)
         self.highest_limit = limit
         self.highest_locks = locks
         self.window = Window(0, 0)
@@ -275,6 +275,8 @@ class SharePartition(RuleBasedStateMachine):
                 return taken
         offset = self.next
         timed = self.has_times(read)
+        if delayed >= limits.delayed:
+            return taken
         while offset in read:
             if offset not in self.log:
                 self.state[offset] = FINISHED
@@ -552,6 +554,12 @@ def the_limit_of_locks_is_ignored(patch):
         window, readable, due, request, replace(limits, record_locks=1_000), now))  # fmt: skip
 
 
+def the_limit_of_delayed_records_is_ignored(patch):
+    acquire = rules.acquire
+    patch(rules, "acquire", lambda window, readable, due, request, limits, now: acquire(
+        window, readable, due, request, replace(limits, delayed=1_000), now))  # fmt: skip
+
+
 def a_lock_number_is_used_again(patch):
     acquire = rules.acquire
 
@@ -589,6 +597,7 @@ def delayed_records_are_acquired_at_once(patch):
         start_passes_ranges,
         start_falls_to_a_due_record,
         the_limit_of_locks_is_ignored,
+        the_limit_of_delayed_records_is_ignored,
         a_lock_number_is_used_again,
         an_election_keeps_ranges,
         delayed_records_are_acquired_at_once,
