@@ -19,9 +19,15 @@ def from_the_beginning(cluster):
     cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
 
 
+LATER_MS = 1_000
+"""Long enough to poll before it is over, also beside other programs."""
+
+
 @pytest.fixture
-def send(produce):
+def send(cluster, produce):
     producer = produce()
+    create_topic(cluster, "first")
+    producer.send("first", b"the next sends take no longer than others").get()
     return lambda value, topic="t", partition=0, **more: producer.send(
         topic, value.encode(), partition=partition, **more
     ).get()
@@ -75,11 +81,12 @@ def test_members_without_records_share_a_look(cluster, send, looks):
 def test_due_records_of_other_topics_do_not_wake_a_member(cluster, send, looks):
     create_topic(cluster, "t")
     create_topic(cluster, "late")
-    send("x", topic="late", deliver_at_ms=cluster.store.now().wall_ms + 300)
-    other = ShareMember(cluster, ("late",), member="other")
+    other, member = ShareMember(cluster, ("late",), member="other"), ShareMember(cluster, ("t",))
+    due_ms = cluster.store.now().wall_ms + LATER_MS
+    send("x", topic="late", deliver_at_ms=due_ms)
     assert other.poll() == {}
-    member = ShareMember(cluster, ("t",))
-    clock.sleep_s(0.4)
+    while cluster.store.now().wall_ms <= due_ms:
+        clock.sleep_s(0.05)
     looks.clear()
     assert member.poll(timeout_s=1.0) == {}
     assert len(looks) < 10
@@ -89,15 +96,17 @@ def test_due_records_without_room_do_not_wake_a_member(cluster, send, looks):
     configs = {"share.auto.offset.reset": "earliest", "share.partition.max.record.locks": "100"}
     cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
     create_topic(cluster, "t")
-    send("x", deliver_at_ms=cluster.store.now().wall_ms + 300)
     member = ShareMember(cluster)
+    due_ms = cluster.store.now().wall_ms + LATER_MS
+    send("x", deliver_at_ms=due_ms)
     assert member.poll() == {}
     for number in range(100):
         send(str(number))
     taken = 0
     while taken < 100:
         taken += sum(r.length for ranges in member.poll(timeout_s=5.0).values() for r in ranges)
-    clock.sleep_s(0.4)
+    while cluster.store.now().wall_ms <= due_ms:
+        clock.sleep_s(0.05)
     looks.clear()
     assert member.poll(timeout_s=1.0) == {}
     assert len(looks) < 10
