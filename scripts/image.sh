@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Builds the image of docker/Dockerfile with buildah, without Docker, and runs init, produce and consume in it as user 10001
+# on a read-only root. With TO=oci-archive:FILE (or another target of `buildah push`) the image is also written there.
+# BASE=IMAGE builds on an image of a registry; without it, the base is a minimal Debian that mmdebstrap makes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [[ $(id -u) != 0 ]]; then
+    echo "make image needs root: it mounts file systems, and buildah's chroot isolation needs no Docker." >&2
+    exit 1
+fi
+scripts/debian_package.sh buildah mmdebstrap
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/spark-log/image
+mkdir -p "$cache"
+policy=$cache/policy.json
+echo '{"default": [{"type": "insecureAcceptAnything"}]}' >"$policy"   # nothing is signed
+builder() { buildah --root "$cache/storage" --runroot "$cache/run" --storage-driver vfs "$@"; }
+
+base=${BASE:-}
+if [[ -z $base ]]; then
+    base=localhost/spark-log-base
+    tar=$cache/base.tar
+    own_authorities=/usr/local/share/ca-certificates
+    if [[ -z $(find "$tar" -mtime -30 2>/dev/null) ]]; then
+        echo "[$(date +%T)] base: Debian bookworm"
+        # The authorities that this machine trusts, for downloads during the build; removed again below.
+        mmdebstrap --quiet --variant=minbase --include=ca-certificates,python3,python3-venv \
+            --customize-hook="tar -C $own_authorities -c . | tar -C \"\$1$own_authorities\" -x" \
+            --customize-hook='chroot "$1" update-ca-certificates >/dev/null' bookworm "$tar.new"
+        mv "$tar.new" "$tar"
+        container=$(builder from scratch)
+        builder add --quiet "$container" "$tar" / >/dev/null
+        builder commit --quiet --rm --signature-policy "$policy" "$container" "$base" >/dev/null
+    fi
+fi
+
+echo "[$(date +%T)] image"
+builder bud --quiet --isolation chroot --layers --signature-policy "$policy" --build-arg BASE="$base" \
+    --tag spark-log-built --file docker/Dockerfile . >/dev/null
+container=$(builder from --pull-never --signature-policy "$policy" spark-log-built)
+root=$(builder mount "$container")
+rm -rf "$root"/usr/local/share/ca-certificates/*
+builder run --isolation chroot --user 0 "$container" update-ca-certificates --fresh >/dev/null
+
+echo "[$(date +%T)] init, produce and consume as user 10001 on a read-only root"
+# As the chart's pods: nothing is writable except /tmp and the volume of the log dir.
+unshare --mount scripts/in_image.sh "$root" sh -euc '
+    if touch /opt/spark-log/x 2>/dev/null; then echo "the root is writable" >&2; exit 1; fi
+    spark-log init /data/log >/dev/null
+    export SPARK_LOG_CLUSTER=/data/log
+    spark-log topic create events >/dev/null
+    echo hello | spark-log produce events
+    test "$(spark-log consume events --from earliest --values)" = hello
+    spark-log gateway --help >/dev/null
+    id -u'
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+builder unmount "$container" >/dev/null
+builder commit --quiet --rm --signature-policy "$policy" "$container" "localhost/spark-log:$version" >/dev/null
+builder rmi spark-log-built >/dev/null 2>&1 || true
+echo "[$(date +%T)] localhost/spark-log:$version, $(builder images --format '{{.Size}}' "localhost/spark-log:$version")"
+if [[ -n ${TO:-} ]]; then
+    builder push --signature-policy "$policy" "localhost/spark-log:$version" "$TO"
+fi
