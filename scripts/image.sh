@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the image of docker/Dockerfile with buildah, without Docker, and runs init, produce and consume in it as user 10001
-# on a read-only root. With TO=oci-archive:FILE (or another target of `buildah push`) the image is also written there.
+# Builds the image of docker/Dockerfile with buildah, without Docker; runs init, produce and consume in it as user 10001 on a
+# read-only root; and writes its bill of materials to dist/spark-log-image.cdx.json.
+# With TO=oci-archive:FILE (or another target of `buildah push`) the image is also written there.
 # BASE=IMAGE builds on an image of a registry; without it, the base is a minimal Debian that mmdebstrap makes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,7 +46,7 @@ builder run --isolation chroot --user 0 "$container" update-ca-certificates --fr
 
 echo "[$(date +%T)] init, produce and consume as user 10001 on a read-only root"
 # As the chart's pods: nothing is writable except /tmp and the volume of the log dir.
-unshare --mount scripts/in_image.sh "$root" sh -euc '
+unshare --mount --pid --fork scripts/in_image.sh "$root" sh -euc '
     if touch /opt/spark-log/x 2>/dev/null; then echo "the root is writable" >&2; exit 1; fi
     spark-log init /data/log >/dev/null
     export SPARK_LOG_CLUSTER=/data/log
@@ -55,6 +56,7 @@ unshare --mount scripts/in_image.sh "$root" sh -euc '
     spark-log gateway --help >/dev/null
     id -u'
 
+python3 scripts/sbom.py dist/spark-log-image.cdx.json --root "$root"
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 builder unmount "$container" >/dev/null
 builder commit --quiet --rm --signature-policy "$policy" "$container" "localhost/spark-log:$version" >/dev/null

@@ -1,0 +1,117 @@
+"""The commands of the chart's pods run on this machine, with the chart's environment, mounted files and probes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from tests.support.kubernetes import Object, find_program, objects, pods, render
+from tests.support.ports import free_port
+from tests.support.postgres import USER, PostgresServer
+
+pytestmark = pytest.mark.skipif(
+    find_program("helm") is None, reason="there is no helm: make check-kubernetes builds it"
+)
+
+PASSWORD = "p@ss/w:rd %2F"
+TIME_S_MAX = 60
+
+
+class OnThisMachine:
+    """Runs pods of the chart with `folder` for /etc/spark-log and /data, and 127.0.0.1 for the names of pods."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kafka_port = free_port()
+
+    def pod(self, component: str) -> tuple[Object, int]:
+        """Return the container of the pod, and its port for metrics, which no other pod has."""
+        port = free_port()
+        values = {"store.ca": "address", "gateway.port": self.kafka_port, "metrics.port": port}
+        text = render(*(part for name, value in values.items() for part in ("--set", f"{name}={value}")))
+        for old, new in {
+            "/etc/spark-log/": f"{self.folder}/",
+            "/data": f"{self.folder}/data",
+            "$(POD_NAME).log-spark-log-gateway-headless.logs.svc": "127.0.0.1",
+        }.items():
+            text = text.replace(old, new)
+        return dict(pods(objects(text)))[component]["containers"][0], port
+
+    def start(self, container: Object) -> "subprocess.Popen[str]":
+        given = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, **given}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(container["args"], env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    @contextmanager
+    def running(self, component: str) -> Iterator[None]:
+        """Run the pod until it is ready, and end it with SIGTERM afterwards."""
+        container, port = self.pod(component)
+        with self.start(container) as process:
+            try:
+                for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                    path = container[probe]["httpGet"]["path"]
+                    deadline = time.monotonic() + TIME_S_MAX
+                    while not _answers(f"http://127.0.0.1:{port}{path}"):
+                        assert process.poll() is None and time.monotonic() < deadline, probe
+                        time.sleep(0.05)
+                yield
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(TIME_S_MAX) == 0
+            finally:
+                process.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10):
+            return True
+    except OSError:  # URLError and HTTPError too
+        return False
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[OnThisMachine]:
+    """A PostgreSQL with a password, and the Secret of the chart as files."""
+    server = PostgresServer()
+    try:
+        server.start()
+        server.execute("CREATE DATABASE log")
+        server.execute(f"ALTER USER {USER} PASSWORD '{PASSWORD}'")
+        (server.data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\n")
+        server.stop()
+        server.start()
+        store = tmp_path / "store"
+        store.mkdir()
+        (store / "address").write_text(f"postgresql+psycopg://{USER}@127.0.0.1:{server.port}/log\n")
+        (store / "password").write_text(f"{PASSWORD}\n")
+        yield OnThisMachine(tmp_path)
+    finally:
+        server.kill()
+        server.remove()
+
+
+def test_init_makes_the_cluster_and_gateways_serve_it(here: OnThisMachine) -> None:
+    for words in ("Created cluster", "There is cluster"):  # the second time is an upgrade of the chart
+        with here.start(here.pod("init")[0]) as process:
+            said, errors = process.communicate(timeout=TIME_S_MAX)
+        assert process.returncode == 0 and said.startswith(words), errors
+    servers = {"bootstrap.servers": f"127.0.0.1:{here.kafka_port}"}
+    with here.running("coordinator"), here.running("gateway"):
+        producer = Producer(servers)
+        producer.produce("events", b"hello")
+        assert producer.flush(TIME_S_MAX) == 0
+        consumer = Consumer({**servers, "group.id": "readers", "auto.offset.reset": "earliest"})
+        consumer.subscribe(["events"])
+        [message] = consumer.consume(1, timeout=TIME_S_MAX)
+        consumer.close()
+        assert message.value() == b"hello"
