@@ -4,10 +4,12 @@
 set -euo pipefail
 root=$1
 shift
+touch "$root/etc/hosts"
 mount --bind "$root" "$root"
 mount -o remount,bind,ro "$root"
 mount -t tmpfs tmpfs "$root/tmp"
 mount -t tmpfs -o uid=10001 tmpfs "$root/data"
+mount --bind /etc/hosts "$root/etc/hosts"   # as Kubernetes does; Spark needs localhost
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 exec chroot --userspec=10001:10001 "$root" \
