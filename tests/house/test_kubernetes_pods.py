@@ -1,6 +1,7 @@
 """The commands of the chart's pods run on this machine, with the chart's environment, mounted files and probes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from tests.support.certificates import Authority
 from tests.support.kubernetes import Object, find_program, objects, pods, render
 from tests.support.ports import free_port
 from tests.support.postgres import USER, PostgresServer
@@ -35,7 +37,7 @@ class OnThisMachine:
     def pod(self, component: str) -> tuple[Object, int]:
         """Return the container of the pod, and its port for metrics, which no other pod has."""
         port = free_port()
-        values = {"store.ca": "address", "gateway.port": self.kafka_port, "metrics.port": port}
+        values = {"tls.existingSecret": "gateway", "gateway.port": self.kafka_port, "metrics.port": port}
         text = render(*(part for name, value in values.items() for part in ("--set", f"{name}={value}")))
         for old, new in {
             "/etc/spark-log/": f"{self.folder}/",
@@ -80,32 +82,51 @@ def _answers(url: str) -> bool:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[OnThisMachine]:
-    """A PostgreSQL with a password, and the Secret of the chart as files."""
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def here(tmp_path: Path, authority: Authority) -> Iterator[OnThisMachine]:
+    """A PostgreSQL that needs TLS and a password, and the Secrets of the chart as files."""
+    secrets = {name: tmp_path / name for name in ("store", "tls")}
+    for folder in secrets.values():
+        folder.mkdir()
     server = PostgresServer()
     try:
         server.start()
         server.execute("CREATE DATABASE log")
         server.execute(f"ALTER USER {USER} PASSWORD '{PASSWORD}'")
-        (server.data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\n")
+        (server.data / "pg_hba.conf").write_text("hostssl all all 127.0.0.1/32 scram-sha-256\n")
         server.stop()
-        server.start()
-        store = tmp_path / "store"
-        store.mkdir()
-        (store / "address").write_text(f"postgresql+psycopg://{USER}@127.0.0.1:{server.port}/log\n")
-        (store / "password").write_text(f"{PASSWORD}\n")
+        issued = authority.issue("server", CN="localhost")
+        owner = server.data.stat()
+        for file, name in ((issued.certificate, "server.crt"), (issued.key, "server.key")):
+            shutil.copy(file, server.data / name)
+            os.chown(server.data / name, owner.st_uid, owner.st_gid)
+            (server.data / name).chmod(0o600)
+        server.start(ssl="on")
+        shutil.copy(authority.certificate, secrets["store"] / "ca.crt")
+        (secrets["store"] / "address").write_text(f"postgresql+psycopg://{USER}@localhost:{server.port}/log\n")
+        (secrets["store"] / "password").write_text(f"{PASSWORD}\n")
+        shutil.copy(issued.certificate, secrets["tls"] / "tls.crt")
+        shutil.copy(issued.key, secrets["tls"] / "tls.key")
         yield OnThisMachine(tmp_path)
     finally:
         server.kill()
         server.remove()
 
 
-def test_init_makes_the_cluster_and_gateways_serve_it(here: OnThisMachine) -> None:
+def test_init_makes_the_cluster_and_gateways_serve_it(here: OnThisMachine, authority: Authority) -> None:
     for words in ("Created cluster", "There is cluster"):  # the second time is an upgrade of the chart
         with here.start(here.pod("init")[0]) as process:
             said, errors = process.communicate(timeout=TIME_S_MAX)
         assert process.returncode == 0 and said.startswith(words), errors
-    servers = {"bootstrap.servers": f"127.0.0.1:{here.kafka_port}"}
+    servers = {
+        "bootstrap.servers": f"127.0.0.1:{here.kafka_port}",
+        "security.protocol": "SSL",
+        "ssl.ca.location": authority.certificate,
+    }
     with here.running("coordinator"), here.running("gateway"):
         producer = Producer(servers)
         producer.produce("events", b"hello")
