@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from spark_log.console.access.passwords import hash_password
 from tests.support.certificates import Authority
 from tests.support.kubernetes import Object, find_program, objects, pods, render
 from tests.support.ports import free_port
@@ -31,21 +33,33 @@ class OnThisMachine:
     """Runs pods of the chart with `folder` for /etc/spark-log and /data, and 127.0.0.1 for the names of pods."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._folder = folder
         self.kafka_port = free_port()
 
-    def pod(self, component: str) -> tuple[Object, int]:
-        """Return the container of the pod, and its port for metrics, which no other pod has."""
-        port = free_port()
-        values = {"tls.existingSecret": "gateway", "gateway.port": self.kafka_port, "metrics.port": port}
+    def container(self, component: str) -> Object:
+        """Return the container of the component's pod. No other pod has its ports."""
+        values = {
+            "tls.existingSecret": "gateway",
+            "gateway.port": self.kafka_port,
+            "metrics.port": free_port(),
+            "console.enabled": "true",
+            "console.port": free_port(),
+            "console.auth": "basic",
+            "console.publicUrl": "https://log.example.org",
+            "console.accessSecret": "console",
+            "console.allow": "{produce,offsets}",
+            "registry.enabled": "true",
+            "registry.port": free_port(),
+        }
         text = render(*(part for name, value in values.items() for part in ("--set", f"{name}={value}")))
         for old, new in {
-            "/etc/spark-log/": f"{self.folder}/",
-            "/data": f"{self.folder}/data",
+            "/etc/spark-log/": f"{self._folder}/",
+            "/data": f"{self._folder}/data",
             "$(POD_NAME).log-spark-log-gateway-headless.logs.svc": "127.0.0.1",
         }.items():
             text = text.replace(old, new)
-        return dict(pods(objects(text)))[component]["containers"][0], port
+        [container] = dict(pods(objects(text)))[component]["containers"]
+        return dict(container)
 
     def start(self, container: Object) -> "subprocess.Popen[str]":
         given = {each["name"]: each["value"] for each in container["env"] if "value" in each}
@@ -56,15 +70,17 @@ class OnThisMachine:
 
     @contextmanager
     def running(self, component: str) -> Iterator[None]:
-        """Run the pod until it is ready, and end it with SIGTERM afterwards."""
-        container, port = self.pod(component)
+        """Run the pod until its probes succeed, and end it with SIGTERM afterwards."""
+        container = self.container(component)
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         with self.start(container) as process:
             try:
-                for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-                    path = container[probe]["httpGet"]["path"]
+                for name in ("startupProbe", "livenessProbe", "readinessProbe"):
                     deadline = time.monotonic() + TIME_S_MAX
-                    while not _answers(f"http://127.0.0.1:{port}{path}"):
-                        assert process.poll() is None and time.monotonic() < deadline, probe
+                    while not _succeeds(container[name], ports):
+                        if process.poll() is not None or time.monotonic() > deadline:
+                            process.kill()
+                            pytest.fail(f"{component}, {name}: {process.communicate()}")
                         time.sleep(0.05)
                 yield
                 process.send_signal(signal.SIGTERM)
@@ -73,12 +89,17 @@ class OnThisMachine:
                 process.kill()
 
 
-def _answers(url: str) -> bool:
+def _succeeds(probe: Object, ports: dict[str, int]) -> bool:
+    kind = "httpGet" if "httpGet" in probe else "tcpSocket"
+    port = ports[probe[kind]["port"]]
     try:
-        with urllib.request.urlopen(url, timeout=10):
-            return True
+        if kind == "tcpSocket":
+            socket.create_connection(("127.0.0.1", port), timeout=10).close()
+        else:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{probe[kind]['path']}", timeout=10).close()
     except OSError:  # URLError and HTTPError too
         return False
+    return True
 
 
 @pytest.fixture
@@ -89,7 +110,7 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 def here(tmp_path: Path, authority: Authority) -> Iterator[OnThisMachine]:
     """A PostgreSQL that needs TLS and a password, and the Secrets of the chart as files."""
-    secrets = {name: tmp_path / name for name in ("store", "tls")}
+    secrets = {name: tmp_path / name for name in ("store", "tls", "console")}
     for folder in secrets.values():
         folder.mkdir()
     server = PostgresServer()
@@ -111,15 +132,17 @@ def here(tmp_path: Path, authority: Authority) -> Iterator[OnThisMachine]:
         (secrets["store"] / "password").write_text(f"{PASSWORD}\n")
         shutil.copy(issued.certificate, secrets["tls"] / "tls.crt")
         shutil.copy(issued.key, secrets["tls"] / "tls.key")
+        user = f'[users.ann]\npassword = "{hash_password(PASSWORD)}"\n'
+        (secrets["console"] / "access.toml").write_text(f'[groups."*"]\nrole = "viewer"\n\n{user}')
         yield OnThisMachine(tmp_path)
     finally:
         server.kill()
         server.remove()
 
 
-def test_init_makes_the_cluster_and_gateways_serve_it(here: OnThisMachine, authority: Authority) -> None:
+def test_pods_make_the_cluster_and_serve_it(here: OnThisMachine, authority: Authority) -> None:
     for words in ("Created cluster", "There is cluster"):  # the second time is an upgrade of the chart
-        with here.start(here.pod("init")[0]) as process:
+        with here.start(here.container("init")) as process:
             said, errors = process.communicate(timeout=TIME_S_MAX)
         assert process.returncode == 0 and said.startswith(words), errors
     servers = {
@@ -136,3 +159,6 @@ def test_init_makes_the_cluster_and_gateways_serve_it(here: OnThisMachine, autho
         [message] = consumer.consume(1, timeout=TIME_S_MAX)
         consumer.close()
         assert message.value() == b"hello"
+    for component in ("console", "registry"):
+        with here.running(component):
+            pass
