@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance clean
+.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -172,6 +172,16 @@ proof: venv java postgres delta  ## the measurements of docs/proof.md beside Kaf
 
 conformance: venv java  ## test suites of Kafka clients, and Kafka's tools, on a gateway; needs Go
 	$(WITH_JAVA) $(PYTHON) -m scripts.conformance
+
+check-kubernetes: venv postgres  ## lint, render and validate the chart, run its pods' commands; needs Go, the first time
+	scripts/kubernetes_tools.sh
+	scripts/with_test_folder.sh $(PYTHON) -m pytest tests/house/test_kubernetes.py tests/house/test_kubernetes_pods.py $(PYTEST_ARGS)
+
+image:  ## the image, without Docker, tried on a read-only root; needs root
+	scripts/image.sh
+
+sbom: venv  ## the bill of materials of .venv, dist/spark-log.cdx.json
+	$(PYTHON) scripts/sbom.py dist/spark-log.cdx.json
 
 clean:  ## remove .venv and the caches
 	rm -rf $(VENV) .venv41 .venv43 .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info

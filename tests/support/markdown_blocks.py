@@ -13,7 +13,15 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["sh", "python", "sql", "output", "file", "not run"]
 
-REASONS = ("needs Docker", "needs a network", "needs several machines", "takes minutes", "a form", "a diagram")
+REASONS = (
+    "needs Docker",
+    "needs Kubernetes",
+    "needs a network",
+    "needs several machines",
+    "takes minutes",
+    "a form",
+    "a diagram",
+)
 """The reasons for which a block may not run; a specific text may follow."""
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*) *(?P<attributes>.*)$")

@@ -61,7 +61,7 @@ def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -
     if state.startswith(_CONFLICT):
         return MetadataConflictError(message)
     if not state and _WRONG_ADDRESS.search(message):
-        hint = " (it comes from the URL, PGPASSWORD or ~/.pgpass)" if "password" in message else ""
+        hint = " (it comes from the URL, PGPASSWORD, PGPASSWORD_FILE or ~/.pgpass)" if "password" in message else ""
         return InvalidConfigurationError(f"{message.strip()}{hint}")
     if not state and isinstance(error, sa.exc.OperationalError):  # no server was reached
         return MetadataStoreUnavailableError(message)

@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from spark_log.metadata.connections import answer_watch
 from spark_log.metadata.connections.answer_watch import AnswerLimit
+from spark_log.metadata.connections.password_file import password_parameter
 
 _WARNINGS_MAX = 10
 
@@ -39,6 +40,7 @@ class Hosts:
         several = "," in str(settings.get("host") or "") and not settings.get("hostaddr")
         if several:
             settings.update(self._places(str(settings["host"]), str(settings.get("port") or "")))
+        parameters.update(password_parameter({**settings, **parameters}))
         connection = WatchedConnection.connect(**settings, **parameters)
         connection.hosts, connection.limit = self if several else None, self.limit
         if several:
