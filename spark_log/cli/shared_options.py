@@ -3,8 +3,8 @@
 Values are parsed here. An invalid value is a usage error (exit code 2) that names the option and the value.
 """
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,38 @@ TopicNames = Annotated[
     list[str],
     typer.Argument(metavar="TOPIC...", help="Topics.", show_default=False, autocompletion=completion.topics),
 ]
+
+
+def set_option(help_: str, complete: Callable[[str], Any]) -> Any:
+    """Return the option `--set NAME=VALUE` of a command that changes configs or settings."""
+    return typer.Option("--set", metavar="NAME=VALUE", help=f"{help_}; repeatable.", autocompletion=complete)
+
+
+def unset_option(what: str, complete: Callable[[str], Any]) -> Any:
+    """Return the option `--unset NAME` beside `--set`."""
+    return typer.Option(
+        "--unset", metavar="NAME", help=f"Reset {what} to its default; repeatable.", autocompletion=complete
+    )
+
+
+def reset_target_option(present: str) -> Any:
+    """Return the option `--to` of a reset of offsets. `present` says where a shift begins."""
+    return typer.Option(
+        "--to",
+        metavar="WHERE",
+        help=f"earliest, latest, an offset, +N or -N (from {present}), a time (2026-01-31T12:00:00Z) or @milliseconds.",
+    )
+
+
+def partitions_option(default: str) -> Any:
+    """Return the option `--topic` that chooses partitions of topics."""
+    return typer.Option(
+        "--topic",
+        "-t",
+        metavar="TOPIC[:PARTITION,…]",
+        help=f"Only these; repeatable. [default: {default}]",
+        autocompletion=completion.topics,
+    )
 
 
 def parse_changes(set_: Iterable[str] | None, unset: Iterable[str] | None) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import cell, count_of, note, print_facts, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json
+from spark_log.cli.shared_options import Cluster_, Json, partitions_option, reset_target_option
 
 if TYPE_CHECKING:
     from spark_log.facts.groups import GroupDescription, PartitionLag
@@ -20,16 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Show groups and their lag, reset a
 GroupId = Annotated[
     str, typer.Argument(metavar="GROUP", help="Id of the group.", show_default=False, autocompletion=completion.groups)
 ]
-Topics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--topic",
-        "-t",
-        metavar="TOPIC[:PARTITION,…]",
-        help="Only these; repeatable. [default: all committed]",
-        autocompletion=completion.topics,
-    ),
-]
+Topics = Annotated[list[str] | None, partitions_option("all committed")]
 LIVE_S = 1.0
 
 
@@ -150,15 +141,7 @@ def _follow(read: Any) -> None:
 def reset(
     group: GroupId,
     cluster: Cluster_,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="WHERE",
-            help="earliest, latest, an offset, +N or -N (from what is committed), a time (2026-01-31T12:00:00Z) or "
-            "@milliseconds.",
-        ),
-    ],
+    to: Annotated[str, reset_target_option("what is committed")],
     topic: Topics = None,
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     dry_run: Annotated[

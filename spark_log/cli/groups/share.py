@@ -7,7 +7,15 @@ import typer
 from spark_log.cli import completion
 from spark_log.cli.groups.group import GroupId, choose_partitions, parse_target
 from spark_log.cli.output import count_of, note, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, parse_changes
+from spark_log.cli.shared_options import (
+    Cluster_,
+    Json,
+    parse_changes,
+    partitions_option,
+    reset_target_option,
+    set_option,
+    unset_option,
+)
 
 if TYPE_CHECKING:
     from spark_log.facts.share_groups import PeekedRecord
@@ -16,37 +24,15 @@ app = typer.Typer(no_args_is_help=True, help="Configure share groups (queues), r
 
 _VALUE_MAX = 60
 
-Topics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--topic",
-        "-t",
-        metavar="TOPIC[:PARTITION,…]",
-        help="Only these; repeatable. [default: all that the group reads]",
-        autocompletion=completion.topics,
-    ),
-]
+Topics = Annotated[list[str] | None, partitions_option("all that the group reads")]
 
 
 @app.command()
 def config(
     group: GroupId,
     cluster: Cluster_,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Set a config; repeatable.", autocompletion=completion.group_configs
-        ),
-    ] = None,
-    unset: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--unset",
-            metavar="NAME",
-            help="Reset a config to its default; repeatable.",
-            autocompletion=completion.group_configs,
-        ),
-    ] = None,
+    set_: Annotated[list[str] | None, set_option("Set a config", completion.group_configs)] = None,
+    unset: Annotated[list[str] | None, unset_option("a config", completion.group_configs)] = None,
     as_json: Json = False,
 ) -> None:
     """Show or set the configs of a share group, which need not exist yet. Members follow with their next poll.
@@ -77,15 +63,7 @@ def config(
 def reset(
     group: GroupId,
     cluster: Cluster_,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="WHERE",
-            help="earliest, latest, an offset, +N or -N (from the start offset), a time (2026-01-31T12:00:00Z) or "
-            "@milliseconds.",
-        ),
-    ],
+    to: Annotated[str, reset_target_option("the start offset")],
     topic: Topics = None,
     execute: Annotated[bool, typer.Option("--execute", help="Reset the group.")] = False,
     as_json: Json = False,

@@ -6,7 +6,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, parse_changes
+from spark_log.cli.shared_options import Cluster_, Json, parse_changes, set_option, unset_option
 from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
 from spark_log.spark.jobs.options.arguments import CLUSTER_ENVIRONMENT_VARIABLE
 
@@ -23,22 +23,9 @@ def config(
     cluster: Cluster_,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A setting, such as transaction.max.timeout.ms=60000; repeatable.",
-            autocompletion=completion.cluster_settings,
-        ),
+        set_option("A setting, such as transaction.max.timeout.ms=60000", completion.cluster_settings),
     ] = None,
-    unset: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--unset",
-            metavar="NAME",
-            help="Reset a setting to its default; repeatable.",
-            autocompletion=completion.cluster_settings,
-        ),
-    ] = None,
+    unset: Annotated[list[str] | None, unset_option("a setting", completion.cluster_settings)] = None,
     as_json: Json = False,
 ) -> None:
     """Show the settings of the whole cluster, or change them. Running clients apply a change within seconds.
