@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import threading
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from spark_log import Consumer, Producer
 from spark_log.cli.main import app
+from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import LogTruncationError, UnknownTopicOrPartitionError
 from spark_log.maintenance import run_tasks
@@ -112,7 +114,7 @@ def backup(request, tmp_path):
 
 def send(producer, topic, acked, *values):
     """Send records, and add (partition, offset) -> value of those that are acknowledged."""
-    futures = {value: producer.send(topic, value.encode(), value[:8].encode()) for value in values}
+    futures = {value: producer.send(topic, value.encode(), value[:12].encode()) for value in values}
     producer.flush()
     for value, future in futures.items():
         done = future.get(30)
@@ -159,21 +161,22 @@ def consume(address, group):
         return records
 
 
+def run(address, *arguments):
+    return CliRunner().invoke(app, [*arguments, "--cluster", address])
+
+
 def command(address, *arguments, code=0):
     """The JSON that a command prints."""
-    done = CliRunner().invoke(app, [*arguments, "--cluster", address, "--json"])
+    done = run(address, *arguments, "--json")
     assert done.exit_code == code, done.output
     return json.loads(done.stdout)
 
 
-def verify(address, rebuild=False):
+def verify(address):
     files = command(address, "store", "verify-files", "--checksums")
     assert sum(each["files"] for each in files) > 0
-    if rebuild:
-        assert CliRunner().invoke(app, ["table", "rebuild", "t", "--target", "iceberg", "--cluster", address]).exit_code == 0
     tables = command(address, "table", "verify", "t")
     assert sorted(table["target"] for table in tables) == ["current", "delta", "iceberg"]
-    return tables
 
 
 def values_of(address):
@@ -235,16 +238,22 @@ def test_drill(backup, tmp_path):
     shutil.copytree(tmp_path / "files", backup.restored_log_dir)
     address = backup.restore()
     if log_dir is not None:
-        arguments = ["broker", "relocate", "--from", log_dir, "--to", str(backup.restored_log_dir)]
-        assert CliRunner().invoke(app, [*arguments, "--cluster", address]).exit_code == 0
+        moved = run(address, "broker", "relocate", "--from", log_dir, "--to", str(backup.restored_log_dir))
+        assert moved.exit_code == 0, moved.output
         assert "timeline" in command(address, "store", "status", code=1)["problem"]
     restored = values_of(address)
     ends = {number: max(offset for partition, offset in restored if partition == number) + 1 for number in (0, 1)}
     assert set(command(address, "store", "accept", "--yes")) == {"before", "now"}
+    truncations = command(address, "partition", "truncations", "--topic", "t")
+    assert {each["partition"]: each["start_offset"] for each in truncations} == ends
+    assert "store accepted" in run(address, "partition", "truncations").output
     assert before.items() <= restored.items(), "nothing acknowledged before the backup is lost"
     assert "committed" in restored.values() and "open" not in restored.values()
     assert not any(value.startswith("lost") for value in restored.values())
-    verify(address, rebuild=True)
+    moved = run(address, "table", "verify", "t", "--target", "iceberg")
+    assert moved.exit_code == 1 and "spark-log table rebuild TOPIC --target iceberg" in moved.output
+    assert run(address, "table", "rebuild", "t", "--target", "iceberg").exit_code == 0
+    verify(address)
 
     with Producer(cluster=address, transactional_id="x") as again:
         again.init_transactions()
@@ -255,13 +264,17 @@ def test_drill(backup, tmp_path):
         assert make(cluster, "later").topic_id > lost_topic.topic_id
     new = {}
     with Producer(cluster=address) as producer:
-        send(producer, "t", new, *(f"new-{n}" for n in range(200)), *(f"new-{n}-{LARGE}" for n in range(4)))
+        rounds = count()
+        while not all((at.partition, each.offset) in new for at, each in position.items()):  # beyond the old positions
+            number = next(rounds)
+            send(producer, "t", new, *(f"new-{number}-{n}" for n in range(50)), f"new-{number}-{LARGE}")
     assert all(offset >= ends[partition] for partition, offset in new)
     read = {(record.partition, record.offset): record.value.decode() for record in consume(address, "g")}
     assert new.items() <= read.items(), "the group goes on"
 
     told(address, position, ends, new)
-    list(run_tasks(Cluster.open(address), now=True))
+    with Cluster.open(address) as cluster:
+        list(run_tasks(cluster, now=True))
     verify(address)
     assert new.items() <= values_of(address).items()
 
@@ -285,3 +298,62 @@ def told(address, position, ends, new):
                 for records in consumer.poll(timeout_ms=5_000).values():
                     seen |= {(record.partition, record.offset): record.value.decode() for record in records}
             assert min(offset - ends[partition] for partition, offset in seen) == 0
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A cluster with two files and an inline record; the first file is missing, the second has one other byte."""
+    address = str(tmp_path / "cluster")
+    with Cluster.init(address) as cluster, Producer(cluster=address) as producer:
+        make(cluster, "t", inline_max_bytes="2000", delta_max_lag_ms="-1")
+        for value in (LARGE, LARGE[::-1], "inline"):
+            producer.send("t", value.encode()).get(30)
+        missing, other = sorted(Path(address).rglob("_segments/*/*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+        missing.unlink()
+        data = bytearray(other.read_bytes())
+        data[len(data) // 2] ^= 1
+        other.write_bytes(data)
+        yield cluster, address, other
+
+
+def test_missing_and_damaged_files_are_named_with_their_offsets(damaged):
+    _, address, other = damaged
+    done = run(address, "store", "verify-files")
+    assert done.exit_code == 1
+    assert "t-0 offsets 0 to 0: " in done.output and "missing" in done.output
+    assert "2 files" in done.output and "1 missing or damaged" in done.output
+    [replica] = command(address, "store", "verify-files", "--checksums", "--topic", "t", code=1)
+    assert [(bad["start_offset"], bad["end_offset"], bad["problem"]) for bad in replica["problems"]] == [
+        (0, 1, "missing"),
+        (1, 2, "has another checksum"),
+    ]
+    other.write_bytes(b"short")
+    [replica] = command(address, "store", "verify-files", code=1)
+    assert "has 5 bytes, not " in replica["problems"][1]["problem"]
+    shutil.move(Path(address) / "broker-1", Path(address) / "elsewhere")
+    [replica] = command(address, "store", "verify-files", code=1)
+    assert all("broker-1" in bad["problem"] for bad in replica["problems"]) and len(replica["problems"]) == 2
+    assert run(address, "store", "verify-files", "--topic", "unknown").exit_code == 1
+
+
+def test_a_log_dir_is_relocated_only_to_its_own_files(damaged, tmp_path):
+    cluster, address, _ = damaged
+    add_broker(cluster, 2, [str(tmp_path / "second")])
+    first = f"{address}/broker-1"
+    for from_, to, reason in (
+        (str(tmp_path / "unknown"), first, "there is none at"),
+        (first, str(tmp_path / "empty"), "has no spark_log_dir.json"),
+        (first, str(tmp_path / "second"), "overlaps"),
+    ):
+        done = run(address, "broker", "relocate", "--from", from_, "--to", to)
+        assert done.exit_code == 1 and reason in " ".join(done.output.split()), done.output
+    shutil.copytree(tmp_path / "second", tmp_path / "moved")
+    assert (
+        run(
+            address, "broker", "relocate", "--from", str(tmp_path / "second"), "--to", str(tmp_path / "moved")
+        ).exit_code
+        == 0
+    )
+    assert [info.uri.rpartition("/")[2] for info in cluster.log_dirs().values()] == ["broker-1", "moved"]
+    done = run(address, "broker", "relocate", "--from", first, "--to", str(tmp_path / "moved"))
+    assert "overlaps" in done.output
