@@ -165,7 +165,8 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
             for loss in losses
         ]  # fmt: skip
         print_table(None, columns, rows)
-        say(f"{count_of(sum(loss.record_count for loss in losses), 'record')} lost in all.")
+        if any(loss.start_offset < loss.end_offset for loss in losses):
+            say(f"{count_of(sum(loss.record_count for loss in losses), 'record')} lost in all.")
 
 
 @app.command()

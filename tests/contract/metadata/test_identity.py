@@ -31,7 +31,7 @@ from tests.support.records import read_all, table
 
 pytestmark = pytest.mark.delta
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "operations.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "backup.md"
 FILES = {"inline.max.bytes": "0"}
 
 
