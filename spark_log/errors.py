@@ -338,8 +338,8 @@ class OffsetOutOfRangeError(FatalError):
 
 
 class LogTruncationError(FatalError):
-    """An unclean leader election removed records that the reader has read: its position belongs to the lost part of the
-    log.
+    """An unclean leader election, or the restore of an older metadata store, removed records that the reader has read:
+    its position belongs to the lost part of the log.
 
     Remedy: seek to `divergent_offsets` and handle what was read beyond them, or set auto_offset_reset.
 

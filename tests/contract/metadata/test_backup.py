@@ -20,13 +20,14 @@ from spark_log import Consumer, Producer
 from spark_log.cli.main import app
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import LogTruncationError, UnknownTopicOrPartitionError
+from spark_log.errors import DataLossError, LogTruncationError, UnknownTopicOrPartitionError
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.tables.publication import publish
 from tests.support.postgres import PostgresServer
 from tests.support.records import LARGE, read_all
+from tests.support.stream_source import StreamQuery
 from tests.support.topics import find, make
 
 pytestmark = pytest.mark.delta
@@ -232,6 +233,10 @@ def test_drill(backup, tmp_path):
     for record in consume(backup.address, "reader"):
         at = OffsetAndMetadata(record.offset + 1, "", record.leader_epoch)
         position[TopicPartition("t", record.partition)] = at
+    with Cluster.open(backup.address) as cluster:
+        query = StreamQuery(cluster)
+    query.trigger()
+    query.reader.stop()
     last_producer = producer_id(backup.address)
     backup.lose()
 
@@ -273,6 +278,12 @@ def test_drill(backup, tmp_path):
     assert new.items() <= read.items(), "the group goes on"
 
     told(address, position, ends, new)
+    query.restart(cluster=address)
+    with pytest.raises(DataLossError, match="t-0"):
+        query.trigger()
+    query.restart(failOnDataLoss=False)
+    query.trigger()
+    query.reader.stop()
     with Cluster.open(address) as cluster:
         list(run_tasks(cluster, now=True))
     verify(address)
