@@ -210,9 +210,9 @@ class MetadataConflictError(MetadataStoreError):
 
 
 class StoreChangedError(FatalError):
-    """The metadata store is on another PostgreSQL server, or on another timeline of it, than when it was last accepted:
-    it was restored or promoted, and may know less than the log dirs hold. Clean-up of files and publication to
-    Delta tables have stopped; appends and reads go on.
+    """The metadata store is on another PostgreSQL server, in another database, or on another timeline than when it was
+    last accepted: it was restored or promoted, and may know less than the log dirs hold. Clean-up of files and
+    publication to Delta tables have stopped; appends and reads go on.
 
     Remedy: compare with `spark-log store status`, then run `spark-log store accept`.
     """

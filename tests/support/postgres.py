@@ -234,6 +234,10 @@ class PostgresServer:
             self._template = url.rpartition("/")[2]
         return self._create_database(self._template)
 
+    def create_copy(self, url: str) -> str:
+        """URL of a copy of a database without connections, as of a dump that was restored on this server."""
+        return self._create_database(url.rpartition("/")[2])
+
     def _create_database(self, template: str) -> str:
         name = f"db{next(self._numbers)}"
         with psycopg.connect(f"{self.address} dbname=postgres", autocommit=True) as session:
