@@ -210,9 +210,9 @@ class MetadataConflictError(MetadataStoreError):
 
 
 class StoreChangedError(FatalError):
-    """The metadata store is on another PostgreSQL server, or on another timeline of it, than when it was last accepted:
-    it was restored or promoted, and may know less than the log dirs hold. Clean-up of files and publication to
-    Delta tables have stopped; appends and reads go on.
+    """The metadata store is on another PostgreSQL server, in another database, or on another timeline than when it was
+    last accepted: it was restored or promoted, and may know less than the log dirs hold. Clean-up of files and
+    publication to Delta tables have stopped; appends and reads go on.
 
     Remedy: compare with `spark-log store status`, then run `spark-log store accept`.
     """
@@ -338,8 +338,8 @@ class OffsetOutOfRangeError(FatalError):
 
 
 class LogTruncationError(FatalError):
-    """An unclean leader election removed records that the reader has read: its position belongs to the lost part of the
-    log.
+    """An unclean leader election, or the restore of an older metadata store, removed records that the reader has read:
+    its position belongs to the lost part of the log.
 
     Remedy: seek to `divergent_offsets` and handle what was read beyond them, or set auto_offset_reset.
 

@@ -8,15 +8,21 @@ alive. An *embedded* broker has no process: clients and coordinators do its work
 import os
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir_uris import normalise_uri
+from spark_log.cluster.log_dir import open_log_dir
+from spark_log.cluster.log_dir_uris import normalise_uri, refuse_overlap, refuse_percent_sign
 from spark_log.config.values import can_be_stored
-from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
+from spark_log.errors import (
+    BrokerIdNotRegisteredError,
+    DuplicateBrokerRegistrationError,
+    InvalidConfigurationError,
+    redact,
+)
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
@@ -117,6 +123,29 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
         connection.execute(t.broker.delete().where(BROKER.broker_id == broker_id))
 
     cluster.store.transact(remove)
+
+
+def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
+    """Record that a log dir is at another location now, as after a restore into another folder or bucket.
+
+    The files must be there already: the marker at the new location must be the log dir's own. Clients that run do not
+    notice it; restart them. Raises InvalidConfigurationError if no log dir is at `from_`, or the new location overlaps
+    another log dir, LogDirMismatchError if the new location is not this log dir, and StorageUnavailableError.
+    """
+    old, new = normalise_uri(from_), normalise_uri(to)
+    infos = {info.uri: info for info in cluster.log_dirs().values()}
+    if old not in infos:
+        known = ", ".join(redact(uri) for uri in infos)
+        raise InvalidConfigurationError(f"log dir: there is none at {redact(old)}; there are {known}")
+    info = infos.pop(old)
+    refuse_percent_sign(new)
+    refuse_overlap(new, list(infos))
+    open_log_dir(replace(info, uri=new))
+
+    def relocate(connection: sa.Connection, _attempt: Attempt) -> None:
+        change_log_dirs(connection, [info.log_dir_id], LOG_DIR.uuid == info.uuid, uri=new)
+
+    cluster.store.transact(relocate, announce=True)
 
 
 def embed_broker(cluster: Cluster, broker_id: int) -> None:

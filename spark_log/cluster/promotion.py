@@ -40,7 +40,7 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
     recorded, now = store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
     if recorded is None or now is None:
         return
-    if recorded != now:
+    if not now.is_same_as(recorded):
         _accept(cluster, settings, fence, recorded, now)
 
     def commit(connection: sa.Connection, _attempt: Attempt) -> int:
@@ -71,7 +71,7 @@ def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded:
             return Beat(0, None, False), "it has changed again"
         last, now_ms = server_identity.last_beat(connection), store.clock(connection).wall_ms
         promotion = Promotion(
-            same_system=now.system_identifier == recorded.system_identifier,
+            same_system=now.is_system_of(recorded),
             recorded_timeline=recorded.timeline,
             timeline=now.timeline,
             beat=last.number,

@@ -16,7 +16,7 @@ class Promotion:
     """A PostgreSQL server that is not the recorded one, as the coordinator sees it."""
 
     same_system: bool
-    """Whether the system identifiers are equal."""
+    """Whether the system identifiers are equal, and the databases."""
     recorded_timeline: int
     timeline: int
     beat: int
@@ -41,7 +41,7 @@ def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
     if setting != "synchronous":
         return "store.promotion.accept is manual"
     if not promotion.same_system:
-        return "it is another system"
+        return "it is another system or database"
     if promotion.timeline <= promotion.recorded_timeline:
         return f"its timeline {promotion.timeline} does not follow timeline {promotion.recorded_timeline}"
     if not promotion.synchronous:

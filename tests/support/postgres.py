@@ -37,10 +37,11 @@ class PostgresServer:
     """One server process. PostgreSQL refuses root, so under root it runs as an unprivileged user.
 
     `kill` and `start` on the same data folder are a crash and a recovery. `standby_of`: the data folder is a copy of
-    this running server's, and `start` makes it a standby of that server, until `promote`.
+    this running server's, and `start` makes it a standby of that server, until `promote`. `base_backup`: the data
+    folder is a copy of this one, which `base_backup` made.
     """
 
-    def __init__(self, standby_of: "PostgresServer | None" = None) -> None:
+    def __init__(self, standby_of: "PostgresServer | None" = None, base_backup: Path | None = None) -> None:
         self._programs = find_programs()
         self._root = Path(tempfile.mkdtemp(prefix="spark-log-pg-"))
         self._data = self._root / "data"
@@ -53,6 +54,9 @@ class PostgresServer:
         self.port = free_port()
         if self._uid is not None and self._gid is not None:
             os.chown(self._root, self._uid, self._gid)
+        if base_backup is not None:
+            self._run("cp", "-a", str(base_backup), str(self._data))
+            return
         if standby_of is not None:
             self._run(
                 str(self._programs / "pg_basebackup"),
@@ -142,6 +146,43 @@ class PostgresServer:
         while self.query("SELECT pg_is_in_recovery()") != "f":
             time.sleep(0.05)
 
+    def base_backup(self) -> Path:
+        """Copy the data folder of the running server with pg_basebackup, and return the copy's path."""
+        copy = self._root / "base"
+        self._run(str(self._programs / "pg_basebackup"), "-D", str(copy), "-d", self.address, "-c", "fast")
+        return copy
+
+    def lose(self) -> None:
+        """Kill the server and delete its data folder; base backup and archive stay."""
+        self.kill()
+        self._run("rm", "-rf", str(self._data))
+
+    def archive_settings(self) -> dict[str, str]:
+        """Settings for `start` with which the server archives its write-ahead log in the folder `archive`."""
+        self._run("mkdir", "-p", str(self.archive))
+        return {"archive_mode": "on", "archive_command": f"cp %p {self.archive}/%f"}
+
+    @property
+    def archive(self) -> Path:
+        """The folder of the archived write-ahead log."""
+        return self._root / "archive"
+
+    def archive_until_now(self, name: str) -> None:
+        """Name the present point of the write-ahead log, and wait until the log up to it is in the archive."""
+        self.query(f"SELECT pg_create_restore_point('{name}')")
+        last = self.query("SELECT pg_walfile_name(pg_switch_wal())")
+        while not (self.archive / last).exists() or last > self.query(
+            "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver"
+        ):
+            time.sleep(0.02)
+
+    def recover(self, archive: Path, name: str) -> None:
+        """Start on a base backup, apply the archived write-ahead log up to the named point, and end recovery there."""
+        self._run("touch", f"{self._data}/recovery.signal")
+        self.start(restore_command=f"cp {archive}/%f %p", recovery_target_name=name, recovery_target_action="promote")
+        while self.query("SELECT pg_is_in_recovery()") != "f":
+            time.sleep(0.02)
+
     def demote(self) -> None:
         """Restart as a standby that accepts only reads, until `SELECT pg_promote()`."""
         self.stop()
@@ -192,6 +233,10 @@ class PostgresServer:
             engine.dispose()  # CREATE DATABASE needs a template without connections
             self._template = url.rpartition("/")[2]
         return self._create_database(self._template)
+
+    def create_copy(self, url: str) -> str:
+        """URL of a copy of a database without connections, as of a dump that was restored on this server."""
+        return self._create_database(url.rpartition("/")[2])
 
     def _create_database(self, template: str) -> str:
         name = f"db{next(self._numbers)}"

@@ -1,4 +1,4 @@
-"""The commands `spark-log broker …`, which add, show, serve and remove brokers."""
+"""The commands `spark-log broker …`, which add, show, serve, relocate and remove brokers."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from spark_log.cli.servers.metrics_options import MetricsHost_, MetricsPort_, me
 from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
 from spark_log.errors import redact
 
-app = typer.Typer(no_args_is_help=True, help="Add, show, serve and remove brokers.")
+app = typer.Typer(no_args_is_help=True, help="Add, show, serve, relocate and remove brokers.")
 
 BrokerId_ = Annotated[
     int,
@@ -165,3 +165,25 @@ def remove(broker_id: BrokerId_, cluster: Cluster_) -> None:
     with Cluster.open(cluster) as opened:
         remove_broker(opened, broker_id)
     say(f"Removed broker {broker_id}.")
+
+
+@app.command()
+def relocate(
+    from_: Annotated[str, typer.Option("--from", metavar="FOLDER-OR-URI", help="Where the log dir was.")],
+    to: Annotated[str, typer.Option("--to", metavar="FOLDER-OR-URI", help="Where its files are now.")],
+    cluster: Cluster_,
+) -> None:
+    """Record that a log dir is at another location, after its files were moved or restored there. Copies no file.
+
+    Stop all clients first. To move replicas while clients run, use `partition reassign`.
+
+    **Example**
+
+    - `spark-log broker relocate --from s3://lost/log --to s3://restored/log`
+    """
+    from spark_log.cluster.brokers import relocate_log_dir
+    from spark_log.cluster.cluster import Cluster
+
+    with Cluster.open(cluster) as opened:
+        relocate_log_dir(opened, from_, to)
+    say(f"The log dir is at {redact(to)} now.")

@@ -137,7 +137,9 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
 @app.command("losses", hidden=True)
 @app.command()
 def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = False) -> None:
-    """Show the truncations of elections: which offsets and records were removed, and whether readers had seen them."""
+    """Show truncations: which offsets and records elections removed, and whether readers had seen them; and from which
+    offset on records are others than before, because the metadata store was restored and accepted.
+    """
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.partitions.truncations import list_truncations
 
@@ -155,10 +157,16 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
                 f"{loss.topic}-{loss.partition}", f"{loss.start_offset:,} to {loss.end_offset - 1:,}",
                 loss.record_count, loss.seen_count, "unclean" if loss.unclean else "clean", loss.leader_epoch, loss.at,
             )
+            if loss.start_offset < loss.end_offset
+            else (
+                f"{loss.topic}-{loss.partition}", f"from {loss.start_offset:,}", "not known", "not known",
+                "none: store accepted", loss.leader_epoch, loss.at,
+            )
             for loss in losses
         ]  # fmt: skip
         print_table(None, columns, rows)
-        say(f"{count_of(sum(loss.record_count for loss in losses), 'record')} lost in all.")
+        if any(loss.start_offset < loss.end_offset for loss in losses):
+            say(f"{count_of(sum(loss.record_count for loss in losses), 'record')} lost in all.")
 
 
 @app.command()

@@ -13,7 +13,9 @@ _ACCEPT = """\
 A metadata store that was restored from a backup, or promoted without its last transactions, lacks recent metadata.
 After you accept it, files that it does not name are removed from the Delta tables. Clean-up deletes them from the log
 dirs when file.delete.delay.ms of their topic (7 days) has passed; until then `spark-log store unnamed-files` lists
-them. Records that exist only in these files are lost then: send them to the topic again if you need them."""
+them. Records that exist only in these files are lost then: send them to the topic again if you need them.
+Readers that have read records which the store lacks are told so, as after an unclean election. Accept the store before
+clients append: records that were appended since the restore count as known to all readers."""
 
 
 @app.command()
@@ -37,6 +39,55 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+@app.command("verify-files")
+def verify_files_(
+    cluster: Cluster_,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")
+    ] = None,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Read all files, and compare their checksums.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check that the log dirs have every segment file that the metadata names, with its size. Exit code 1: some lack.
+
+    Use it to test a backup: restore it, and verify it before clients start. It changes nothing.
+
+    **Examples**
+
+    - `spark-log store verify-files`
+    - `spark-log store verify-files --checksums --topic orders`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.maintenance.file_verification import verify_files
+
+    with Cluster.open(cluster) as opened:
+        replicas = list(verify_files(opened, topic or (), checksums=checksums))
+    bad = [(replica, problem) for replica in replicas for problem in replica.problems]
+    if as_json:
+        print_json([_replica_fields(replica) for replica in replicas])
+    else:
+        for replica, file in bad:
+            start, end = file.offsets
+            say(f"{replica.partition} offsets {start:,} to {end - 1:,}: {file.location}: {file.problem}")
+        files = count_of(sum(replica.files for replica in replicas), "file")
+        size = bytes_of(sum(replica.bytes for replica in replicas))
+        say(f"{files} ({size}) named by the metadata, {len(bad):,} missing or damaged.")
+    if bad:
+        raise typer.Exit(1)
+
+
+def _replica_fields(replica: Any) -> dict[str, Any]:
+    problems = [
+        {"location": file.location, "start_offset": file.offsets[0], "end_offset": file.offsets[1],
+         "problem": file.problem}
+        for file in replica.problems
+    ]  # fmt: skip
+    facts = {"log_dir": replica.log_dir, **replica.partition._asdict(), "files": replica.files, "bytes": replica.bytes}
+    return {**facts, "problems": problems}
+
+
 @app.command()
 def accept(
     cluster: Cluster_,
@@ -47,10 +98,15 @@ def accept(
 
     Both stop if the system identifier or timeline of the PostgreSQL server differs from the recorded one, and where a
     Delta table lists segments that the metadata does not know: this is a sign of an older store.
+
+    It also begins a new leader epoch of each partition at the present end of its log. A reader whose position is beyond
+    this end gets LogTruncationError or continues there, by its auto_offset_reset. Accept the store after every restore,
+    also on SQLite, before clients start.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance.removal.unnamed_files import unnamed_files
     from spark_log.metadata.connections import server_identity
+    from spark_log.replication.controller.store_acceptance import accept_store
 
     with Cluster.open(cluster) as opened:
         store = opened.store
@@ -61,7 +117,7 @@ def accept(
                 note(line)
             _print_unnamed(unnamed_files(opened))
             typer.confirm("Accept it?", abort=True, err=True)
-        store.transact(lambda c, _attempt: server_identity.accept(c, store.clock(c).wall_ms))
+        accept_store(opened)
     if as_json:
         print_json({"before": str(before) if before else None, "now": str(now) if now else None})
     else:

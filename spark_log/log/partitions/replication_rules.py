@@ -77,7 +77,9 @@ def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> Partiti
 
 @dataclass(frozen=True)
 class Truncation:
-    """The election that began `leader_epoch` removed every record from `start_offset` on: its leader lacks them."""
+    """The election that began `leader_epoch` removed every record from `start_offset` on: its leader lacks them. Or an
+    operator accepted a restored metadata store, which lacks them.
+    """
 
     leader_epoch: int
     start_offset: int

@@ -1,4 +1,6 @@
-"""Stores truncations: the records that elections removed from the end of partitions."""
+"""Stores truncations: the records that elections removed from the end of partitions, or that a restored metadata store
+lacks.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from spark_log.metadata.store import Store, StoreClock
 class RecordedTruncation:
     """A truncation of the offsets [start_offset, end_offset), which held `record_count` records. `seen_count` of these
     offsets were below the high watermark, so readers may have read them. `at` is in UTC.
+
+    With start_offset = end_offset it is that of an accepted store, which does not know what it lacks from there on.
     """
 
     topic: str
@@ -40,7 +44,7 @@ def record_truncation(
     record_count: int,
     now: StoreClock,
 ) -> None:
-    """Record that the election from `before` to `after` removed `record_count` records."""
+    """Record that the change from `before` to `after` removed `record_count` records."""
     row = {
         "topic_id": key[0],
         "partition": key[1],

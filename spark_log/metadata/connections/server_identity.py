@@ -4,8 +4,9 @@ cluster was created, or that was accepted last.
 A server that was restored from a backup, or a standby that was promoted without the last transactions, may lack
 metadata of files in the log dirs. Clean-up would delete these files, and publication would remove their records from
 the Delta tables. Both call `check_identity` first. Such a server has another system identifier, which initdb creates,
-or another timeline, which each promotion and each point-in-time recovery raises. A connection's server does not change,
-so each connection asks once, when it is opened.
+or another timeline, which each promotion and each point-in-time recovery raises; a dump that was restored on the same
+server is in another database. A connection's server and database do not change, so each connection asks once, when it
+is opened.
 
 SQLite has no such identity, and a PostgreSQL server whose data folder was replaced by an older copy keeps both values.
 These cases are detected by a Delta table that is ahead of the metadata (tables/publication.py).
@@ -28,24 +29,36 @@ logger = logging.getLogger(__name__)
 _INFO, _MATCHES = "spark_log_identity", "spark_log_identity_matches"
 
 _ASK = (
-    "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
+    "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint,"
+    " (SELECT oid::bigint FROM pg_database WHERE datname = current_database())"
     " FROM pg_control_system()"
 )
-"""Returns the system identifier and the timeline that is written now (pg_control_checkpoint() would return that of the
-last checkpoint). Every role may run it, unless EXECUTE on pg_control_system(), pg_current_wal_lsn() or
-pg_walfile_name(pg_lsn) was revoked.
+"""Returns the system identifier, the timeline that is written now (pg_control_checkpoint() would return that of the
+last checkpoint), and the database. Every role may run it, unless EXECUTE on pg_control_system(),
+pg_current_wal_lsn() or pg_walfile_name(pg_lsn) was revoked.
 """
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A PostgreSQL server: its system identifier and its timeline."""
+    """A PostgreSQL server: its system identifier and its timeline, and the database of the store there."""
 
     system_identifier: str
     timeline: int
+    database: int | None = None
+    """The OID of the database; None in a record of an earlier release."""
 
     def __str__(self) -> str:
-        return f"system {self.system_identifier}, timeline {self.timeline}"
+        database = "" if self.database is None else f", database {self.database}"
+        return f"system {self.system_identifier}, timeline {self.timeline}{database}"
+
+    def is_system_of(self, recorded: "Identity") -> bool:
+        """Whether this is a recorded server or one with its write-ahead log, and the store is in the same database."""
+        same_database = recorded.database in (None, self.database)
+        return self.system_identifier == recorded.system_identifier and same_database
+
+    def is_same_as(self, recorded: "Identity") -> bool:
+        return self.is_system_of(recorded) and self.timeline == recorded.timeline
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,7 @@ def ask_server(driver_connection: Any, info: dict[str, Any], address: Address) -
 
     try:
         row = driver_connection.execute(_ASK).fetchone()
-        info[_INFO] = Identity(row[0], int(row[1]))
+        info[_INFO] = Identity(row[0], int(row[1]), int(row[2]))
     except psycopg.DatabaseError as error:
         if driver_connection.broken:
             raise
@@ -105,15 +118,18 @@ def recorded(connection: sa.Connection) -> Identity | None:
     Return None if it was not known.
     """
     row = connection.execute(sa.select(CLUSTER.system_identifier, CLUSTER.timeline)).one()
-    return None if row.system_identifier is None else Identity(row.system_identifier, row.timeline)
+    if row.system_identifier is None:
+        return None
+    system, _, database = row.system_identifier.partition("/")
+    return Identity(system, row.timeline, int(database) if database else None)
 
 
 def values(identity: Identity | None) -> dict[str, Any]:
     """Return the values of the columns of table `cluster` that record the identity."""
-    return {
-        "system_identifier": identity.system_identifier if identity else None,
-        "timeline": identity.timeline if identity else None,
-    }
+    if identity is None:
+        return {"system_identifier": None, "timeline": None}
+    database = "" if identity.database is None else f"/{identity.database}"
+    return {"system_identifier": f"{identity.system_identifier}{database}", "timeline": identity.timeline}
 
 
 def check_identity(connection: sa.Connection) -> None:
@@ -126,8 +142,8 @@ def check_identity(connection: sa.Connection) -> None:
     if now is None or connection.info.get(_MATCHES):
         return
     before = recorded(connection)
-    if before is not None and before != now:
-        what = "another server" if before.system_identifier != now.system_identifier else "restored or promoted"
+    if before is not None and not now.is_same_as(before):
+        what = "restored or promoted" if now.is_system_of(before) else "on another server or in another database"
         raise StoreChangedError(
             f"the metadata store is {what}: it was {before}, and is {now}; it may know less than the log dirs hold, so"
             " clean-up of files and publication to Delta tables have stopped. See what it lacks with"

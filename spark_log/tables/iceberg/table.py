@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_log.cluster.log_dir import LogDir
+from spark_log.errors import CorruptRecordError
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg import manifests as avro
 from spark_log.tables.iceberg.manifests import Entry, Manifest
@@ -96,7 +97,13 @@ class IcebergTable:
         return avro.read_manifest(self._read(manifest["manifest_path"]), manifest)
 
     def _read(self, location: str) -> bytes:
+        """Read a file of the table's metadata. Raises CorruptRecordError if it is missing, or the table was moved."""
         relative = location.removeprefix(self.location + "/")
+        if relative == location:  # Iceberg's paths are absolute
+            raise CorruptRecordError(
+                f"the Iceberg table at {self.location} names {location}: it was written at another location. Write it"
+                " anew with `spark-log table rebuild TOPIC --target iceberg`"
+            )
         return b"".join(map(bytes, self.log_dir.read_blocks(f"{self.folder}/{relative}")))
 
     def _listed(self, entry: Entry) -> ListedFile:

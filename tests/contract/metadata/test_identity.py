@@ -31,7 +31,7 @@ from tests.support.records import read_all, table
 
 pytestmark = pytest.mark.delta
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "operations.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "backup.md"
 FILES = {"inline.max.bytes": "0"}
 
 
@@ -98,8 +98,31 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
 def test_another_server_is_distinguished_from_another_timeline(postgres_url, tmp_path):
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
         cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
-        with pytest.raises(StoreChangedError, match="is another server: it was system 17, timeline 1, and is system"):
+        with pytest.raises(
+            StoreChangedError, match=r"is on another server .*: it was system 17, timeline 1, and is system"
+        ):
             cluster.store.read(server_identity.check_identity)
+
+
+def test_a_dump_that_was_restored_on_the_same_server_is_detected(postgres_server, postgres_url, tmp_path):
+    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
+        cluster.store.read(server_identity.check_identity)
+    copy = postgres_server.create_copy(postgres_url)
+    with Cluster.open(copy) as cluster:
+        with pytest.raises(StoreChangedError, match=r"in another database: it was .* database .*, and is .*"):
+            cluster.store.read(server_identity.check_identity)
+        assert store_command("accept", copy, "--yes")[0] == 0
+    with Cluster.open(copy) as cluster:
+        cluster.store.read(server_identity.check_identity)
+
+
+def test_a_record_of_an_earlier_release_names_no_database(postgres_url, tmp_path):
+    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
+        now = cluster.store.read(server_identity.of_server)
+        earlier = {"system_identifier": now.system_identifier}
+        cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(**earlier)))
+        assert cluster.store.read(server_identity.recorded).database is None
+        cluster.store.read(server_identity.check_identity)
 
 
 def test_a_server_that_hides_its_identity_is_used_with_a_warning(postgres_server, tmp_path, caplog):

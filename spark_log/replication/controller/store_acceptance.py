@@ -1,0 +1,57 @@
+"""Accepts a metadata store that was restored from a backup, or promoted without its last transactions.
+
+Offsets that were assigned after the backup are assigned again, to other records. So each partition begins a leader
+epoch above all that the lost store may have begun, and a truncation at its log end offset is recorded. A position of
+the lost log then satisfies, as after an unclean election (`log.partitions.lineage`):
+
+    its leader epoch < the epoch of the truncation, and it has diverged if the truncation's offset < its offset
+
+Ids of topics and producers that the lost store assigned are left out: a position of a lost topic, or a batch of a lost
+producer, would be taken for one of another topic or producer with the same id.
+"""
+
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
+from spark_log.log.partitions.replication_rules import PartitionState, Truncation
+from spark_log.log.partitions.truncations import record_truncation
+from spark_log.metadata.connections import server_identity
+from spark_log.metadata.connections.server_identity import Identity
+from spark_log.metadata.id_generators import skip_ids
+from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
+from spark_log.metadata.store import Attempt, StoreClock
+
+EPOCHS_SKIPPED = 10_000
+"""More elections of a partition than take place between a backup and the loss of the store."""
+IDS_SKIPPED = 1_000_000
+"""More topics, or producers, than are created between a backup and the loss of the store."""
+
+
+def accept_store(cluster: Cluster) -> Identity | None:
+    """Record the current server as the right one, and begin a new leader epoch of every partition, in one transaction.
+
+    Returns the server's identity. Records that were appended after the restore, and before this call, count as records
+    of the lost log: a reader that has a position in the lost log is not told that they differ.
+    """
+    store = cluster.store
+
+    def accept(connection: sa.Connection, _attempt: Attempt) -> Identity | None:
+        now = store.clock(connection)
+        keys = [(i, number) for i, number in connection.execute(sa.select(PARTITION.topic_id, PARTITION.partition))]
+        before = lock_partitions(connection, sorted(keys))
+        save_partitions(connection, before, {key: _begin_epoch(connection, key, before[key], now) for key in before})
+        for column in (TOPIC.topic_id, PRODUCER.producer_id):
+            skip_ids(connection, column, IDS_SKIPPED)
+        return server_identity.accept(connection, now.wall_ms)
+
+    return store.transact(accept, announce=True)
+
+
+def _begin_epoch(connection: sa.Connection, key: Key, before: PartitionState, now: StoreClock) -> PartitionState:
+    epoch = before.leader_epoch + EPOCHS_SKIPPED
+    after = replace(before, leader_epoch=epoch, partition_epoch=before.partition_epoch + EPOCHS_SKIPPED)
+    record_truncation(connection, key, Truncation(epoch, before.log_end_offset), before, after, 0, now)
+    return after
