@@ -85,7 +85,7 @@ class Services:
             changes=changes,
             heartbeats=Heartbeats(store, bulkheads.run_own),
             classic_waits=ClassicWaits(store, changes, bulkheads.run_own),
-            shares=Shares(cluster, log, changes, bulkheads.run_own),
+            shares=Shares(cluster, log, changes, bulkheads),
             quotas=QuotaBudgets(store, bulkheads.run_own),
             frames=frames, records=records, responses=responses,
             authorizer=Authorizer(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from spark_log import clock
@@ -28,31 +29,42 @@ class _News(NamedTuple):
     wait_ms: int | None
 
 
+class _Fetch(NamedTuple):
+    """A waiting fetch: its client, and its partitions."""
+
+    client: str
+    keys: frozenset[Key]
+
+
 @dataclass
 class _Watch:
-    """The waiting fetches of a group with their partitions, and the last read for them."""
+    """The waiting fetches of a group, and the last read for them."""
 
-    waiting: dict["asyncio.Future[None]", frozenset[Key]] = field(default_factory=dict)
+    waiting: dict["asyncio.Future[None]", _Fetch] = field(default_factory=dict)
     task: "asyncio.Task[None] | None" = None
     last: _News | None = None
 
     def wake(self, with_work: frozenset[Key] | None) -> None:
         """Wake the fetches of these partitions; None: all."""
-        for future, keys in self.waiting.items():
-            if not future.done() and (with_work is None or keys & with_work):
+        for future, fetch in self.waiting.items():
+            if not future.done() and (with_work is None or fetch.keys & with_work):
                 future.set_result(None)
 
 
 class GroupWatches:
     """Used by one event loop."""
 
-    def __init__(self, polls: SharePolls, changes: ChangeWatch, run_own: Callable[..., Awaitable[Any]]) -> None:
-        """`run_own` calls a blocking function in a thread of the gateway."""
-        self._polls, self._changes, self._run_own = polls, changes, run_own
+    def __init__(
+        self, polls: SharePolls, changes: ChangeWatch, run: Callable[[str, Callable[[], Any]], Awaitable[Any]]
+    ) -> None:
+        """`run` calls a blocking function in one of the threads that a client may use: reads for a client's many groups
+        do not delay the others.
+        """
+        self._polls, self._changes, self._run = polls, changes, run
         self._watches: dict[str, _Watch] = {}
 
     async def wait(
-        self, group_id: str, assigned: Iterable[Key], seen: int, wait_ms: int | None, timeout_s: float
+        self, client: str, group_id: str, assigned: Iterable[Key], seen: int, wait_ms: int | None, timeout_s: float
     ) -> None:
         """Return when the group may have records in these partitions that it did not have at change number `seen` of
         the store, or at the time-out, or after `wait_ms`, when there may be some without a change.
@@ -61,7 +73,7 @@ class GroupWatches:
         if watch.last is not None and watch.last.change != seen and watch.last.with_work & keys:
             return  # the others were woken before this one waited
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        watch.waiting[future] = keys
+        watch.waiting[future] = _Fetch(client, keys)
         if watch.task is None:
             watch.task = asyncio.create_task(self._follow(group_id, watch, _News(seen, frozenset(), None)))
         if wait_ms is not None:
@@ -81,7 +93,9 @@ class GroupWatches:
             await self._changes.wait(news.change, wait_s)
             began_s = clock.monotonic_s()
             try:
-                news = await self._run_own(self._read, group_id, frozenset().union(*watch.waiting.values()))
+                client, *_ = {fetch.client for fetch in watch.waiting.values()}
+                keys = frozenset[Key]().union(*(fetch.keys for fetch in watch.waiting.values()))
+                news = await self._run(client, partial(self._read, group_id, keys))
             except SparkLogError:
                 news, watch.last = _News(-1, frozenset(), None), None
                 watch.wake(None)  # each fetch meets the error itself

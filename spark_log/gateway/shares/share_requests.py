@@ -171,7 +171,8 @@ async def _poll(
         if result.taken or left_s <= 0 or errors or failed or result.unread or not assigned or session.ended:
             return replace(found, result=replace(result, errors=errors))
         acknowledgements = {}
-        await services.shares.watches.wait(session.group_id, assigned, seen, result.wait_ms, left_s)
+        client = request_context.get().client
+        await services.shares.watches.wait(client, session.group_id, assigned, seen, result.wait_ms, left_s)
         if clock.monotonic_s() >= until_s or session.ended:  # the client asks again at once
             return found
 

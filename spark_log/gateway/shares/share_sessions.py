@@ -9,8 +9,9 @@ import asyncio
 import bisect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.gateway.change_watch import ChangeWatch
+from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.gateway.shares.group_watches import GroupWatches
 from spark_log.gateway.shares.polls_together import PollsTogether
@@ -178,14 +180,12 @@ class Session:
 class Shares:
     """The share sessions of a gateway process, and the polls of their members. Sessions belong to the event loop."""
 
-    def __init__(
-        self, cluster: Cluster, log: Log, changes: ChangeWatch, run_own: Callable[..., Awaitable[Any]]
-    ) -> None:
-        """`log` writes dead letters. `run_own` calls a blocking function in a thread of the gateway."""
+    def __init__(self, cluster: Cluster, log: Log, changes: ChangeWatch, bulkheads: Bulkheads) -> None:
+        """`log` writes dead letters."""
         self.polls = SharePolls(cluster, ShareReads(cluster), dead_letters=DeadLetters(lambda: log))
-        self.together = PollsTogether(cluster.store, run_own)
-        self.watches = GroupWatches(self.polls, changes, run_own)
-        self._store, self._run_own = cluster.store, run_own
+        self.together = PollsTogether(cluster.store, bulkheads.run_own)
+        self.watches = GroupWatches(self.polls, changes, partial(bulkheads.run, Lane.FETCH))
+        self._store, self._run_own = cluster.store, bulkheads.run_own
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ending: set[Any] = set()
 

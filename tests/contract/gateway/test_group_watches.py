@@ -44,7 +44,12 @@ class Fetches:
 
     def __init__(self, cluster, member, changes):
         self.polls, self._member, self._changes = SharePolls(cluster, ShareReads(cluster)), member, changes
-        self.watches = GroupWatches(self.polls, changes, asyncio.to_thread)
+        self.readers: list[str] = []
+        self.watches = GroupWatches(self.polls, changes, self._run)
+
+    async def _run(self, client, function):
+        self.readers.append(client)
+        return await asyncio.to_thread(function)
 
     async def fetch(self, name, topics=("t", "other"), timeout_s=WAIT_S):
         """Wait for one record, and return whether there was one."""
@@ -58,7 +63,7 @@ class Fetches:
             left_s = until_s - clock.monotonic_s()
             if result.taken or left_s <= 0:
                 return bool(result.taken)
-            await self.watches.wait(member.group, assigned, seen, result.wait_ms, left_s)
+            await self.watches.wait(name, member.group, assigned, seen, result.wait_ms, left_s)
 
 
 @asynccontextmanager
@@ -89,6 +94,7 @@ def test_one_read_after_a_commit_serves_all_waiting_fetches(cluster, member, loo
             await asyncio.to_thread(producer.send("else", b"x", partition=0).get)
             await until(lambda: looks)
             assert len(looks) < MEMBERS / 2
+            assert set(fetches.readers) <= {f"m{number}" for number in range(MEMBERS)}
             for _ in range(MEMBERS):
                 producer.send("t", b"x", partition=0)
             await asyncio.to_thread(producer.flush)
@@ -111,7 +117,7 @@ def test_a_fetch_that_comes_late_does_not_miss_records(cluster, member, produce)
             await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
             await until(lambda: watch.last is not None and watch.last.with_work)
             with pytest.raises(StopIteration):  # it does not wait
-                fetches.watches.wait("workers", member.assigned, seen, None, WAIT_S).send(None)
+                fetches.watches.wait("m0", "workers", member.assigned, seen, None, WAIT_S).send(None)
             producer.send("other", b"x", partition=0)
             assert await other
 
@@ -130,7 +136,7 @@ def test_records_of_other_topics_do_not_wake_a_fetch(cluster, member, produce):
             producer.send("t", b"x", partition=0)
             await asyncio.to_thread(producer.flush)
             await until(lambda: watch.last is not None and watch.last.with_work)
-            assert [keys for future, keys in watch.waiting.items() if not future.done()] == [frozenset([key])]
+            assert [fetch.keys for future, fetch in watch.waiting.items() if not future.done()] == [frozenset([key])]
             producer.send("other", b"x", partition=0)
             await asyncio.to_thread(producer.flush)
             assert await task
@@ -144,10 +150,10 @@ def test_a_fetch_waits_no_longer_than_its_own_result_says(cluster, member):
     async def run():
         async with fetches_of(cluster, member) as fetches:
             seen = fetches._changes.current()
-            first = asyncio.create_task(fetches.watches.wait("workers", member.assigned, seen, None, WAIT_S))
+            first = asyncio.create_task(fetches.watches.wait("m0", "workers", member.assigned, seen, None, WAIT_S))
             await until(lambda: fetches.watches._watches)
             began_s = clock.monotonic_s()
-            await fetches.watches.wait("workers", member.assigned, seen, 50, WAIT_S)
+            await fetches.watches.wait("m0", "workers", member.assigned, seen, 50, WAIT_S)
             assert clock.monotonic_s() - began_s < group_watches._WAIT_S_MAX / 2
             first.cancel()
 
