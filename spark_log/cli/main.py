@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from spark_log.cli.access import acl, quota, user
 from spark_log.cli.groups import group, share, share_records, transaction
-from spark_log.cli.operations import broker, cluster, delta, maintenance, partition, path, store, top
+from spark_log.cli.operations import broker, cluster, delta, doctor, maintenance, partition, path, store, top
 from spark_log.cli.output import note
 from spark_log.cli.records import consume, produce
 from spark_log.cli.servers import console, coordinator, gateway, registry
@@ -48,6 +48,7 @@ app = typer.Typer(
 app.command("init")(cluster.init)
 app.command("status")(cluster.status)
 app.command("top")(top.top)
+app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(schema.app, name="schema")

@@ -19,7 +19,7 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.metadata import commit_tokens
-from spark_log.metadata.address import SQLITE_FILE, Address
+from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE, Address
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.connections import engine as engines
@@ -115,7 +115,7 @@ class Store:
         self._clock_watch = ClockWatch()
         if self.sqlite:
             self.clock_is_steady()
-        self._queue = WriterQueue(address.folder / "metadata.lock") if address.folder else None
+        self._queue = WriterQueue(address.folder / SQLITE_LOCK_FILE) if address.folder else None
         self._wal = WriteAheadLog(address.folder / SQLITE_FILE, engines.BUSY_TIMEOUT_MS) if address.folder else None
 
     @property
