@@ -71,7 +71,7 @@ def _open(address: Address, limit_s: float) -> tuple[Cluster | None, Finding]:
     """Open the cluster without an upgrade of its store. Returns None if this version cannot use the store as it is."""
     store = Store(address)
     try:
-        store.timeout_ms_max = 0.8 * limit_s * 1000
+        store.timeout_ms_max = 0.5 * limit_s * 1000
         finding = store_rules.check_schema(
             store.read(store_schema.revision_of), tables.SCHEMA_REVISION, machine.own_version()
         )
