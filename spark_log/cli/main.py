@@ -16,9 +16,11 @@ from spark_log.cli.output import note
 from spark_log.cli.records import consume, produce
 from spark_log.cli.servers import console, coordinator, gateway, registry
 from spark_log.cli.topics import schema, table, topic
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, StorageUnavailableError, redact
 from spark_log.spark.jobs.options.arguments import explain_missing_cluster
 from spark_log.text import PrintableFormatter
+
+_UNAVAILABLE = (MetadataStoreUnavailableError, StorageUnavailableError)
 
 
 class OneLineErrors(TyperGroup):
@@ -34,7 +36,8 @@ class OneLineErrors(TyperGroup):
             raise  # typer exits without a message when the reader of a pipe has exited
         except (SparkLogError, OSError) as error:
             text = str(error.args[0]) if isinstance(error, SparkLogError) and error.args else str(error)
-            note(f"spark-log: {' '.join(redact(text).split())}")
+            advice = "; `spark-log doctor` says what to do" if isinstance(error, _UNAVAILABLE) else ""
+            note(f"spark-log: {' '.join(redact(text).split())}{advice}")
             raise typer.Exit(1) from error
 
 

@@ -88,6 +88,12 @@ def check_schema(revision: str | None, known: str, spark_log: str) -> Finding:
         return ok(SCHEMA, f"revision {revision}, which spark-log {spark_log} uses")
     if revision is None:
         return error(SCHEMA, "the database has no cluster", "correct --cluster, or create one with `spark-log init`")
+    if not revision.startswith("v"):
+        return error(
+            SCHEMA,
+            f"revision {revision} is from before the first release, and cannot be upgraded",
+            "create a new cluster with `spark-log init`, and copy the topics with the version that created the old one",
+        )
     if _number(revision) > _number(known):
         return error(
             SCHEMA,
