@@ -16,11 +16,17 @@ from spark_log.cli.output import note
 from spark_log.cli.records import consume, produce
 from spark_log.cli.servers import console, coordinator, gateway, registry
 from spark_log.cli.topics import schema, table, topic
-from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, StorageUnavailableError, redact
+from spark_log.errors import (
+    KafkaTimeoutError,
+    MetadataStoreUnavailableError,
+    SparkLogError,
+    StorageUnavailableError,
+    redact,
+)
 from spark_log.spark.jobs.options.arguments import explain_missing_cluster
 from spark_log.text import PrintableFormatter
 
-_UNAVAILABLE = (MetadataStoreUnavailableError, StorageUnavailableError)
+_UNAVAILABLE = (MetadataStoreUnavailableError, StorageUnavailableError, KafkaTimeoutError)
 
 
 class OneLineErrors(TyperGroup):

@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from spark_log.cli.main import app
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.metadata.address import SQLITE_FILE
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.replicas import take_away, topic_on
 
@@ -51,3 +53,38 @@ def test_no_cluster_is_a_finding_and_a_wrong_address_an_error(tmp_path):
     assert shown.exit_code == 1
     assert "error    store: the metadata store cannot be used: no cluster at" in shown.stdout
     assert doctor("host:9092").exit_code == 1
+
+
+COMMANDS = (["topic", "list"], ["status"], ["produce", "t"], ["consume", "t"], ["coordinator", "--status"])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_command_without_the_database_file_says_that_the_cluster_was_there(tmp_path, command):
+    """It does not advise to create another cluster in its place."""
+    address = str(tmp_path / "c")
+    Cluster.init(address).close()
+    (tmp_path / "c" / SQLITE_FILE).unlink()
+    shown = CliRunner().invoke(app, [*command, "--cluster", address], input="x\n")
+    assert shown.exit_code == 1
+    assert "metadata.sqlite is missing" in shown.stderr
+    assert "restore it from a backup" in shown.stderr
+    assert "create one with" not in shown.stderr
+
+
+def test_a_command_that_meets_an_unavailable_log_dir_names_the_doctor(tmp_path):
+    Cluster.init(str(tmp_path / "c")).close()
+    (tmp_path / "file").touch()
+    command = [
+        "broker",
+        "add",
+        "--id",
+        "2",
+        "--log-dir",
+        str(tmp_path / "file" / "d"),
+        "--cluster",
+        str(tmp_path / "c"),
+    ]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 1
+    assert "Not a directory" in shown.stderr
+    assert shown.stderr.endswith("; `spark-log doctor` says what to do\n")
