@@ -60,6 +60,9 @@ def examine(
     except Exception as failure:
         opening.append(store_rules.store_failure(failure))
     first = [Check(VERSIONS, versions.result, Severity.NOTE)]
+    folder = address.folder
+    if folder is not None and folder.is_dir():
+        first.append(Check(store_rules.STORE_FOLDER, lambda: store_rules.check_folder(stores.measure_folder(folder))))
     if cluster is None:
         return opening + run_checks([*first, *_file_checks(given, address)], limit_s)
     with cluster:

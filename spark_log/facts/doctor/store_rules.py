@@ -15,19 +15,28 @@ from spark_log.facts.doctor import limits
 from spark_log.facts.doctor.findings import Finding, error, note, ok, or_ok, warning
 from spark_log.text import bytes_of, count_of, duration_of
 
-STORE, SCHEMA, CLOCK = "store", "schema", "clock"
+STORE, STORE_FOLDER, SCHEMA, CLOCK = "store", "store folder", "schema", "clock"
 
 
 @dataclass(frozen=True)
 class SqliteFacts:
-    """`free` and `size` are bytes of the file system that holds the database. `log_bytes` is the size of its
-    write-ahead log.
-    """
+    """`bytes` is the size of the database, and `log_bytes` that of its write-ahead log."""
 
     journal_mode: str
     synchronous: int
     bytes: int
     log_bytes: int
+
+
+@dataclass(frozen=True)
+class FolderFacts:
+    """The folder of a SQLite store. `refused` are its files that this user cannot read and write. `free` and `size` are
+    bytes of its file system.
+    """
+
+    folder: str
+    read_only: bool
+    refused: tuple[str, ...]
     free: int
     size: int
 
@@ -124,7 +133,7 @@ def check_sqlite(facts: SqliteFacts) -> list[Finding]:
         _sqlite_problems(facts),
         STORE,
         f"SQLite, {bytes_of(facts.bytes)}, journal_mode {facts.journal_mode}, synchronous {facts.synchronous},"
-        f" write-ahead log {bytes_of(facts.log_bytes)}, {bytes_of(facts.free)} free",
+        f" write-ahead log {bytes_of(facts.log_bytes)}",
     )
 
 
@@ -141,11 +150,31 @@ def _sqlite_problems(facts: SqliteFacts) -> Iterator[Finding]:
             f"SQLite's write-ahead log has {bytes_of(facts.log_bytes)}: a process reads without an end",
             "find the process with `fuser -v metadata.sqlite` in the cluster's folder, and end its long read",
         )
+
+
+def check_folder(facts: FolderFacts) -> list[Finding]:
+    return or_ok(_folder_problems(facts), STORE_FOLDER, f"{facts.folder}: writable, {bytes_of(facts.free)} free")
+
+
+def _folder_problems(facts: FolderFacts) -> Iterator[Finding]:
+    if facts.read_only:
+        yield error(
+            STORE_FOLDER,
+            f"the file system of {facts.folder} is read-only: nothing can be appended, no group commits offsets",
+            f"look at `findmnt -T {facts.folder}` and `dmesg`: a disk with errors becomes read-only; then"
+            " `mount -o remount,rw`",
+        )
+    elif facts.refused:
+        yield error(
+            STORE_FOLDER,
+            f"this user cannot read and write {', '.join(facts.refused)} in {facts.folder}",
+            f"run as the owner of the files, or give this user the folder: chown -R USER {facts.folder}",
+        )
     share = facts.free / facts.size if facts.size else 1.0
     if share < limits.FREE_SHARE_LOW:
         empty = share < limits.FREE_SHARE_EMPTY
         yield (error if empty else warning)(
-            STORE,
+            STORE_FOLDER,
             f"the disk of metadata.sqlite has {bytes_of(facts.free)} free of {bytes_of(facts.size)} ({share:.0%})",
             "free space there: every append needs it",
         )

@@ -10,8 +10,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.config import TopicConfig
 from spark_log.facts.doctor.file_rules import RetiredFiles
-from spark_log.facts.doctor.store_rules import PostgresFacts, SqliteFacts
-from spark_log.metadata.address import SQLITE_FILE
+from spark_log.facts.doctor.store_rules import FolderFacts, PostgresFacts, SqliteFacts
+from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE
 from spark_log.metadata.sql_columns import RETIRED_FILE
 from spark_log.metadata.store import Store
 
@@ -35,12 +35,26 @@ def measure_sqlite(store: Store, folder: Path) -> SqliteFacts:
         return str(mode), int(synchronous)
 
     mode, synchronous = store.read(read)
+    return SqliteFacts(mode, synchronous, _size(folder / SQLITE_FILE), _size(folder / f"{SQLITE_FILE}-wal"))
+
+
+def measure_folder(folder: Path) -> FolderFacts:
+    """Read the permissions and the space of a SQLite store's folder, which exists."""
     disk = os.statvfs(folder)
-    return SqliteFacts(
-        mode,
-        synchronous,
-        _size(folder / SQLITE_FILE),
-        _size(folder / f"{SQLITE_FILE}-wal"),
+    own = (
+        folder / SQLITE_FILE,
+        folder / f"{SQLITE_FILE}-wal",
+        folder / f"{SQLITE_FILE}-shm",
+        folder / SQLITE_LOCK_FILE,
+    )
+    files = [path for path in own if path.exists()]
+    refused = [path.name for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        refused.append("new files")
+    return FolderFacts(
+        str(folder),
+        bool(disk.f_flag & os.ST_RDONLY),
+        tuple(refused),
         disk.f_bavail * disk.f_frsize,
         disk.f_blocks * disk.f_frsize,
     )

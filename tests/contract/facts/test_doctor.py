@@ -15,6 +15,7 @@ from spark_log.cluster.security.scram import Mechanism
 from spark_log.cluster.security.users import alter_credentials, upsertion_of_password
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
+from spark_log.errors import StorageUnavailableError
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
 from spark_log.facts.metrics.history import read_task_runs
@@ -170,6 +171,27 @@ def test_a_database_file_that_is_damaged(tmp_path):
     check, text = problem(address)
     assert check == "store"
     assert "not a database" in text
+
+
+@needs_root
+def test_a_disk_of_the_store_that_is_full_or_read_only(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mounted(disk, "3m"):
+        address = str(disk / "cluster")
+        Cluster.init(address, log_dir=str(tmp_path / "log-dir")).close()
+        filler = fill(disk)
+        found = problems(address)
+        assert ("store folder", True) in [(check, "0 B free of 3.0 MiB" in text) for check, text in found]
+        filler.unlink()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        check, text = problem(address)
+        assert (check, "is read-only: nothing can be appended" in text) == ("store folder", True)
+        with (
+            Cluster.open(address) as cluster,
+            pytest.raises(StorageUnavailableError, match="permissions of its folder"),
+        ):
+            create_topic(cluster, "t")
 
 
 def test_a_store_of_another_revision_is_not_upgraded(cluster):

@@ -17,9 +17,11 @@ from spark_log.facts.doctor.findings import Severity, some_of
 from spark_log.facts.doctor.log_dir_rules import LogDirFacts, check_log_dir
 from spark_log.facts.doctor.settings_rules import check_cluster
 from spark_log.facts.doctor.store_rules import (
+    FolderFacts,
     PostgresFacts,
     SqliteFacts,
     check_clock,
+    check_folder,
     check_postgres,
     check_schema,
     check_sqlite,
@@ -33,7 +35,8 @@ GOOD_VERSIONS = Versions("0.1.0", (3, 11, 7), {"pyspark": "4.2.0", "deltalake": 
 GOOD_POSTGRES = PostgresFacts(
     "17.1", "on", "on", "on", "on", 10, 100, 299.0, (7, "psql"), "", 0, 0, 1_000_000_000, 8_000_000
 )  # fmt: skip
-GOOD_SQLITE = SqliteFacts("wal", 2, 1_000, 128 << 20, GIB, 10 * GIB)
+GOOD_SQLITE = SqliteFacts("wal", 2, 1_000, 128 << 20)
+GOOD_FOLDER = FolderFacts("/c", False, (), GIB, 10 * GIB)
 GOOD_LOG_DIR = LogDirFacts(1, 1, "/d", True, None, None, 200.0, -5_000.0, 10 * GIB, 100 * GIB, 1_000, GIB, None)
 
 
@@ -111,12 +114,24 @@ def test_postgresql(change: dict[str, Any], expected: list[Severity]) -> None:
         ({"journal_mode": "delete"}, ERROR),
         ({"synchronous": 1}, ERROR),
         ({"log_bytes": (128 << 20) + 1}, WARNING),
-        ({"free": GIB - 1}, WARNING),
-        ({"free": GIB // 6}, ERROR),
     ],
 )
 def test_sqlite(change: dict[str, Any], expected: list[Severity]) -> None:
     assert severities(check_sqlite(replace(GOOD_SQLITE, **change))) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, OK),
+        ({"read_only": True, "refused": ("metadata.sqlite",)}, ERROR),
+        ({"refused": ("metadata.sqlite",)}, ERROR),
+        ({"free": GIB - 1}, WARNING),
+        ({"free": GIB // 6}, ERROR),
+    ],
+)
+def test_folder_of_sqlite(change: dict[str, Any], expected: list[Severity]) -> None:
+    assert severities(check_folder(replace(GOOD_FOLDER, **change))) == expected
 
 
 @pytest.mark.parametrize(
