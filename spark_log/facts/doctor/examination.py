@@ -50,9 +50,10 @@ def examine(
     address = Address.parse(given)
     versions = begin(lambda: check_versions(machine.read_versions()), "spark-log-doctor-versions")
     opening: list[Finding] = []
-    cluster = None
+    cluster: Cluster | None = None
+    log_dirs: list[LogDirInfo] = []
     try:
-        cluster, finding = answer_within(partial(_open, address, limit_s), limit_s, "spark-log-doctor-store")
+        cluster, log_dirs, finding = answer_within(partial(_open, address, limit_s), limit_s, "spark-log-doctor-store")
         opening.append(finding)
     except TimeoutError:
         late = "look at the server and the network: it hangs. A longer limit: --timeout SECONDS"
@@ -60,38 +61,40 @@ def examine(
     except Exception as failure:
         opening.append(store_rules.store_failure(failure))
     first = [Check(VERSIONS, versions.result, Severity.NOTE)]
-    folder = address.folder
-    if folder is not None and folder.is_dir():
-        first.append(Check(store_rules.STORE_FOLDER, lambda: store_rules.check_folder(stores.measure_folder(folder))))
+    if address.folder is not None:
+        first.append(Check(store_rules.STORE_FOLDER, partial(_check_folder, address.folder)))
     if cluster is None:
         return opening + run_checks([*first, *_file_checks(given, address)], limit_s)
     with cluster:
-        checks = _checks(given, cluster, topics, limit_s)
+        checks = _checks(given, cluster, log_dirs, topics, limit_s)
         return opening + run_checks([*first, *checks, *more(cluster)], limit_s)
 
 
-def _open(address: Address, limit_s: float) -> tuple[Cluster | None, Finding]:
-    """Open the cluster without an upgrade of its store. Returns None if this version cannot use the store as it is."""
+def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDirInfo], Finding]:
+    """Open the cluster without an upgrade of its store, and read its log dirs. Returns None if this version cannot use
+    the store as it is.
+    """
     store = Store(address)
     try:
         store.timeout_ms_max = 0.5 * limit_s * 1000
-        finding = store_rules.check_schema(
-            store.read(store_schema.revision_of), tables.SCHEMA_REVISION, machine.own_version()
-        )
+        revision = store.read(store_schema.revision_of)
+        finding = store_rules.check_schema(revision, tables.SCHEMA_REVISION, machine.own_version())
+        if finding.severity is Severity.OK:
+            cluster = Cluster(store)
+            return cluster, list(cluster.log_dirs().values()), finding
     except BaseException:
         store.close()
         raise
-    if finding.severity is Severity.OK:
-        return Cluster(store), finding
     store.close()
-    return None, finding
+    return None, [], finding
 
 
-def _checks(given: str, cluster: Cluster, topics: Collection[str], limit_s: float) -> list[Check]:
+def _checks(
+    given: str, cluster: Cluster, log_dirs: Sequence[LogDirInfo], topics: Collection[str], limit_s: float
+) -> list[Check]:
     store = cluster.store
     folder = store.address.folder
     growth = begin(partial(_growth, cluster), "spark-log-doctor-growth")
-    log_dirs = list(cluster.log_dirs().values())
     return [
         Check(store_rules.STORE, partial(_check_store, store, folder)),
         Check(store_rules.CLOCK, lambda: [store_rules.check_clock(*stores.measure_clock(store))]),
@@ -116,6 +119,10 @@ def _file_checks(given: str, address: Address) -> list[Check]:
             Severity.NOTE,
         )
     ]
+
+
+def _check_folder(folder: Path) -> list[Finding]:
+    return store_rules.check_folder(stores.measure_folder(folder)) if folder.is_dir() else []
 
 
 def _check_store(store: Store, folder: Path | None) -> list[Finding]:

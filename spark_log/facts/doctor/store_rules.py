@@ -81,6 +81,8 @@ def store_failure(failure: Exception) -> Finding:
         )
     elif isinstance(failure, DiskFullError):
         remedy = "free space on the disk of the metadata store; it is not that of the log dirs"
+    elif isinstance(failure, PermissionError):
+        remedy = "run as the user that owns the files of the cluster, or give this user its folder (chown -R)"
     elif isinstance(failure, MetadataStoreUnavailableError):
         remedy = (
             "start the server or correct its address; `pg_isready -h HOST -p PORT` tests it; nothing can be appended"

@@ -41,13 +41,8 @@ def measure_sqlite(store: Store, folder: Path) -> SqliteFacts:
 def measure_folder(folder: Path) -> FolderFacts:
     """Read the permissions and the space of a SQLite store's folder, which exists."""
     disk = os.statvfs(folder)
-    own = (
-        folder / SQLITE_FILE,
-        folder / f"{SQLITE_FILE}-wal",
-        folder / f"{SQLITE_FILE}-shm",
-        folder / SQLITE_LOCK_FILE,
-    )
-    files = [path for path in own if path.exists()]
+    names = (SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", SQLITE_LOCK_FILE)
+    files = [path for name in names if (path := folder / name).exists()]
     refused = [path.name for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         refused.append("new files")

@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import sqlalchemy as sa
@@ -37,6 +39,7 @@ from tests.support.replicas import folder_of, take_away, topic_on
 from tests.support.share_members import ShareMember
 
 LIMIT_S = 3.0
+NOBODY = 65_534
 
 
 def problems(cluster_or_address, *topics, limit_s=LIMIT_S):
@@ -192,6 +195,26 @@ def test_a_disk_of_the_store_that_is_full_or_read_only(tmp_path):
             pytest.raises(StorageUnavailableError, match="permissions of its folder"),
         ):
             create_topic(cluster, "t")
+
+
+@needs_root
+def test_files_of_another_user(tmp_path):
+    """The doctor runs as a user that may read the files and not write them."""
+    address = str(tmp_path / "cluster")
+    Cluster.init(address).close()
+    for folder in (tmp_path, *tmp_path.parents):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    assert problems(address) == []
+    (tmp_path / "cluster").chmod(0o755)
+    (tmp_path / "cluster" / SQLITE_FILE).chmod(0o644)
+    with ProcessPoolExecutor(1, get_context("fork"), os.setuid, (NOBODY,)) as pool:
+        found = pool.submit(problems, address).result(30)
+        (tmp_path / "cluster").chmod(0o700)
+        barred = pool.submit(problems, address).result(30)
+    assert [check for check, _ in found] == [check for check, _ in barred] == ["store", "store folder"]
+    assert "cannot read and write metadata.sqlite, metadata.lock, new files in" in found[1][1]
+    assert "Permission denied" in barred[0][1]
+    assert "chown" in found[1][1] and "chown" in barred[0][1]
 
 
 def test_a_store_of_another_revision_is_not_upgraded(cluster):
