@@ -18,6 +18,7 @@ from spark_log.cluster.security.users import alter_credentials, upsertion_of_pas
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
 from spark_log.errors import StorageUnavailableError
+from spark_log.facts.doctor import limits
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
 from spark_log.facts.metrics.history import read_task_runs
@@ -40,6 +41,13 @@ from tests.support.share_members import ShareMember
 
 LIMIT_S = 3.0
 NOBODY = 65_534
+
+
+@pytest.fixture(autouse=True)
+def any_machine(monkeypatch):
+    """The machine of the tests may be slow, and its disk nearly full."""
+    monkeypatch.setattr(limits, "LOCAL_WRITE_MS_MAX", 60_000)
+    monkeypatch.setattr(limits, "FREE_SHARE_LOW", limits.FREE_SHARE_EMPTY)
 
 
 def problems(cluster_or_address, *topics, limit_s=LIMIT_S):
