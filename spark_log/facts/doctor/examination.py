@@ -2,10 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import COORDINATOR, read_lease
 from spark_log.cluster.log_dir import LogDirInfo
@@ -76,7 +78,7 @@ def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDir
     """
     store = Store(address)
     try:
-        store.timeout_ms_max = 0.5 * limit_s * 1000
+        store.timeout_ms_max = 0.2 * limit_s * 1000
         revision = store.read(store_schema.revision_of)
         finding = store_rules.check_schema(revision, tables.SCHEMA_REVISION, machine.own_version())
         if finding.severity is Severity.OK:
@@ -95,20 +97,25 @@ def _checks(
     store = cluster.store
     folder = store.address.folder
     growth = begin(partial(_growth, cluster), "spark-log-doctor-growth")
-    return [
+    asking_store: list[Check] = [
         Check(store_rules.STORE, partial(_check_store, store, folder)),
         Check(store_rules.CLOCK, lambda: [store_rules.check_clock(*stores.measure_clock(store))]),
-        *(Check(f"{LOG_DIR} {info.log_dir_id}", partial(_check_log_dir, info, growth.result, limit_s / 2))
-          for info in log_dirs),
-        Check(file_rules.PERMISSIONS, partial(_check_modes, given, cluster, log_dirs), Severity.NOTE),
         Check(settings_rules.CLUSTER_SETTINGS, partial(_check_settings, store)),
         Check("cluster", partial(_check_cluster, cluster, topics)),
-        Check(cluster_rules.TABLES, partial(_check_tables, cluster, topics, limit_s / 2)),
-        Check(cluster_rules.TRANSACTIONS,
-              lambda: cluster_rules.check_transactions(describe_open_transactions(store))),
-        Check(cluster_rules.TASKS, partial(_check_tasks, cluster), Severity.NOTE),
+        Check(cluster_rules.TRANSACTIONS, lambda: cluster_rules.check_transactions(describe_open_transactions(store))),
         Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
-    ]  # fmt: skip
+    ]
+    asking_log_dirs = [
+        Check(f"{LOG_DIR} {info.log_dir_id}", partial(_check_log_dir, info, growth.result, limit_s / 2))
+        for info in log_dirs
+    ]
+    return [
+        *asking_log_dirs,
+        *(replace(check, lane="store") for check in asking_store),
+        Check(file_rules.PERMISSIONS, partial(_check_modes, given, cluster, log_dirs), Severity.NOTE),
+        Check(cluster_rules.TABLES, partial(_check_tables, cluster, topics, limit_s / 2)),
+        Check(cluster_rules.TASKS, partial(_check_tasks, cluster), Severity.NOTE),
+    ]
 
 
 def _file_checks(given: str, address: Address) -> list[Check]:
@@ -193,19 +200,24 @@ def _check_tables(cluster: Cluster, names: Collection[str], limit_s: float) -> l
     by_name = {topic.name: topic for topic in topics.values()}
     behind = cluster_rules.stale_tables(snapshot, topics.keys(), _TRIED_AGE_S)
     stale = set(cluster_rules.stale_tables(snapshot, topics.keys()))
-    found = []
-    for number, table in enumerate(sorted(behind, key=lambda table: -table.age_ms)):
-        tried = number < _TRIED_MAX
-        reason = _reason(cluster, by_name[table.topic], limit_s / _TRIED_MAX) if tried else None
-        if reason is not None or table in stale:
-            found.append(replace(table, reason=reason))
-    return cluster_rules.check_tables(found)
+    oldest = sorted(behind, key=lambda table: -table.age_ms)
+    tried = {table.topic: by_name[table.topic] for table in oldest[:_TRIED_MAX]}
+    trials = {
+        name: begin(partial(check_publication, cluster, topic), "spark-log-doctor-publication")
+        for name, topic in tried.items()
+    }
+    until_s = clock.monotonic_s() + limit_s
+    reasons = {name: _reason(trial, until_s) for name, trial in trials.items()}
+    found = [replace(table, reason=reasons.get(table.topic)) for table in oldest]
+    return cluster_rules.check_tables(
+        [table for table in found if table.reason is not None or replace(table, reason=None) in stale]
+    )
 
 
-def _reason(cluster: Cluster, topic: Topic, limit_s: float) -> str | None:
-    """Return the error of a publication of the topic, None if none is seen."""
+def _reason(trial: "Future[None]", until_s: float) -> str | None:
+    """Return the error of a trial publication, None if there is none."""
     try:
-        answer_within(partial(check_publication, cluster, topic), limit_s, "spark-log-doctor-publication")
+        trial.result(max(0.0, until_s - clock.monotonic_s()))
     except TimeoutError:
         return "its log dir does not answer"
     except Exception as failure:  # of the table format too

@@ -39,7 +39,8 @@ from tests.support.records import table
 from tests.support.replicas import folder_of, take_away, topic_on
 from tests.support.share_members import ShareMember
 
-LIMIT_S = 3.0
+LIMIT_S = 12.0
+"""Only a test of something that hangs takes this long, and has a shorter limit."""
 NOBODY = 65_534
 
 
@@ -149,10 +150,10 @@ def test_connections_and_old_transactions_and_standbys_of_a_server(own_postgres_
     with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         address = address_of(cluster)
     own_postgres_server.stop()
-    own_postgres_server.start(max_connections=8, superuser_reserved_connections=0, autovacuum="on")
+    own_postgres_server.start(max_connections=30, superuser_reserved_connections=0, autovacuum="on")
     with Cluster.open(address) as cluster:
-        sessions = [sa.create_engine(address).connect() for _ in range(5)]
-        assert "of 8 connections (max_connections) are in use" in problem(cluster)[1]
+        sessions = [sa.create_engine(address).connect() for _ in range(24)]
+        assert "of 30 connections (max_connections) are in use" in problem(cluster)[1]
         for session in sessions:
             session.close()
             session.engine.dispose()
@@ -287,10 +288,9 @@ def test_a_log_dir_that_hangs_does_not_hang_the_doctor(tmp_path):
         marker.rename(tmp_path / "marker")
         os.mkfifo(marker)  # reading it waits, as on a mount whose server is away
         began_s = clock.monotonic_s()
-        check, text = problem(cluster, limit_s=1.0)
-        assert clock.monotonic_s() - began_s < 5
-        assert check == "log dir 2"
-        assert "no answer in 1 s" in text
+        found = dict(problems(cluster, limit_s=1.0))
+        assert clock.monotonic_s() - began_s < 10
+        assert "no answer in 1 s" in found["log dir 2"]
         with marker.open("wb"):
             pass  # ends the thread that reads
 
