@@ -11,14 +11,22 @@ from typer.core import TyperGroup
 
 from spark_log.cli.access import acl, quota, user
 from spark_log.cli.groups import group, share, share_records, transaction
-from spark_log.cli.operations import broker, cluster, delta, maintenance, partition, path, store, top
+from spark_log.cli.operations import broker, cluster, delta, doctor, maintenance, partition, path, store, top
 from spark_log.cli.output import note
 from spark_log.cli.records import consume, produce
 from spark_log.cli.servers import console, coordinator, gateway, registry
 from spark_log.cli.topics import schema, table, topic
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import (
+    KafkaTimeoutError,
+    MetadataStoreUnavailableError,
+    SparkLogError,
+    StorageUnavailableError,
+    redact,
+)
 from spark_log.spark.jobs.options.arguments import explain_missing_cluster
 from spark_log.text import PrintableFormatter
+
+_UNAVAILABLE = (MetadataStoreUnavailableError, StorageUnavailableError, KafkaTimeoutError)
 
 
 class OneLineErrors(TyperGroup):
@@ -34,7 +42,8 @@ class OneLineErrors(TyperGroup):
             raise  # typer exits without a message when the reader of a pipe has exited
         except (SparkLogError, OSError) as error:
             text = str(error.args[0]) if isinstance(error, SparkLogError) and error.args else str(error)
-            note(f"spark-log: {' '.join(redact(text).split())}")
+            advice = "; `spark-log doctor` says what to do" if isinstance(error, _UNAVAILABLE) else ""
+            note(f"spark-log: {' '.join(redact(text).split())}{advice}")
             raise typer.Exit(1) from error
 
 
@@ -48,6 +57,7 @@ app = typer.Typer(
 app.command("init")(cluster.init)
 app.command("status")(cluster.status)
 app.command("top")(top.top)
+app.command("doctor")(doctor.doctor)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.add_typer(schema.app, name="schema")

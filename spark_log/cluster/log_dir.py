@@ -349,8 +349,9 @@ class LogDir:
         with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
             self._fs.delete_dir(self._resolve(relative))
 
-    def try_writing(self, size: int) -> None:
-        """Write `size` bytes (1 byte to 64 MiB) to a trial file, force it to disk, and remove it.
+    def try_writing(self, size: int) -> int:
+        """Write `size` bytes (1 byte to 64 MiB) to a trial file, force it to disk, and remove it. Returns the time at
+        which it was written, in ms since 1970 by the clock of the file system; 0 if that is not known.
 
         Raises StorageUnavailableError if that fails.
         """
@@ -365,10 +366,12 @@ class LogDir:
                 for start in range(0, max(1, min(size, _TRIAL_BYTES_MAX)), len(block)):
                     file.write(block[: min(len(block), size - start) or 1])
                 file.commit()
+                [written] = self._fs.get_file_info([self._resolve(path)])
         except BaseException:
             file.abort()
             raise
         self.delete(path)
+        return (written.mtime_ns or 0) // 1_000_000
 
     def verify(self, uuid: str) -> None:
         """Raise LogDirMismatchError unless the marker has this uuid, which the metadata store has for the log dir."""

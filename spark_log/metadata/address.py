@@ -11,6 +11,7 @@ from spark_log.errors import ClusterNotFoundError, InvalidConfigurationError, Un
 from spark_log.metadata.broker_addresses import broker_refusal
 
 SQLITE_FILE = "metadata.sqlite"
+SQLITE_LOCK_FILE = "metadata.lock"
 _POSTGRESQL = ("postgresql", "postgresql+psycopg", "postgres")
 
 
@@ -229,7 +230,16 @@ def is_loopback(host: str) -> bool:
 
 
 def cluster_not_found(address: Address) -> ClusterNotFoundError:
-    """Return the error for an address that has no cluster. Its message has the command that creates one."""
+    """Return the error for an address that has no cluster. Its message has the command that creates one, or says that
+    the metadata store of a cluster is missing.
+    """
+    folder = address.folder
+    if folder and (folder / SQLITE_LOCK_FILE).exists() and not (folder / SQLITE_FILE).exists():
+        return ClusterNotFoundError(
+            f"no cluster at {address}: its {SQLITE_FILE} is missing, but {SQLITE_LOCK_FILE} shows that there was one."
+            " Put the file back, or restore it from a backup (docs/guides/operations.md); `spark-log init` would create"
+            " an empty cluster"
+        )
     log_dir = "" if address.folder else " --log-dir FOLDER-OR-URI"
     return ClusterNotFoundError(
         f"no cluster at {address}: create one with `spark-log init {address.without_password}{log_dir}`"

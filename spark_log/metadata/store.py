@@ -19,7 +19,7 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.metadata import commit_tokens
-from spark_log.metadata.address import SQLITE_FILE, Address
+from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE, Address
 from spark_log.metadata.changes import changes_of
 from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.connections import engine as engines
@@ -27,6 +27,7 @@ from spark_log.metadata.connections.answer_watch import AnswerLimit
 from spark_log.metadata.connections.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
 from spark_log.metadata.connections.writer_queue import WriterQueue
+from spark_log.metadata.outage import Outage
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.store_schema import read_overrides
@@ -113,9 +114,10 @@ class Store:
         self._ahead = (-_CLOCK_INTERVAL_MS - 1, 0)
         self._settings: tuple[float, ClusterSettings] | None = None
         self._clock_watch = ClockWatch()
+        self._outage = Outage()
         if self.sqlite:
             self.clock_is_steady()
-        self._queue = WriterQueue(address.folder / "metadata.lock") if address.folder else None
+        self._queue = WriterQueue(address.folder / SQLITE_LOCK_FILE) if address.folder else None
         self._wal = WriteAheadLog(address.folder / SQLITE_FILE, engines.BUSY_TIMEOUT_MS) if address.folder else None
 
     @property
@@ -255,6 +257,7 @@ class Store:
                         raise
                     if self._wal is not None:
                         self._wal.truncate_if_long(_driver_connection(connection))
+                self._outage.ended()
                 if announce:
                     self.changes.announce()
                 return result
@@ -264,6 +267,7 @@ class Store:
                 translated = translate(error, self.address)
                 if not isinstance(translated, MetadataStoreUnavailableError if in_doubt is None else RetriableError):
                     raise translated from error
+                self._outage.failed(translated)
                 self._mend(error)
                 _back_off(attempt.number, deadline, translated)
                 attempt.number += 1

@@ -19,6 +19,7 @@ from spark_log import clock
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.clients.produce.accumulator import Accumulator
 from spark_log.clients.produce.assembly import assemble
+from spark_log.clients.produce.failing_appends import FailingAppends
 from spark_log.clients.produce.known_topics import KnownTopics
 from spark_log.clients.produce.metrics import Metrics
 from spark_log.clients.produce.producer_batch import ProducerBatch, TopicBatch
@@ -102,6 +103,7 @@ class Sender(threading.Thread):
         self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
         self._identity = Identity(lambda: register_producer(cluster.store, int(settings.request_timeout_ms)))
         self._queues: dict[tuple[str, int], deque[ProducerBatch]] = {}
+        self._failing = FailingAppends()
         self._full_since_s: dict[tuple[str, int], float] = {}
         """Partitions whose last append failed because a disk is full, with the time of the first such failure."""
         accumulator.sender = self
@@ -348,6 +350,8 @@ class Sender(threading.Thread):
         _drop_traceback(error)
         batch.last_error = error
         full = batch.disk_full is not None and clock.monotonic_s() - self._full_since_s[batch.key] >= FULL_DISK_RETRY_S
+        if not isinstance(error, DiskFullError):
+            self._failing.failed(batch.key, f"{batch.topic.name}-{batch.partition}", error)
         if full or batch.attempts > self._settings.retries:
             self._finish(batch, -1, batch.disk_full if full else error)
             return
@@ -377,6 +381,7 @@ class Sender(threading.Thread):
         queue.remove(batch)
         if not queue:
             del self._queues[batch.key]
+        self._failing.ended(batch.key)
         if error is None:
             self._full_since_s.pop(batch.key, None)
             self.metrics.sent += batch.count

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spark_log import clock
-from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.errors import MetadataStoreUnavailableError, storage_error
 from spark_log.process import start_thread
 
 _POLL_S = 0.001
@@ -40,14 +40,16 @@ class WriterQueue:
 
     @contextmanager
     def turn(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock during the block. Raise MetadataStoreUnavailableError if others hold it too long."""
+        """Hold the lock during the block. Raise MetadataStoreUnavailableError if others hold it too long, and
+        StorageUnavailableError if its file cannot be opened.
+        """
         timeout_s = max(0.0, timeout_s)
         thread_lock = self._thread_lock
         if not thread_lock.acquire(timeout=timeout_s):
             raise MetadataStoreUnavailableError(self._held(timeout_s))
         try:
             if self._descriptor < 0:
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._descriptor = self._open()
             self._lock(timeout_s)
             try:
                 yield
@@ -56,6 +58,16 @@ class WriterQueue:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             thread_lock.release()
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise storage_error(
+                f"metadata store: {self._path} cannot be written: {error.strerror}; nothing was changed. Look at the"
+                " mount and the permissions of its folder",
+                error,
+            ) from error
 
     def _lock(self, timeout_s: float) -> None:
         if self._waiting is None or self._waiting.is_over():

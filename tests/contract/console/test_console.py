@@ -136,7 +136,8 @@ def test_a_restarted_postgresql_is_survived(own_postgres_server, tmp_path, monke
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster, running_console(cluster) as console:
         assert console.page("/")
         own_postgres_server.stop()
-        assert 'http-equiv="refresh"' in console.page("/", 503)
+        shown = console.page("/", 503)
+        assert 'http-equiv="refresh"' in shown and "spark-log doctor" in shown
         assert "error" in console.facts("/", 503)
         assert console.client.get("/health").status_code == 200, "the console itself works"
         own_postgres_server.start()

@@ -1,0 +1,90 @@
+"""Runs checks side by side, each with a limit of time: one that hangs or fails does not stop the others."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from spark_log import clock
+from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, redact
+from spark_log.facts.doctor.findings import Finding, Severity, error
+from spark_log.facts.doctor.store_rules import store_failure
+from spark_log.process import start_thread
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check by its name, which returns its findings. `late` is the severity of no answer in time, with a remedy.
+
+    Checks of the same `lane` run one after the other: those that only ask the store need one connection to it.
+    """
+
+    name: str
+    run: Callable[[], list[Finding]]
+    late: Severity = Severity.ERROR
+    late_remedy: str = "look at its disk, mount or server: it hangs. A longer limit: --timeout SECONDS"
+    lane: str = ""
+
+
+def run_checks(checks: Sequence[Check], limit_s: float) -> list[Finding]:
+    """Return the findings of all checks in their order, each once, after at most `limit_s`."""
+    until_s = clock.monotonic_s() + limit_s
+    answers = _begin_all(checks)
+    findings: list[Finding] = []
+    for check, answer in answers:
+        try:
+            findings += answer.result(max(0.0, until_s - clock.monotonic_s()))
+        except TimeoutError:
+            findings.append(Finding(check.name, check.late, f"no answer in {limit_s:g} s", check.late_remedy))
+        except Exception as failure:  # also a bug: the others are still of use
+            findings.append(_failed(check, failure))
+    return list(dict.fromkeys(findings))
+
+
+def _begin_all(checks: Sequence[Check]) -> "list[tuple[Check, Future[list[Finding]]]]":
+    answers = [(check, Future[list[Finding]]()) for check in checks]
+    lanes: dict[object, list[tuple[Check, Future[list[Finding]]]]] = {}
+    for number, (check, answer) in enumerate(answers):
+        lanes.setdefault(check.lane or number, []).append((check, answer))
+    for lane in lanes.values():
+        start_thread(partial(_run_lane, lane), "spark-log-doctor")
+    return answers
+
+
+def _run_lane(lane: "Sequence[tuple[Check, Future[list[Finding]]]]") -> None:
+    for check, answer in lane:
+        _settle(answer, check.run)
+
+
+def _settle(answer: "Future[T]", work: Callable[[], T]) -> None:
+    try:
+        answer.set_result(work())
+    except BaseException as failure:
+        answer.set_exception(failure)
+
+
+def answer_within(work: Callable[[], T], limit_s: float, name: str) -> T:
+    """Return the result of `work`, which may hang. Raises its error, or TimeoutError after `limit_s`."""
+    return begin(work, name).result(limit_s)
+
+
+def begin(work: Callable[[], T], name: str) -> "Future[T]":
+    """Start `work` in a daemon thread of its own, which does not keep the process alive if it hangs."""
+    answer: Future[T] = Future()
+    start_thread(partial(_settle, answer, work), name)
+    return answer
+
+
+def _failed(check: Check, failure: Exception) -> Finding:
+    if isinstance(failure, MetadataStoreUnavailableError):
+        return store_failure(failure)
+    known = isinstance(failure, SparkLogError | OSError)
+    text = " ".join(redact(str(failure)).split())
+    return error(
+        check.name,
+        f"cannot be checked: {text if known else f'{type(failure).__name__}: {text}'}",
+        "the message says what to correct; docs/reference/errors.md has each error",
+    )

@@ -1,0 +1,233 @@
+"""Examines a cluster: reads the facts of each check, and applies its rules. It changes nothing but trial files."""
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import COORDINATOR, read_lease
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.names import is_internal
+from spark_log.cluster.security.users import list_credentials
+from spark_log.cluster.topics import Topic
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.facts.doctor import cluster_rules, file_rules, machine, settings_rules, store_rules, stores
+from spark_log.facts.doctor.bounded_checks import Check, answer_within, begin, run_checks
+from spark_log.facts.doctor.findings import Finding, Severity, error
+from spark_log.facts.doctor.log_dir_rules import LOG_DIR, check_log_dir
+from spark_log.facts.doctor.log_dirs import local_path, measure
+from spark_log.facts.doctor.version_rules import CHECK as VERSIONS
+from spark_log.facts.doctor.version_rules import check_versions
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
+from spark_log.facts.metrics.history import DAY_MS, HOUR_MS, Kind, read_series, read_task_runs
+from spark_log.facts.transactions import describe_open_transactions
+from spark_log.metadata import store_schema, tables
+from spark_log.metadata.address import Address
+from spark_log.metadata.connections import server_identity
+from spark_log.metadata.store import Store
+from spark_log.tables.publication import check_publication
+
+CHECK_S_MAX = 10.0
+"""The default limit of time for opening the store, and again for all other checks together."""
+
+_TRIED_AGE_S = 60
+"""A table that lacks records for longer than this is published on trial, to find the reason."""
+_TRIED_MAX = 5
+
+MoreChecks = Callable[[Cluster], Sequence[Check]]
+
+
+def examine(
+    given: str, topics: Collection[str] = (), limit_s: float = CHECK_S_MAX, more: MoreChecks = lambda _: ()
+) -> list[Finding]:
+    """Return the findings of all checks, for a cluster address as the user gave it. With `topics`, the checks of topics
+    are limited to these. `more` returns further checks of an opened cluster. It takes at most 2 * limit_s.
+
+    Raises InvalidConfigurationError for an invalid address.
+    """
+    address = Address.parse(given)
+    versions = begin(lambda: check_versions(machine.read_versions()), "spark-log-doctor-versions")
+    opening: list[Finding] = []
+    cluster: Cluster | None = None
+    log_dirs: list[LogDirInfo] = []
+    try:
+        cluster, log_dirs, finding = answer_within(partial(_open, address, limit_s), limit_s, "spark-log-doctor-store")
+        opening.append(finding)
+    except TimeoutError:
+        late = "look at the server and the network: it hangs. A longer limit: --timeout SECONDS"
+        opening.append(error(store_rules.STORE, f"the metadata store gives no answer in {limit_s:g} s", late))
+    except Exception as failure:
+        opening.append(store_rules.store_failure(failure))
+    first = [Check(VERSIONS, versions.result, Severity.NOTE)]
+    if address.folder is not None:
+        first.append(Check(store_rules.STORE_FOLDER, partial(_check_folder, address.folder)))
+    if cluster is None:
+        return opening + run_checks([*first, *_file_checks(given, address)], limit_s)
+    with cluster:
+        checks = _checks(given, cluster, log_dirs, topics, limit_s)
+        return opening + run_checks([*first, *checks, *more(cluster)], limit_s)
+
+
+def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDirInfo], Finding]:
+    """Open the cluster without an upgrade of its store, and read its log dirs. Returns None if this version cannot use
+    the store as it is.
+    """
+    store = Store(address)
+    try:
+        store.timeout_ms_max = 0.2 * limit_s * 1000
+        revision = store.read(store_schema.revision_of)
+        finding = store_rules.check_schema(revision, tables.SCHEMA_REVISION, machine.own_version())
+        if finding.severity is Severity.OK:
+            cluster = Cluster(store)
+            return cluster, list(cluster.log_dirs().values()), finding
+    except BaseException:
+        store.close()
+        raise
+    store.close()
+    return None, [], finding
+
+
+def _checks(
+    given: str, cluster: Cluster, log_dirs: Sequence[LogDirInfo], topics: Collection[str], limit_s: float
+) -> list[Check]:
+    store = cluster.store
+    folder = store.address.folder
+    growth = begin(partial(_growth, cluster), "spark-log-doctor-growth")
+    asking_store: list[Check] = [
+        Check(store_rules.STORE, partial(_check_store, store, folder)),
+        Check(store_rules.CLOCK, lambda: [store_rules.check_clock(*stores.measure_clock(store))]),
+        Check(settings_rules.CLUSTER_SETTINGS, partial(_check_settings, store)),
+        Check("cluster", partial(_check_cluster, cluster, topics)),
+        Check(cluster_rules.TRANSACTIONS, lambda: cluster_rules.check_transactions(describe_open_transactions(store))),
+        Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
+    ]
+    asking_log_dirs = [
+        Check(f"{LOG_DIR} {info.log_dir_id}", partial(_check_log_dir, info, growth.result, limit_s / 2))
+        for info in log_dirs
+    ]
+    return [
+        *asking_log_dirs,
+        *(replace(check, lane="store") for check in asking_store),
+        Check(file_rules.PERMISSIONS, partial(_check_modes, given, cluster, log_dirs), Severity.NOTE),
+        Check(cluster_rules.TABLES, partial(_check_tables, cluster, topics, limit_s / 2)),
+        Check(cluster_rules.TASKS, partial(_check_tasks, cluster), Severity.NOTE),
+    ]
+
+
+def _file_checks(given: str, address: Address) -> list[Check]:
+    return [
+        Check(
+            file_rules.PERMISSIONS,
+            lambda: file_rules.check_modes(machine.read_modes(given, address.folder, [], has_users=False)),
+            Severity.NOTE,
+        )
+    ]
+
+
+def _check_folder(folder: Path) -> list[Finding]:
+    return store_rules.check_folder(stores.measure_folder(folder)) if folder.is_dir() else []
+
+
+def _check_store(store: Store, folder: Path | None) -> list[Finding]:
+    store.read(server_identity.check_identity)
+    if folder is not None:
+        return store_rules.check_sqlite(stores.measure_sqlite(store, folder))
+    return store_rules.check_postgres(stores.measure_postgres(store))
+
+
+def _check_log_dir(info: LogDirInfo, growth: Callable[[float], float | None], wait_s: float) -> list[Finding]:
+    facts = measure(info, None)
+    with contextlib.suppress(SparkLogError, OSError):  # the history is in log dirs, of which another may hang
+        facts = replace(facts, grows=growth(wait_s))
+    return check_log_dir(facts)
+
+
+def _growth(cluster: Cluster) -> float | None:
+    """Return the bytes per second by which the log has grown in the last day, None without a history or growth."""
+    now_ms = cluster.store.now().wall_ms
+    series = read_series(cluster, Kind.CLUSTER, from_ms=now_ms - DAY_MS, to_ms=now_ms, step_ms=HOUR_MS)
+    known = [(at_ms, size) for at_ms, size in zip(series.times_ms, series.values["bytes"], strict=True) if size]
+    if len(known) < 2:
+        return None
+    (first_ms, first), (last_ms, last) = known[0], known[-1]
+    return (last - first) * 1000 / (last_ms - first_ms) if last > first else None
+
+
+def _check_modes(given: str, cluster: Cluster, log_dirs: Sequence[LogDirInfo]) -> list[Finding]:
+    local = [Path(path) for info in log_dirs if (path := local_path(info)) is not None]
+    has_users = bool(list_credentials(cluster.store))
+    return file_rules.check_modes(machine.read_modes(given, cluster.store.address.folder, local, has_users))
+
+
+def _check_settings(store: Store) -> list[Finding]:
+    return settings_rules.check_cluster(store.settings, store.read(store_schema.read_overrides))
+
+
+def _check_cluster(cluster: Cluster, names: Collection[str]) -> list[Finding]:
+    snapshot = read_cluster(cluster)
+    chosen = _chosen(snapshot, names)
+    topic_names = {topic.name for topic in chosen}
+    now = cluster.store.clock
+    controller, coordinator = cluster.store.read(
+        lambda c: (read_lease(c, "controller", now(c)), read_lease(c, COORDINATOR, now(c)))
+    )
+    return [
+        *cluster_rules.check_coordinator(controller, coordinator, snapshot.needs_coordinator),
+        *cluster_rules.check_brokers(snapshot),
+        *settings_rules.check_topics([topic for topic in chosen if not is_internal(topic.name)], len(snapshot.brokers)),
+        *cluster_rules.check_partitions([p for p in snapshot.partitions if p.topic in topic_names]),
+        *cluster_rules.check_groups(snapshot, topic_names),
+        *cluster_rules.check_share_groups(snapshot, topic_names),
+    ]
+
+
+def _chosen(snapshot: ClusterSnapshot, names: Collection[str]) -> list[Topic]:
+    """Return the topics of these names, or all. Raises UnknownTopicOrPartitionError for an unknown one."""
+    known = {topic.name: topic for topic in snapshot.topics.values()}
+    for name in names:
+        if name not in known:
+            raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic; `spark-log topic list` shows all")
+    return [known[name] for name in names] if names else list(known.values())
+
+
+def _check_tables(cluster: Cluster, names: Collection[str], limit_s: float) -> list[Finding]:
+    snapshot = read_cluster(cluster)
+    topics = {topic.topic_id: topic for topic in _chosen(snapshot, names)}
+    by_name = {topic.name: topic for topic in topics.values()}
+    behind = cluster_rules.stale_tables(snapshot, topics.keys(), _TRIED_AGE_S)
+    stale = set(cluster_rules.stale_tables(snapshot, topics.keys()))
+    oldest = sorted(behind, key=lambda table: -table.age_ms)
+    tried = {table.topic: by_name[table.topic] for table in oldest[:_TRIED_MAX]}
+    trials = {
+        name: begin(partial(check_publication, cluster, topic), "spark-log-doctor-publication")
+        for name, topic in tried.items()
+    }
+    until_s = clock.monotonic_s() + limit_s
+    reasons = {name: _reason(trial, until_s) for name, trial in trials.items()}
+    found = [replace(table, reason=reasons.get(table.topic)) for table in oldest]
+    return cluster_rules.check_tables(
+        [table for table in found if table.reason is not None or replace(table, reason=None) in stale]
+    )
+
+
+def _reason(trial: "Future[None]", until_s: float) -> str | None:
+    """Return the error of a trial publication, None if there is none."""
+    try:
+        trial.result(max(0.0, until_s - clock.monotonic_s()))
+    except TimeoutError:
+        return "its log dir does not answer"
+    except Exception as failure:  # of the table format too
+        return " ".join(redact(str(failure)).split())
+    return None
+
+
+def _check_tasks(cluster: Cluster) -> list[Finding]:
+    now_ms = cluster.store.now().wall_ms
+    newest = {}
+    for run in reversed(read_task_runs(cluster, from_ms=now_ms - HOUR_MS)):
+        newest[run.task] = run
+    return cluster_rules.check_tasks(newest.values())

@@ -1,0 +1,57 @@
+"""The results of the doctor's checks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """`note`: a choice or a state that may be intended. `warning`: it becomes an error if it is not corrected, or costs
+    time or space now. `error`: records cannot be written, read or kept safely.
+    """
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def needs_action(self) -> bool:
+        return self in (Severity.WARNING, Severity.ERROR)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check saw, with numbers, and what to do about it. `remedy` is empty if there is nothing to do."""
+
+    check: str
+    severity: Severity
+    seen: str
+    remedy: str = ""
+
+
+def ok(check: str, seen: str) -> Finding:
+    return Finding(check, Severity.OK, seen)
+
+
+def note(check: str, seen: str, remedy: str) -> Finding:
+    return Finding(check, Severity.NOTE, seen, remedy)
+
+
+def warning(check: str, seen: str, remedy: str) -> Finding:
+    return Finding(check, Severity.WARNING, seen, remedy)
+
+
+def error(check: str, seen: str, remedy: str) -> Finding:
+    return Finding(check, Severity.ERROR, seen, remedy)
+
+
+def or_ok(findings: Iterable[Finding], check: str, seen: str) -> list[Finding]:
+    """Return the findings, or one that all is well if there are none."""
+    return list(findings) or [ok(check, seen)]
+
+
+def some_of(names: Sequence[str], shown_max: int = 5) -> str:
+    """Return the first names, and the number of the others."""
+    shown = ", ".join(names[:shown_max])
+    return shown if len(names) <= shown_max else f"{shown} and {len(names) - shown_max:,} more"

@@ -1,0 +1,34 @@
+"""The limits above which a check of the doctor is not ok. Those that an alert has too are the same in
+conf/prometheus/alerts.yaml.
+"""
+
+from spark_log.text import parse_bytes
+
+TABLE_LAG_S_MAX = 900
+"""Alert SparkLogTableStale."""
+GROUP_LAG_S_MAX = 600
+"""Alert SparkLogLagGrows."""
+TRANSACTION_S_MAX = 1_800
+"""Alert SparkLogHangingTransaction."""
+
+CLOCK_SKEW_MS_MAX = 1_000
+LOG_DIR_CLOCK_SKEW_MS_MAX = 5_000
+
+FREE_SHARE_LOW, FREE_SHARE_EMPTY = 0.10, 0.02
+"""Shares of a disk: below the first a warning, below the second an error."""
+DISK_LASTS_DAYS_MIN = 3
+DELETED_BYTES_MAX = parse_bytes("1GiB")
+"""Bytes of deleted files that processes keep open."""
+
+LOCAL_WRITE_MS_MAX = 200
+OBJECT_WRITE_MS_MAX = 2_000
+"""Median time of a small forced write."""
+
+CONNECTIONS_SHARE_MAX = 0.8
+POSTGRES_TRANSACTION_S_MAX = 300
+WRAPAROUND_AGE_HIGH, WRAPAROUND_AGE_CRITICAL = 1_000_000_000, 1_600_000_000
+"""Age of the oldest transaction id. PostgreSQL's vacuum_failsafe_age is 1.6 billion; it stops at 2.1 billion."""
+SQLITE_LOG_BYTES_MAX = parse_bytes("128MiB")
+
+RETIRED_OVERDUE_MS_MAX = 24 * 60 * 60 * 1000
+"""Time after its deletion was due for which a retired file may wait."""

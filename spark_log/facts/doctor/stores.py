@@ -1,0 +1,120 @@
+"""Measures the metadata store: its clock, and the settings and activity of its database."""
+
+import os
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import find_topics
+from spark_log.config import TopicConfig
+from spark_log.facts.doctor.file_rules import RetiredFiles
+from spark_log.facts.doctor.store_rules import FolderFacts, PostgresFacts, SqliteFacts
+from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE
+from spark_log.metadata.sql_columns import RETIRED_FILE
+from spark_log.metadata.store import Store
+
+
+def measure_clock(store: Store) -> tuple[float, float]:
+    """Return how far the store's clock is ahead of this machine's, and the uncertainty of this, in ms."""
+
+    def read(connection: sa.Connection) -> tuple[float, float]:
+        before_ms = clock.wall_ms()
+        now_ms = store.clock(connection).wall_ms
+        after_ms = clock.wall_ms()
+        return now_ms - (before_ms + after_ms) / 2, (after_ms - before_ms) / 2 + 1
+
+    return store.read(read)
+
+
+def measure_sqlite(store: Store, folder: Path) -> SqliteFacts:
+    def read(connection: sa.Connection) -> tuple[str, int]:
+        names = ("journal_mode", "synchronous")
+        mode, synchronous = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)
+        return str(mode), int(synchronous)
+
+    mode, synchronous = store.read(read)
+    return SqliteFacts(mode, synchronous, _size(folder / SQLITE_FILE), _size(folder / f"{SQLITE_FILE}-wal"))
+
+
+def measure_folder(folder: Path) -> FolderFacts:
+    """Read the permissions and the space of a SQLite store's folder, which exists."""
+    disk = os.statvfs(folder)
+    names = (SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", SQLITE_LOCK_FILE)
+    files = [path for name in names if (path := folder / name).exists()]
+    refused = [path.name for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        refused.append("new files")
+    return FolderFacts(
+        str(folder),
+        bool(disk.f_flag & os.ST_RDONLY),
+        tuple(refused),
+        disk.f_bavail * disk.f_frsize,
+        disk.f_blocks * disk.f_frsize,
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+_SETTINGS = sa.text(
+    "SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
+    " current_setting('full_page_writes') AS full_page_writes,"
+    " current_setting('synchronous_commit') AS synchronous_commit, current_setting('autovacuum') AS autovacuum,"
+    " (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,"
+    " current_setting('max_connections')::int AS max_connections,"
+    " current_setting('synchronous_standby_names') AS synchronous_standby_names,"
+    " (SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')) AS synchronous_standbys,"
+    " (SELECT count(*) FROM pg_stat_replication) AS standbys,"
+    " (SELECT max(age(datfrozenxid)) FROM pg_database) AS transaction_id_age,"
+    " pg_database_size(current_database()) AS bytes"
+)
+_OLDEST = sa.text(
+    "SELECT pid, application_name, extract(epoch FROM clock_timestamp() - xact_start) AS seconds FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
+    " AND backend_type = 'client backend' ORDER BY xact_start LIMIT 1"
+)
+
+
+def measure_postgres(store: Store) -> PostgresFacts:
+    """Read the settings and the activity. Sessions of other roles are seen only by a member of pg_monitor."""
+
+    def read(connection: sa.Connection) -> PostgresFacts:
+        row = connection.execute(_SETTINGS).one()
+        oldest = connection.execute(_OLDEST).first()
+        return PostgresFacts(
+            **row._mapping,
+            oldest_transaction_s=None if oldest is None else float(oldest.seconds),
+            oldest_session=None if oldest is None else (oldest.pid, oldest.application_name or ""),
+        )
+
+    return store.read(read)
+
+
+def read_retired(cluster: Cluster) -> RetiredFiles:
+    """Count the retired files, and those whose deletion is due."""
+
+    def read(connection: sa.Connection) -> RetiredFiles:
+        now_ms = cluster.store.clock(connection).wall_ms
+        topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
+        query = sa.select(
+            RETIRED_FILE.topic_id, RETIRED_FILE.fresh, sa.func.count(), sa.func.min(RETIRED_FILE.retired_ms)
+        ).group_by(RETIRED_FILE.topic_id, RETIRED_FILE.fresh)
+        files = overdue = overdue_ms = 0
+        for topic_id, fresh, count, oldest_ms in connection.execute(query):
+            config = topics[topic_id].config if topic_id in topics else TopicConfig()
+            delay_ms = config.file_delete_delay_fresh_ms if fresh else config.file_delete_delay_ms
+            due = (RETIRED_FILE.topic_id == topic_id, RETIRED_FILE.fresh == fresh)
+            late = RETIRED_FILE.retired_ms < now_ms - delay_ms
+            files += count
+            if oldest_ms < now_ms - delay_ms:
+                overdue += connection.execute(sa.select(sa.func.count()).where(*due, late)).scalar_one()
+                overdue_ms = max(overdue_ms, now_ms - delay_ms - oldest_ms)
+        return RetiredFiles(files, overdue, overdue_ms)
+
+    return cluster.store.read(read)

@@ -1,0 +1,459 @@
+"""`spark-log doctor` on real clusters, each with a real fault: it names it, with what to do, and nothing else."""
+
+import os
+import subprocess
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+import sqlalchemy as sa
+from kafka import OffsetAndMetadata
+
+from spark_log import Consumer, Producer, clock
+from spark_log.cluster.brokers import BrokerSession, add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import MARKER
+from spark_log.cluster.security.scram import Mechanism
+from spark_log.cluster.security.users import alter_credentials, upsertion_of_password
+from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.topics import find_topic
+from spark_log.errors import StorageUnavailableError
+from spark_log.facts.doctor import limits
+from spark_log.facts.doctor.examination import examine
+from spark_log.facts.doctor.findings import Severity
+from spark_log.facts.metrics.history import read_task_runs
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.rules import AcknowledgeType
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.maintenance.task_list import run_tasks
+from spark_log.metadata import tables as t
+from spark_log.metadata.address import SQLITE_FILE
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from tests.support.disks import fill, mounted, needs_root
+from tests.support.group_members import until
+from tests.support.records import table
+from tests.support.replicas import folder_of, take_away, topic_on
+from tests.support.share_members import ShareMember
+
+LIMIT_S = 12.0
+"""Only a test of something that hangs takes this long, and has a shorter limit."""
+NOBODY = 65_534
+
+
+@pytest.fixture(autouse=True)
+def any_machine(monkeypatch):
+    """The machine of the tests may be slow, and its disk nearly full."""
+    monkeypatch.setattr(limits, "LOCAL_WRITE_MS_MAX", 60_000)
+    monkeypatch.setattr(limits, "FREE_SHARE_LOW", limits.FREE_SHARE_EMPTY)
+
+
+def problems(cluster_or_address, *topics, limit_s=LIMIT_S):
+    """The checks that need action, with what was seen and what to do, without notes."""
+    address = cluster_or_address if isinstance(cluster_or_address, str) else address_of(cluster_or_address)
+    found = examine(address, topics, limit_s)
+    assert all(finding.seen for finding in found)
+    assert all(finding.remedy for finding in found if finding.severity is not Severity.OK)
+    return [(each.check, f"{each.seen} -> {each.remedy}") for each in found if each.severity.needs_action]
+
+
+def problem(*arguments, **options):
+    """The only problem."""
+    [(check, text)] = problems(*arguments, **options)
+    return check, text
+
+
+def address_of(cluster):
+    return cluster.store.address.with_password
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A cluster on SQLite with topic t, whose log dir is the only folder on a small disk of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mounted(disk, "8m"), Cluster.init(str(tmp_path / "cluster"), log_dir=str(disk / "log-dir")) as cluster:
+        create_topic(cluster, "t")
+        yield cluster, disk
+
+
+# A cluster that is well, and changes to the cluster by the command itself
+
+
+def test_a_cluster_that_is_well_has_no_problem_and_is_not_changed(cluster):
+    topic = create_topic(cluster, "t")
+    log = ClientLog(cluster)
+    log.append(topic, [Records(0, table("a"))])
+    log.close()
+    [info] = cluster.log_dirs().values()
+    before = sorted(cluster.log_dir(info).list_files(topic.folder))
+    found = examine(address_of(cluster))
+    assert [each for each in found if each.severity.needs_action] == []
+    assert next(each.seen for each in found if each.check == "store").startswith(("SQLite", "PostgreSQL", "autovacuum"))
+    assert {each.check for each in found if each.severity is Severity.OK} >= {
+        "schema", "clock", "log dir", "permissions", "cluster settings", "partitions", "tables",
+        "transactions", "groups", "share groups", "brokers", "tasks", "clean-up", "topic settings",
+    }  # fmt: skip
+    assert sorted(cluster.log_dir(info).list_files(topic.folder)) == before
+    assert {entry.name for entry in cluster.log_dir(info).entries()} == {MARKER, topic.folder}
+
+
+def test_an_unknown_topic_is_an_error_and_the_other_checks_run(cluster):
+    found = problems(cluster, "absent")
+    assert {check for check, _ in found} == {"cluster", "tables"}
+    assert all("'absent'" in text for _, text in found)
+
+
+# The metadata store
+
+
+def test_a_server_that_is_stopped(own_postgres_server, tmp_path):
+    with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        address = address_of(cluster)
+    own_postgres_server.kill()
+    check, text = problem(address)
+    assert check == "store"
+    assert "refused" in text
+    assert "pg_isready" in text
+
+
+def test_a_server_that_hangs_does_not_hang_the_doctor(own_postgres_server, tmp_path):
+    with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        address = address_of(cluster)
+        own_postgres_server.freeze()
+        try:
+            began_s = clock.monotonic_s()
+            check, text = problem(address, limit_s=1.0)
+            assert clock.monotonic_s() - began_s < 10
+        finally:
+            own_postgres_server.resume()
+    assert check == "store"
+    assert "1 s" in text or "pg_isready" in text
+
+
+def test_a_server_without_fsync(own_postgres_server, tmp_path):
+    with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        address = address_of(cluster)
+    own_postgres_server.execute("ALTER SYSTEM SET full_page_writes = off")
+    own_postgres_server.stop()
+    own_postgres_server.start(fsync="off", full_page_writes="off")
+    check, text = problem(address)
+    assert check == "store"
+    assert "fsync is off and full_page_writes is off" in text
+    assert "ALTER SYSTEM SET fsync = on" in text
+
+
+def test_connections_and_old_transactions_and_standbys_of_a_server(own_postgres_server, tmp_path):
+    with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        address = address_of(cluster)
+    own_postgres_server.stop()
+    own_postgres_server.start(max_connections=30, superuser_reserved_connections=0, autovacuum="on")
+    with Cluster.open(address) as cluster:
+        sessions = [sa.create_engine(address).connect() for _ in range(24)]
+        assert "of 30 connections (max_connections) are in use" in problem(cluster)[1]
+        for session in sessions:
+            session.close()
+            session.engine.dispose()
+        clients = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        until(lambda: int(own_postgres_server.query(clients)) <= 5, cluster.store)
+        own_postgres_server.require_standby()
+        try:
+            check, text = problem(cluster)
+            assert (check, "no synchronous standby is connected" in text) == ("store", True)
+        finally:
+            own_postgres_server.require_standby(False)
+
+
+def test_a_database_file_that_is_missing(tmp_path):
+    address = str(tmp_path / "cluster")
+    Cluster.init(address).close()
+    (tmp_path / "cluster" / SQLITE_FILE).unlink()
+    check, text = problem(address)
+    assert check == "store"
+    assert "metadata.sqlite is missing" in text and "backup" in text
+
+
+def test_a_database_file_that_is_damaged(tmp_path):
+    address = str(tmp_path / "cluster")
+    Cluster.init(address).close()
+    (tmp_path / "cluster" / SQLITE_FILE).write_bytes(b"no database" * 1000)
+    check, text = problem(address)
+    assert check == "store"
+    assert "not a database" in text
+
+
+@needs_root
+def test_a_disk_of_the_store_that_is_full_or_read_only(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mounted(disk, "3m"):
+        address = str(disk / "cluster")
+        Cluster.init(address, log_dir=str(tmp_path / "log-dir")).close()
+        filler = fill(disk)
+        found = problems(address)
+        assert ("store folder", True) in [(check, "0 B free of 3.0 MiB" in text) for check, text in found]
+        filler.unlink()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        check, text = problem(address)
+        assert (check, "is read-only: nothing can be appended" in text) == ("store folder", True)
+        with (
+            Cluster.open(address) as cluster,
+            pytest.raises(StorageUnavailableError, match="permissions of its folder"),
+        ):
+            create_topic(cluster, "t")
+
+
+@needs_root
+def test_files_of_another_user(tmp_path):
+    """The doctor runs as a user that may read the files and not write them."""
+    address = str(tmp_path / "cluster")
+    Cluster.init(address).close()
+    for folder in (tmp_path, *tmp_path.parents):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    assert problems(address) == []
+    (tmp_path / "cluster").chmod(0o755)
+    (tmp_path / "cluster" / SQLITE_FILE).chmod(0o644)
+    with ProcessPoolExecutor(1, get_context("fork"), os.setuid, (NOBODY,)) as pool:
+        found = pool.submit(problems, address).result(30)
+        (tmp_path / "cluster").chmod(0o700)
+        barred = pool.submit(problems, address).result(30)
+    assert [check for check, _ in found] == [check for check, _ in barred] == ["store", "store folder"]
+    assert "cannot read and write metadata.sqlite, metadata.lock, new files in" in found[1][1]
+    assert "Permission denied" in barred[0][1]
+    assert "chown" in found[1][1] and "chown" in barred[0][1]
+
+
+def test_a_store_of_another_revision_is_not_upgraded(cluster):
+    for revision, expected in (("v6", "back up the store"), ("v99", "install the newer spark-log")):
+        change = sa.text("UPDATE alembic_version SET version_num = :revision").bindparams(revision=revision)
+        cluster.store.transact(lambda connection, _, change=change: connection.execute(change))
+        check, text = problem(cluster)
+        assert (check, expected in text) == ("schema", True), text
+    now = sa.text("SELECT version_num FROM alembic_version")
+    assert cluster.store.read(lambda connection: connection.execute(now).scalar_one()) == "v99"
+
+
+# Log dirs
+
+
+@needs_root
+def test_a_full_disk(small):
+    cluster, disk = small
+    fill(disk)
+    check, text = problem(cluster)
+    assert check == "log dir"
+    assert "0 B free of 8.0 MiB (0%): appends fail" in text
+    assert "retention.bytes" in text
+
+
+@needs_root
+def test_a_read_only_log_dir(small):
+    cluster, disk = small
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    check, text = problem(cluster)
+    assert check == "log dir"
+    assert "cannot be written" in text and "Read-only file system" in text
+    assert "remount,rw" in text
+
+
+@needs_root
+def test_deleted_files_that_are_open(small, monkeypatch):
+    cluster, disk = small
+    monkeypatch.setattr("spark_log.facts.doctor.limits.DELETED_BYTES_MAX", 1 << 20)
+    file = disk / "log-dir" / "deleted"
+    with file.open("wb") as opened:
+        opened.write(bytes(2 << 20))
+        opened.flush()
+        file.unlink()
+        assert "2.0 MiB of deleted files open" in problem(cluster)[1]
+
+
+def test_a_log_dir_that_is_missing_or_of_another_cluster(cluster, tmp_path):
+    [broker] = [info.broker_id for info in cluster.log_dirs().values()]
+    folder = folder_of(cluster, broker)
+    folder.rename(folder.with_name("away"))
+    assert "cannot be read" in problem(cluster)[1]
+    with Cluster.init(str(tmp_path / "other"), log_dir=str(folder)):
+        check, text = problem(cluster)
+    assert (check, "swapped" in text) == ("log dir", True)
+
+
+def test_a_log_dir_that_hangs_does_not_hang_the_doctor(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        add_broker(cluster, 2, [str(tmp_path / "d2")])
+        marker = tmp_path / "d2" / MARKER
+        marker.rename(tmp_path / "marker")
+        os.mkfifo(marker)  # reading it waits, as on a mount whose server is away
+        began_s = clock.monotonic_s()
+        found = dict(problems(cluster, limit_s=1.0))
+        assert clock.monotonic_s() - began_s < 10
+        assert "no answer in 1 s" in found["log dir 2"]
+        with marker.open("wb"):
+            pass  # ends the thread that reads
+
+
+def test_secrets_that_other_users_can_read(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        database = tmp_path / "cluster" / SQLITE_FILE
+        for folder in (tmp_path / "cluster", *(tmp_path / "cluster").parents):
+            if folder.stat().st_uid == os.geteuid():
+                folder.chmod(folder.stat().st_mode | 0o001)
+        database.chmod(0o644)
+        assert problems(cluster) == []
+        alter_credentials(cluster.store, upsertions=[upsertion_of_password("u", Mechanism.SCRAM_SHA_256, "pw" * 9)])
+        assert "read the secrets" in problem(cluster)[1]
+        database.chmod(0o602)
+        assert "change" in problem(cluster)[1]
+        database.chmod(0o600)
+        assert problems(cluster) == []
+
+
+# Partitions, brokers, groups, tables
+
+
+def test_offline_and_under_replicated_partitions(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        add_broker(cluster, 2, [str(tmp_path / "d2")])
+        topic_on(cluster, "single", [[2]])
+        topic_on(cluster, "twice", [[1, 2]], min_insync_replicas="1")
+        take_away(cluster, 2)
+        found = problems(cluster)
+        assert [check for check, _ in found] == ["log dir", "brokers", "partitions", "partitions"]
+        assert "1 partition (single-0): no leader" in found[2][1] and "--unclean" in found[2][1]
+        assert "1 partition (twice-0): replicas are not in sync" in found[3][1]
+        assert "partitions" not in {check for check, _ in problems(cluster, "__consumer_offsets")}
+        alter_configs(cluster, "twice", {"min.insync.replicas": "2"})
+        assert "fewer in-sync replicas" in problems(cluster, "twice")[-1][1]
+
+
+def test_a_dead_broker_and_no_coordinator(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        BrokerSession(cluster.store, 1, 1).register()
+        found = problems(cluster)
+        assert [check for check, _ in found] == ["coordinator", "brokers"]
+        assert "spark-log broker start 1" in found[1][1]
+
+
+def test_settings_that_contradict_each_other(cluster):
+    topic_on(cluster, "t", [[1]], min_insync_replicas="2")
+    alter_settings(cluster, {"group.consumer.heartbeat.interval.ms": "30000"})
+    found = problems(cluster)
+    assert [check for check, _ in found] == ["cluster settings", "topic settings"]
+    assert "--unset group.consumer.heartbeat.interval.ms" in found[0][1]
+    assert "spark-log topic alter t --config min.insync.replicas=N" in found[1][1]
+
+
+def test_a_group_that_lost_records_to_retention(cluster):
+    topic = create_topic(cluster, "t")
+    log = ClientLog(cluster)
+    log.append(topic, [Records(0, table(*"abc"))])
+    log.close()
+    with Consumer(cluster=address_of(cluster), group_id="g", enable_auto_commit=False) as consumer:
+        here = TopicPartition("t", 0)
+        consumer.assign([here])
+        consumer.commit({here: OffsetAndMetadata(1, "", -1)})
+    delete_records(cluster, {TopicPartition("t", 0): 3})
+    check, text = problem(cluster)
+    assert check == "groups"
+    assert "retention removed records of t-0" in text and "spark-log group reset g" in text
+
+
+def test_a_share_group_that_dead_letters_hold_up(cluster):
+    log = ClientLog(cluster)
+    log.append(create_topic(cluster, "t"), [Records(0, table(*"abc"))])
+    log.close()
+    configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.missing"}
+    alter_settings(cluster, {"group.share.min.partition.max.record.locks": "3"})
+    alter_group_configs(cluster.store, "workers", {**configs, "share.partition.max.record.locks": "3"})
+    member = ShareMember(cluster)
+    member.acknowledge(member.poll(2), AcknowledgeType.REJECT)
+    check, text = problem(cluster)
+    assert check == "share groups"
+    assert "cannot write 2 dead letters of t-0" in text and "spark-log share config workers" in text
+    member.poll()
+    assert "3 unfinished records in t-0" in problems(cluster)[1][1]
+
+
+@pytest.mark.delta
+def test_a_stale_table_with_the_reason_if_it_cannot_be_published(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        topic = create_topic(cluster, "t", configs={"delta.max.lag.ms": "0"})
+        log = ClientLog(cluster)
+        log.append(topic, [Records(0, table("a"))])
+        list(run_tasks(cluster, ["seal", "delta"]))
+        alter_configs(cluster, "t", {"delta.max.lag.ms": "-1"})
+        topic = cluster.store.read(lambda connection: find_topic(connection, "t"))
+        log.append(topic, [Records(0, table("b"))])
+        log.close()
+        age(cluster, t.segment, appended_ms=16 * 60_000)
+        check, text = problem(cluster)
+        assert check == "tables"
+        assert "the delta table of t lacks 1 record, the oldest 16 min old" in text
+        assert "spark-log maintenance seal delta --now --topic t" in text
+        delta_log = folder_of(cluster, 1) / topic.folder / "_delta_log"
+        delta_log.rename(delta_log.with_name("_away"))
+        delta_log.write_text("no folder")
+        assert "the error names" in problem(cluster)[1]
+
+
+def age(cluster, changed, **columns):
+    """Let times of all rows of a table be so long ago."""
+    now_ms = cluster.store.now().wall_ms
+    values = {name: now_ms - ago_ms for name, ago_ms in columns.items()}
+    cluster.store.transact(lambda connection, _: connection.execute(changed.update().values(values)))
+
+
+def test_transactions_past_their_time_out(cluster):
+    create_topic(cluster, "t")
+    address = address_of(cluster)
+    with Producer(cluster=address, transactional_id="x", transaction_timeout_ms=60_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("t", b"v").get(30)
+        assert problems(cluster) == []
+        age(cluster, t.transaction, began_ms=31 * 60_000, until_ms=0)
+        check, text = problem(cluster)
+        assert check == "transactions"
+        assert "'x' has been open for 31 min" in text and "1 batch of t" in text
+        assert "spark-log transaction abort x" in text
+        producer.abort_transaction()
+
+
+def test_retired_files_that_nothing_deletes(cluster):
+    topic = create_topic(cluster, "t")
+    row = {"path": f"{topic.folder}/_segments/0/w-0.parquet", "topic_id": topic.topic_id, "partition": 0}
+    now_ms = cluster.store.now().wall_ms
+    row |= {"retired_ms": now_ms - 9 * 24 * 3_600_000, "change": 0, "fresh": False}
+    cluster.store.transact(lambda connection, _: connection.execute(t.retired_file.insert(), row))
+    check, text = problem(cluster)
+    assert check == "clean-up"
+    assert "1 should have been deleted, the oldest 48 h ago" in text or "2 d ago" in text
+    assert "spark-log maintenance files" in text
+
+
+@pytest.mark.delta
+def test_a_task_that_fails(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        often = {"table.loop.poll.ms": "50", "delta.maintenance.interval.ms": "50", "metrics.interval.ms": "100"}
+        alter_settings(cluster, often)
+        topic = create_topic(cluster, "t", configs={"delta.max.lag.ms": "0"})
+        log = ClientLog(cluster)
+        log.append(topic, [Records(0, table("a"))])
+        log.close()
+        delta_log = folder_of(cluster, 1) / topic.folder / "_delta_log"
+        if delta_log.exists():
+            delta_log.rename(delta_log.with_name("_away"))
+        delta_log.parent.mkdir(exist_ok=True)
+        delta_log.write_text("no folder")
+        with Coordinator(cluster):
+            until(lambda: any(run.task == "maintenance: delta" for run in failed_runs(cluster)), cluster.store)
+            found = problems(cluster)
+        assert "tasks" in {check for check, _ in found}
+        assert any("maintenance: delta" in text for _, text in found)
+
+
+def failed_runs(cluster):
+    return read_task_runs(cluster, failed=True)
