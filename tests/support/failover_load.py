@@ -1,5 +1,6 @@
 """Clients of every kind on a cluster whose store fails over, with the offsets and times of their acknowledgements."""
 
+import itertools
 import subprocess
 import threading
 import time
@@ -42,7 +43,7 @@ class Acknowledgements:
     def gap_s(self, since_s: float) -> float:
         """The longest time between two acknowledgements, of which the second came after `since_s`."""
         times = list(self.times_s)
-        return max(later - earlier for earlier, later in zip(times, times[1:], strict=False) if later > since_s)
+        return max(later - earlier for earlier, later in itertools.pairwise(times) if later > since_s)
 
 
 class ProducerProcess:
@@ -69,8 +70,8 @@ class ProducerProcess:
 
     def finish(self) -> None:
         """End it; returns when it has reported every record."""
-        if not self._process.stdin.closed:
-            self._process.stdin.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         assert self._process.wait(timeout=DELIVERY_MS / 1000) == 0
         self._thread.join(timeout=60)
 
@@ -80,15 +81,14 @@ class ProducerProcess:
 
 
 class Worker:
-    """A thread that repeats `step` until `stop`; the error that ended it is raised by `finish`."""
+    """A thread that runs `run` until its event is set. `check` and `finish` raise the error that ended it."""
 
     def __init__(self, run: Callable[[threading.Event], None]) -> None:
-        self._stop, self._error = threading.Event(), None
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
         self._run = run
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
-
-    _error: BaseException | None
 
     def _work(self) -> None:
         try:
@@ -132,7 +132,10 @@ class FailoverLoad:
                 stack.callback(worker.stop)
             self._stack = stack.pop_all()
 
-    def close(self) -> None:
+    def __enter__(self) -> "FailoverLoad":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @property
@@ -193,8 +196,12 @@ class FailoverLoad:
             Producer(cluster=self._address, transactional_id="copier") as producer,
         ):
             loop = TransactionalLoop(consumer, producer)
-            stopping = threading.Thread(target=lambda: (stop.wait(), loop.stop()), daemon=True)
-            stopping.start()
+
+            def stop_loop() -> None:
+                stop.wait()
+                loop.stop()
+
+            threading.Thread(target=stop_loop, daemon=True).start()
             loop.run(_copy_records)
 
     def _read_as_group(self, stop: threading.Event) -> None:

@@ -95,6 +95,16 @@ class PatroniNode:
             self._process.wait(timeout=60)
             self._process = None
 
+    def end(self) -> None:
+        """End Patroni, then PostgreSQL so that it removes its shared memory."""
+        self.resume()
+        servers = self._servers()
+        _signal([process for process in self._processes() if process not in servers], signal.SIGKILL)
+        _signal(servers[:1], signal.SIGQUIT)
+        psutil.wait_procs(servers, timeout=60)
+        if self._process is not None:
+            self._process.wait(timeout=60)
+
     def freeze(self) -> None:
         """Stop all processes: sockets stay open, and nothing answers."""
         self._stopped = self._processes()
@@ -152,8 +162,7 @@ class PatroniCluster:
 
     def __init__(self) -> None:
         check_programs()
-        user = server_user()
-        self._uid, self._gid = (None, None) if user is None else (user.pw_uid, user.pw_gid)
+        self._user = server_user()
         self._root = Path(tempfile.mkdtemp(prefix="spark-log-patroni-"))
         self._own(self._root)
         self.etcd_port, self._etcd_peer_port = free_port(), free_port()
@@ -167,19 +176,17 @@ class PatroniCluster:
         return folder
 
     def _own(self, path: Path) -> None:
-        if self._uid is not None and self._gid is not None:
-            os.chown(path, self._uid, self._gid)
+        if self._user is not None:
+            os.chown(path, self._user.pw_uid, self._user.pw_gid)
 
     def start_program(self, command: list[str], folder: Path) -> "subprocess.Popen[bytes]":
         """Start a program as a user that is not root, which PostgreSQL refuses; its output goes to `<folder>/log`.
 
         The user may read what root may: the interpreter can be in a folder of root.
         """
-        if self._uid is not None:
-            capabilities = ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
-            command = [
-                "setpriv", f"--reuid={self._uid}", f"--regid={self._gid}", "--clear-groups", *capabilities, *command,
-            ]  # fmt: skip
+        if self._user is not None:
+            ids = [f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}", "--clear-groups"]
+            command = ["setpriv", *ids, "--inh-caps=+dac_override", "--ambient-caps=+dac_override", *command]
         with (folder / "log").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
 
@@ -259,7 +266,7 @@ class PatroniCluster:
 
     def remove(self) -> None:
         for node in self.nodes:
-            node.kill()
+            node.end()
         if self._etcd is not None:
             self._etcd.kill()
             self._etcd.wait(timeout=60)

@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 
 import pytest
 
@@ -45,7 +46,8 @@ def patroni():
 
 
 def fail_over(patroni, load, kind):
-    """Let the primary fail, and wait until the cluster has three members again; returns the gap of acknowledgements."""
+    """Let the primary of three healthy nodes fail; returns the gap of acknowledgements."""
+    patroni.wait_until_healthy()
     primary = patroni.primary()
     begin_s = time.monotonic()
     if kind == SWITCHED:
@@ -59,7 +61,6 @@ def fail_over(patroni, load, kind):
         primary.start()
     elif kind == FROZEN:
         primary.resume()
-    patroni.wait_until_healthy()
     return gap_s
 
 
@@ -101,13 +102,14 @@ def report(gaps_s, load):
 def test_no_acknowledged_record_is_lost_or_stored_twice(patroni, kinds, tmp_path, capfd):
     folder = tmp_path / "log-dir"
     gaps_s = defaultdict(list)
-    with Cluster.init(patroni.address, log_dir=str(folder)) as cluster, Coordinator(cluster):
+    with Cluster.init(patroni.address, log_dir=str(folder)) as cluster, ExitStack() as stack:
         alter_settings(cluster, {"store.promotion.accept": "synchronous"})
+        stack.enter_context(Coordinator(cluster))
         topic = create_topic(cluster, TOPIC, PARTITIONS, configs=SMALL_TAILS | {"retention.ms": "-1"})
         create_topic(cluster, COPY, PARTITIONS, configs=SMALL_TAILS | {"retention.ms": "-1"})
-        load = FailoverLoad(patroni.address, tmp_path)
         log = ClientLog(cluster)
-        try:
+        stack.callback(log.close)
+        with FailoverLoad(patroni.address, tmp_path) as load:
             load.wait_for_more(60)
             wait_until(lambda: (folder / "store-0.beat").exists(), ACCEPTED_S_MAX)
             for kind in kinds:
@@ -119,13 +121,11 @@ def test_no_acknowledged_record_is_lost_or_stored_twice(patroni, kinds, tmp_path
                 return all(committed_offsets(cluster.store, group) == ends for group in (COPIERS, READERS))
 
             load.finish(is_complete)
+            patroni.wait_until_healthy()
             check_records(log, load)
             check_maintenance(cluster, folder, topic)
             with capfd.disabled():
                 print(f"\n{report(gaps_s, load)}", file=sys.stderr)
-        finally:
-            load.close()
-            log.close()
     for kind, gaps in gaps_s.items():
         assert max(gaps) < GAP_S_MAX[kind], gaps_s
 
