@@ -78,10 +78,6 @@ class PatroniNode:
         command = [sys.executable, "-m", "patroni", str(self.configuration)]
         self._process = self._cluster.start_program(command, self._root)
 
-    @property
-    def log(self) -> str:
-        return (self._root / "log").read_text(errors="replace")
-
     def kill_server(self) -> None:
         """Kill PostgreSQL with all its processes; Patroni goes on."""
         _stop_all(servers := self._servers())
@@ -160,8 +156,10 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 class PatroniCluster:
     """Invariant between failovers (`wait_until_healthy`): one primary, one synchronous standby, one more standby."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Path) -> None:
+        """`logs` is a folder for the output of each program, which stays there."""
         check_programs()
+        self._logs = logs
         self._user = server_user()
         self._root = Path(tempfile.mkdtemp(prefix="spark-log-patroni-"))
         self._own(self._root)
@@ -180,14 +178,14 @@ class PatroniCluster:
             os.chown(path, self._user.pw_uid, self._user.pw_gid)
 
     def start_program(self, command: list[str], folder: Path) -> "subprocess.Popen[bytes]":
-        """Start a program as a user that is not root, which PostgreSQL refuses; its output goes to `<folder>/log`.
+        """Start a program as a user that is not root, which PostgreSQL refuses, in its folder.
 
         The user may read what root may: the interpreter can be in a folder of root.
         """
         if self._user is not None:
             ids = [f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}", "--clear-groups"]
             command = ["setpriv", *ids, "--inh-caps=+dac_override", "--ambient-caps=+dac_override", *command]
-        with (folder / "log").open("ab") as log:
+        with (self._logs / f"{folder.name}.log").open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
 
     def start(self) -> None:
@@ -260,8 +258,7 @@ class PatroniCluster:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                logs = "\n".join(f"{node.name}:\n{node.log[-3000:]}" for node in self.nodes)
-                raise RuntimeError(f"the cluster is not as expected, but {self.roles()}\n{logs}")
+                raise RuntimeError(f"the cluster is not as expected, but {self.roles()}; see the logs in {self._logs}")
             time.sleep(0.1)
 
     def remove(self) -> None:
@@ -274,8 +271,8 @@ class PatroniCluster:
 
 
 @contextmanager
-def patroni_cluster() -> Iterator[PatroniCluster]:
-    cluster = PatroniCluster()
+def patroni_cluster(logs: Path) -> Iterator[PatroniCluster]:
+    cluster = PatroniCluster(logs)
     try:
         cluster.start()
         yield cluster

@@ -35,9 +35,9 @@ UNNAMED = "0" * 32 + "-1.parquet"
 
 
 @pytest.fixture
-def patroni():
+def patroni(tmp_path):
     try:
-        with patroni_cluster() as cluster:
+        with patroni_cluster(tmp_path) as cluster:
             yield cluster
     except PatroniNotInstalledError as error:
         if os.environ.get("CI"):
@@ -114,6 +114,8 @@ def test_no_acknowledged_record_is_lost_or_stored_twice(patroni, kinds, tmp_path
             wait_until(lambda: (folder / "store-0.beat").exists(), ACCEPTED_S_MAX)
             for kind in kinds:
                 gaps_s[kind].append(fail_over(patroni, load, kind))
+                with capfd.disabled():
+                    print(f"{kind}: no acknowledgement for {gaps_s[kind][-1]:.1f} s", file=sys.stderr, flush=True)
             wait_until(lambda: is_accepted(cluster), ACCEPTED_S_MAX)
 
             def is_complete():
