@@ -1,5 +1,5 @@
 # spark-log. `make` lists the targets. Each installs what it needs; nothing outside .venv is touched
-# except that root gets Debian's Java and PostgreSQL packages where they are missing.
+# except that root gets Debian's Java, PostgreSQL and etcd packages where they are missing.
 
 VENV    := .venv
 PYTHON  := $(CURDIR)/$(VENV)/bin/python
@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
+.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -38,7 +38,10 @@ java:  ## Java 17 or later, where it is missing
 postgres: | java  ## PostgreSQL's server programs, where they are missing
 	@scripts/debian_package.sh postgresql
 
-promtool: | postgres  ## Prometheus' promtool, where it is missing
+etcd: | postgres  ## etcd, where it is missing: the tests of failovers by Patroni start it
+	@scripts/debian_package.sh etcd
+
+promtool: | etcd  ## Prometheus' promtool, where it is missing
 	@scripts/debian_package.sh promtool
 
 chromium: | promtool  ## Debian's chromium, where it is missing
@@ -74,7 +77,7 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 
 # A lost worker ends the run, with the name of its test: pytest-xdist 3.8 waits forever after it has replaced one.
 test: venv  ## check, then every test, in as many processes as WORKERS says
-	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres promtool chromium delta class-archive
+	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres etcd promtool chromium delta class-archive
 	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(PYTEST_ARGS)
 
 # Spark 4.2 has no Iceberg runtime: the tests read and write tables with a Spark 4.1 in a process of its own.
@@ -94,7 +97,7 @@ test-spark43: .venv43/.installed java  ## the tests of format("spark_log") on Sp
 	scripts/venv.sh .venv43 4.3.0
 	@touch $@
 
-test-long: venv  ## the wide random searches; SEED=<number> repeats one
+test-long: venv etcd  ## the wide random searches and 20 failovers of PostgreSQL; SEED=<number> repeats one
 	@echo "SEED=$(SEED)"
 	$(PYTHON) -m pytest -m long -n $(WORKERS) --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 

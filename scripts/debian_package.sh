@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs programs that the tests start, from Debian's packages, where they are missing: postgresql, promtool, chromium.
+# Installs programs that the tests start, from Debian's packages, where they are missing: postgresql, etcd, promtool,
+# chromium.
 set -euo pipefail
 
 found() {
@@ -11,7 +12,11 @@ found() {
 
 for program in "$@"; do
     found "$program" && continue
-    package=${program/promtool/prometheus}
+    case $program in
+        etcd) package=etcd-server ;;
+        promtool) package=prometheus ;;
+        *) package=$program ;;
+    esac
     if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
         echo "The tests start $program and found none: install it (Debian's package: $package)." >&2
         exit 1

@@ -1,5 +1,6 @@
-"""conf/ contains only settings that this Spark knows."""
+"""conf/ contains only settings that this Spark knows, and the guide names every value of conf/patroni.yml."""
 
+import re
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -35,3 +36,11 @@ def test_delta_settings_are_present_as_comments() -> None:
     lines = (CONF / "spark-defaults.conf").read_text().splitlines()
     commented = [line.removeprefix("# ").split() for line in lines if line.startswith("# spark.")]
     assert [tuple(setting) for setting in commented] == list(delta_jars.DELTA_SETTINGS.items())
+
+
+def test_the_guide_sets_every_value_of_the_configuration_of_patroni() -> None:
+    guide = (CONF.parent / "docs" / "guides" / "operations.md").read_text()
+    exported = {
+        name for line in re.findall(r"(?m)^export (.*)$", guide) for name in re.findall(r"(?:^| )([A-Z_]+)=", line)
+    }
+    assert set(re.findall(r"\$\{(\w+)\}", (CONF / "patroni.yml").read_text())) <= exported

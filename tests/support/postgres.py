@@ -45,7 +45,7 @@ class PostgresServer:
         self._programs = find_programs()
         self._root = Path(tempfile.mkdtemp(prefix="spark-log-pg-"))
         self._data = self._root / "data"
-        user = _server_user()
+        user = server_user()
         self._uid = None if user is None else user.pw_uid
         self._gid = None if user is None else user.pw_gid
         self._numbers = count(1)
@@ -278,7 +278,7 @@ class PostgresServer:
         return done.stdout
 
 
-def _server_user() -> pwd.struct_passwd | None:
+def server_user() -> pwd.struct_passwd | None:
     """The user that runs the server; None for the current user."""
     if os.geteuid() != 0:
         return None

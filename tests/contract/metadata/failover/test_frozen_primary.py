@@ -3,7 +3,6 @@ twice, clients continue, and the old primary neither acknowledges an append nor 
 """
 
 import subprocess
-import threading
 import time
 
 import pytest
@@ -14,6 +13,7 @@ from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.failover_load import ProducerProcess
 from tests.support.numbered_producer import value
 from tests.support.python_process import PythonProcess
 from tests.support.records import read_all, table
@@ -21,35 +21,6 @@ from tests.support.records import read_all, table
 LIMIT_MS = 2_000
 GAP_S_MAX = 25.0
 """Time limit, 3 s to connect to the frozen host, the question for the outcome, a busy machine."""
-
-
-class Acknowledgements:
-    """The output of a producer process, read in a thread."""
-
-    def __init__(self, process):
-        self.places = {}
-        self.failed = []
-        self._lines = process.stdout
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self):
-        for line in self._lines:
-            kind, number, *rest = line.split()
-            if kind == "acked":
-                self.places[int(number)] = tuple(map(int, rest))
-            elif kind == "failed":
-                self.failed.append(line)
-
-    def wait_for_more(self, timeout_s):
-        """Wait until another record is acknowledged than those so far."""
-        count, deadline = len(self.places), time.monotonic() + timeout_s
-        while len(self.places) == count:
-            assert time.monotonic() < deadline, "no acknowledgement"
-            time.sleep(0.01)
-
-    def join(self):
-        self._thread.join(timeout=60)
 
 
 def wait_until(condition):
@@ -72,11 +43,8 @@ def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(p
         files = create_topic(cluster, "files", configs={"inline.max.bytes": "0"})
         log = ClientLog(cluster)
         log.append(files, [Records(0, table("before"))])
-        producing = PythonProcess(
-            "-m", "tests.support.steady_producer", address, "t", "p", "all",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        acknowledged = Acknowledgements(producing)
+        producing = ProducerProcess(address, "t", "p")
+        acknowledged = producing.acknowledged
         acknowledged.wait_for_more(60)
         at_the_old_one = Cluster.open(url)
         old_log = ClientLog(at_the_old_one)
@@ -103,10 +71,8 @@ def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(p
         assert files_in(log_dir) >= new_files, "no file that the new primary names is deleted"
         acknowledged.wait_for_more(GAP_S_MAX)
         pair.primary.kill()
-        producing.stdin.close()
-        acknowledged.join()
+        producing.finish()
         maintaining.kill()
-        producing.wait(timeout=60)
         maintaining.wait(timeout=60)
         old_log.close()
         at_the_old_one.close()
