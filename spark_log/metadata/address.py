@@ -237,7 +237,7 @@ def cluster_not_found(address: Address) -> ClusterNotFoundError:
     if folder and (folder / SQLITE_LOCK_FILE).exists() and not (folder / SQLITE_FILE).exists():
         return ClusterNotFoundError(
             f"no cluster at {address}: its {SQLITE_FILE} is missing, but {SQLITE_LOCK_FILE} shows that there was one."
-            " Put the file back, or restore it from a backup (docs/guides/operations.md); `spark-log init` would create"
+            " Put the file back, or restore it from a backup (docs/guides/backup.md); `spark-log init` would create"
             " an empty cluster"
         )
     log_dir = "" if address.folder else " --log-dir FOLDER-OR-URI"

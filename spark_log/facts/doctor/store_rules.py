@@ -77,7 +77,7 @@ def store_failure(failure: Exception) -> Finding:
     elif isinstance(failure, ClusterNotFoundError):
         remedy = (
             "correct --cluster or SPARK_LOG_CLUSTER; mount the disk; or restore the store from a backup"
-            " (docs/guides/operations.md)"
+            " (docs/guides/backup.md)"
         )
     elif isinstance(failure, DiskFullError):
         remedy = "free space on the disk of the metadata store; it is not that of the log dirs"
