@@ -1,6 +1,7 @@
 """Wakes waiting fetches of share groups. After a commit the store is read once for a group, not for each member."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,10 @@ from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.service import has_work, next_change_ms
 from spark_log.log.partitions.partition_rows import Key
 
+logger = logging.getLogger(__name__)
+
 _WAIT_S_MAX = 5.0
+_PAUSE_S_MAX = 0.5
 _PAUSE = 2.0
 """The pause after a read of the store, as a multiple of its duration: commits of others may follow each other fast."""
 
@@ -40,6 +44,8 @@ class _Fetch(NamedTuple):
 class _Watch:
     """The waiting fetches of a group, and the last read for them."""
 
+    since: int
+    """The number of the store's last change when the watch began: it sees later ones."""
     waiting: dict["asyncio.Future[None]", _Fetch] = field(default_factory=dict)
     task: "asyncio.Task[None] | None" = None
     last: _News | None = None
@@ -69,12 +75,14 @@ class GroupWatches:
         """Return when the group may have records in these partitions that it did not have at change number `seen` of
         the store, or at the time-out, or after `wait_ms`, when there may be some without a change.
         """
-        keys, watch = frozenset(assigned), self._watches.setdefault(group_id, _Watch())
-        if watch.last is not None and watch.last.change != seen and watch.last.with_work & keys:
+        keys, watch = frozenset(assigned), self._watches.setdefault(group_id, _Watch(seen))
+        if watch.last is None and seen < watch.since:
+            return  # a change between the poll of this fetch and the watch
+        if watch.last is not None and watch.last.change > seen and watch.last.with_work & keys:
             return  # the others were woken before this one waited
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         watch.waiting[future] = _Fetch(client, keys)
-        if watch.task is None:
+        if watch.task is None or watch.task.done():
             watch.task = asyncio.create_task(self._follow(group_id, watch, _News(seen, frozenset(), None)))
         if wait_ms is not None:
             timeout_s = min(timeout_s, wait_ms / 1000 + 0.001)
@@ -90,19 +98,23 @@ class GroupWatches:
         """Read the store after each change, and wake the fetches whose partitions have records."""
         while True:
             wait_s = _WAIT_S_MAX if news.wait_ms is None else min(_WAIT_S_MAX, news.wait_ms / 1000 + 0.001)
-            await self._changes.wait(news.change, wait_s)
             began_s = clock.monotonic_s()
             try:
+                await self._changes.wait(news.change, wait_s)
+                began_s = clock.monotonic_s()
                 client, *_ = {fetch.client for fetch in watch.waiting.values()}
                 keys = frozenset[Key]().union(*(fetch.keys for fetch in watch.waiting.values()))
                 news = await self._run(client, partial(self._read, group_id, keys))
-            except SparkLogError:
+            except Exception as error:
+                if not isinstance(error, SparkLogError):
+                    logger.exception("share group %r cannot be watched", group_id)
                 news, watch.last = _News(-1, frozenset(), None), None
                 watch.wake(None)  # each fetch meets the error itself
+                await asyncio.sleep(_PAUSE_S_MAX)
             else:
                 watch.last = news
                 watch.wake(news.with_work)
-            await asyncio.sleep(_PAUSE * (clock.monotonic_s() - began_s))
+                await asyncio.sleep(min(_PAUSE * (clock.monotonic_s() - began_s), _PAUSE_S_MAX))
 
     def _read(self, group_id: str, keys: frozenset[Key]) -> _News:
         change, seen = self._changes.current(), self._polls.look(group_id)

@@ -1,5 +1,6 @@
 """Runs the polls of all connections together: those that arrive while a transaction runs share the next one."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class _Running(Generic[T]):
     poll: Poll | None = None
     """The transaction that comes next. None: the next step blocks, or the steps have ended."""
     has_begun: bool = False
+    is_abandoned: bool = False
+    """Whether the client has gone. Transactions that were begun are completed, so that locks are released."""
     results: list[T] = field(default_factory=list)
     error: Exception | None = None
 
@@ -70,21 +73,39 @@ class PollsTogether:
         """`run_own` calls a function in a thread of the gateway."""
         self._store, self._run_own = store, run_own
         self._next = SharedCalls(self._run_all, _TOGETHER_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, steps: Steps[T], call: Callable[..., Awaitable[Any]], cpu: CpuTime | None = None) -> T:
         """Take all steps, and return their result. `call` calls a function in a thread of the request, whose other work
         counts for `cpu`.
         """
         running = _Running(steps, cpu)
-        while not running.has_ended:
-            if running.has_begun and running.poll is None:
-                await call(running.go_on)
-            else:
-                await self._next.submit(running)
+        task = asyncio.create_task(self._drive(running, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            running.is_abandoned = True
+            raise
         if running.error is not None:
             raise running.error
         [result] = running.results
         return result
+
+    async def _drive(self, running: _Running[Any], call: Callable[..., Awaitable[Any]]) -> None:
+        while not running.has_ended:
+            needs_poll = running.poll is not None
+            if running.is_abandoned and not needs_poll:
+                running.steps.close()
+                return
+            try:
+                if needs_poll or not running.has_begun:
+                    await self._next.submit(running)
+                else:
+                    await call(running.go_on)
+            except Exception as error:
+                running.error = error
 
     async def _run_all(self, together: Sequence[_Running[Any]]) -> Sequence[None]:
         await self._run_own(self._advance, together)
@@ -93,7 +114,7 @@ class PollsTogether:
     def _advance(self, together: Sequence[_Running[Any]]) -> None:
         """Begin those that have not begun, and run the transaction of all that need one."""
         for running in together:
-            if not running.has_begun:
+            if not running.has_begun and not running.is_abandoned:
                 running.go_on_measured()
         transacted = [(running, running.poll) for running in together if running.poll is not None]
         if not transacted:

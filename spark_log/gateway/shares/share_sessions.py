@@ -218,7 +218,8 @@ class Shares:
         return session
 
     def close(self, session: Session) -> None:
-        self._sessions.pop((session.group_id, session.member_id), None)
+        if self._sessions.get((session.group_id, session.member_id)) is session:
+            del self._sessions[session.group_id, session.member_id]
 
     def connection_ended(self, connection_id: str) -> None:
         """Release the records of the sessions that this connection opened. Call it in the event loop."""
@@ -232,7 +233,8 @@ class Shares:
 
     async def _release(self, session: Session, locks: Mapping[Key, frozenset[int]]) -> None:
         try:
-            await self._run_own(self.polls.acknowledge, session.group_id, session.member_id, {}, locks)
+            steps = self.polls.acknowledgement(session.group_id, session.member_id, {}, locks)
+            await self.together.run(steps, self._run_own)
         except SparkLogError as error:
             logger.warning("locks of a share session end by time: %s", redact(str(error)))
 

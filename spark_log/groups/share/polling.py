@@ -319,22 +319,29 @@ class SharePolls:
     def _readable(
         self, group_id: str, seen: Look, request: Request, assigned: Mapping[Key, str]
     ) -> Steps[dict[Key, Readable]]:
-        """Read partitions that have records for the member, until they offer enough. Raises the error of a partition
-        that cannot be read, if there is no other one.
+        """Read partitions that have records for the member, until they offer enough. It waits for those that other
+        threads read only if there is no other one. Raises the error of a partition that cannot be read, if there is no
+        other one.
         """
         limits = rows.limits_of(seen.config)
         found: dict[Key, Readable] = {}
         failed: SparkLogError | None = None
         records = 0
-        for key in self._in_turn(request.member, [key for key in assigned if key in seen.offers]):
+        later: list[Key] = []
+        keys = self._in_turn(request.member, [key for key in assigned if key in seen.offers])
+        keys = [key for key in keys if has_work(seen.offers[key], seen.now, limits)]
+        for position, key in enumerate([*keys, *keys]):
+            if position >= len(keys) and (found or key not in later):
+                continue  # the second round is for what other threads read, if there is nothing else
             offer = seen.offers[key]
-            if not has_work(offer, seen.now, limits):
-                continue
             read = partial(self._read, group_id, key, assigned[key], offer, seen, limits.record_locks, request)
             try:
                 try:
                     found[key] = read(at_once=True)
                 except _WouldBlock:
+                    if position < len(keys) and self._reads.is_being_read(key):
+                        later.append(key)
+                        continue
                     yield None
                     found[key] = read(at_once=False)
             except UnknownTopicOrPartitionError:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.errors import StorageUnavailableError, UnknownTopicOrPartitionError
 from spark_log.groups.share.rules import Numbers, Stretch
 from spark_log.groups.share.service import Readable
 from spark_log.ids import OffsetRange, TopicPartition
@@ -29,6 +29,9 @@ from spark_log.log.segments.slices import Slice
 _AHEAD_BYTES = 8 * 1024 * 1024
 """Decoded bytes of a partition that one call reads."""
 _CACHE_BYTES = 64 * 1024 * 1024
+_PARTITION_BYTES = 2 * _AHEAD_BYTES
+_BUSY_S_MAX = 1.0
+"""How long a poll waits for a thread that reads the same partition."""
 _SEGMENTS_MAX = 64
 _NEAR = 1_024
 """Offsets between two ranges up to which they are read as one."""
@@ -73,6 +76,14 @@ class _Partition:
         """Forget what ends below `keep_from` and below all `needs`."""
         low = min([keep_from, *(first for first, _ in needs)])
         self.read = [each for each in self.read if each.stretch.end > low]
+        # One unfinished record may keep the start where it is: what is not needed now is read again when it is.
+        size = sum(each.bytes for each in self.read)
+        for each in list(self.read):
+            if size <= _PARTITION_BYTES:
+                return
+            if not any(first < each.stretch.end and each.stretch.first < end for first, end in needs):
+                self.read.remove(each)
+                size -= each.bytes
 
     @property
     def readable(self) -> Readable:
@@ -104,17 +115,22 @@ class ShareReads:
         """Read the offsets of `needs`, half-open ranges below the high watermark, unless they are read already. The
         last range is read only as far as is convenient. Offsets below `keep_from` that are not needed are forgotten.
 
-        Raises the errors of reading, and UnknownTopicOrPartitionError if the topic does not exist any more.
+        Raises the errors of reading, UnknownTopicOrPartitionError if the topic does not exist any more, and
+        StorageUnavailableError while another thread reads the partition for long.
         """
         here = self._partition(key, version)
-        with here.lock:
+        if not here.lock.acquire(timeout=_BUSY_S_MAX):
+            raise StorageUnavailableError(f"{name}-{key[1]}: another thread has been reading it for {_BUSY_S_MAX:g} s")
+        try:
             here.forget_below(needs, keep_from)
             for first, end in needs[:-1]:
-                while (missing := here.missing(first, end)) is not None:
-                    self._read(key, name, here, missing)
+                while (missing := here.missing(first, end)) is not None and self._read(key, name, here, missing):
+                    pass
             if needs and (missing := here.missing(*needs[-1])) is not None and missing[0] == needs[-1][0]:
                 self._read(key, name, here, missing)
             readable = here.readable
+        finally:
+            here.lock.release()
         self._evict(key)
         return readable
 
@@ -143,12 +159,19 @@ class ShareReads:
             self._partitions.move_to_end(key)
             return here
 
+    def is_being_read(self, key: Key) -> bool:
+        """Return whether a thread reads the partition now."""
+        here = self._partitions.get(key)
+        return here is not None and here.lock.locked()
+
     def forget(self, key: Key) -> None:
         with self._lock:
             self._partitions.pop(key, None)
 
-    def _read(self, key: Key, name: str, here: _Partition, missing: tuple[int, int]) -> None:
-        """Read from missing[0] on, at most to missing[1], and at least one offset."""
+    def _read(self, key: Key, name: str, here: _Partition, missing: tuple[int, int]) -> bool:
+        """Read from missing[0] on, at most to missing[1]. Return False if the log ends before: an election has
+        truncated it, and records that come at these offsets later must be read then.
+        """
         following = here.following
         here.following = None
         if following is None or following.position != missing[0]:
@@ -156,12 +179,15 @@ class ShareReads:
         part = next(following.parts, None)
         if part is None:
             following = _Following(missing[0], self._open(key, name, here, missing))
-            part = next(following.parts)
+            part = next(following.parts, None)
+            if part is None:
+                return False
         if part.stretch.end <= missing[1]:
             here.following = _Following(part.stretch.end, following.parts)
         else:
             part = _cut(part, missing[1])
         here.add(part)
+        return True
 
     def _open(self, key: Key, name: str, here: _Partition, missing: tuple[int, int]) -> Iterator[_Read]:
         """Plan a read of the range, and yield its records in parts. The version becomes that of the snapshot."""
@@ -185,7 +211,7 @@ class ShareReads:
         if here.fetcher.renewal_due(slices):
             here.fetcher.renew(self._cluster.log_dirs())
         stop = slices[-1].end if slices else min(end, found.positions.high_watermark)
-        return _parts(here.fetcher, slices, start, max(stop, start + 1))
+        return _parts(here.fetcher, slices, start, stop)
 
     def _evict(self, but: Key) -> None:
         with self._lock:

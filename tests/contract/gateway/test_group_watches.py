@@ -7,6 +7,7 @@ import pytest
 
 from spark_log import clock
 from spark_log.cluster.settings import alter_settings
+from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.shares import group_watches
 from spark_log.gateway.shares.group_watches import GroupWatches
@@ -175,5 +176,46 @@ def test_a_lock_that_begins_while_a_fetch_waits_wakes_it_at_its_end(cluster, mem
             began_s = clock.monotonic_s()
             assert await task
             assert clock.monotonic_s() - began_s < group_watches._WAIT_S_MAX / 2
+
+    asyncio.run(run())
+
+
+def test_a_watch_goes_on_after_the_store_could_not_be_read(cluster, member, produce, monkeypatch):
+    producer = produce()
+
+    async def run():
+        async with fetches_of(cluster, member) as fetches:
+            wait, failures = fetches._changes.wait, [MetadataStoreUnavailableError("away"), ValueError("unforeseen")]
+
+            async def fails(*arguments):
+                if failures:
+                    raise failures.pop()
+                await wait(*arguments)
+
+            monkeypatch.setattr(fetches._changes, "wait", fails)
+            task = asyncio.create_task(fetches.fetch("m1"))
+            await until(lambda: not failures)
+            await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
+            assert await asyncio.wait_for(task, WAIT_S / 2)
+
+    asyncio.run(run())
+
+
+def test_a_fetch_waits_although_an_earlier_read_showed_records(cluster, member, produce):
+    """Another member took them before its poll."""
+    producer = produce()
+
+    async def run():
+        async with fetches_of(cluster, member) as fetches:
+            other = asyncio.create_task(fetches.fetch("m1", ("other",)))
+            await until(lambda: fetches.watches._watches)
+            [watch] = fetches.watches._watches.values()
+            await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
+            await until(lambda: watch.last is not None and watch.last.with_work)
+            later = fetches.watches.wait("m2", "workers", member.assigned, watch.last.change + 1, None, WAIT_S)
+            assert later.send(None) is not None  # it waits
+            later.close()
+            producer.send("other", b"x", partition=0)
+            assert await other
 
     asyncio.run(run())

@@ -2,18 +2,20 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.gateway.limits.request_context import CpuTime
-from spark_log.gateway.shares import polls_together
+from spark_log.gateway.shares import polls_together, share_requests
 from spark_log.gateway.shares.polls_together import PollsTogether
+from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import polling, rows
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Request
-from spark_log.groups.share.service import Poll
+from spark_log.groups.share.service import Poll, look
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
 
@@ -81,7 +83,7 @@ def test_a_read_that_hangs_does_not_stop_the_groups_of_other_topics(cluster, job
     def read_or_hang(key, name, *more):
         if name == "slow":
             hangs.wait(WAIT_S)
-        read(key, name, *more)
+        return read(key, name, *more)
 
     monkeypatch.setattr(reads, "_read", read_or_hang)
     requests = Requests(cluster, reads)
@@ -139,3 +141,74 @@ def test_computations_count_for_the_quota_of_the_client(cluster, jobs):
 
     asyncio.run(run())
     assert cpu.seconds > 0
+
+
+def test_records_of_a_request_whose_client_has_gone_are_released(cluster, jobs, monkeypatch):
+    """The connection ends while the transaction that acquires them runs."""
+    member, requests, session = jobs["fast"], Requests(cluster), Session("fast", "m1", "connection")
+    services = SimpleNamespace(shares=SimpleNamespace(polls=requests.polls), changes=cluster.store.changes)
+    run_polls, acquired, goes_on = polls_together.run_polls, threading.Event(), threading.Event()
+
+    def run_slowly(store, polls):
+        outcomes = run_polls(store, polls)
+        acquired.set()
+        goes_on.wait(WAIT_S)
+        return outcomes
+
+    monkeypatch.setattr(polls_together, "run_polls", run_slowly)
+
+    def unfinished_and_available():
+        [offer] = look(cluster.store, "fast").offers.values()
+        return offer.unfinished, offer.available
+
+    async def run():
+        steps = share_requests._attempt(services, session, Request("m1", 5), member.assigned, {})
+        task = asyncio.create_task(requests.run(steps))
+        await asyncio.to_thread(acquired.wait, WAIT_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert session.end() == {}
+        assert unfinished_and_available()[1] == 0
+        goes_on.set()
+        await asyncio.gather(*requests._together._tasks)
+        unfinished, available = unfinished_and_available()
+        assert unfinished == available > 0
+
+    asyncio.run(run())
+
+
+def test_a_read_that_hangs_does_not_stop_other_partitions_of_its_topic(cluster, produce, monkeypatch):
+    create_topic(cluster, "wide", 2)
+    configs = {"share.auto.offset.reset": "earliest"}
+    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "wide", configs))
+    producer = produce()
+    for partition in (0, 1):
+        for _ in range(10):
+            producer.send("wide", b"x", partition=partition)
+    producer.flush()
+    member, reads, hangs = ShareMember(cluster, ("wide",), "wide"), ShareReads(cluster), threading.Event()
+    read, begun = reads._read, threading.Event()
+
+    def read_or_hang(key, *more):
+        if key[1] == 0:
+            begun.set()
+            hangs.wait(WAIT_S)
+        return read(key, *more)
+
+    monkeypatch.setattr(reads, "_read", read_or_hang)
+    polls = SharePolls(cluster, reads)
+    results = []
+
+    def poll(name):
+        results.append(polls.attempt("wide", Request(name, 20, whole_batches=False), member.assigned, {}))
+
+    stuck = threading.Thread(target=poll, args=("m1",))
+    stuck.start()
+    try:
+        assert begun.wait(WAIT_S)
+        poll("m2")
+        assert [taken.key[1] for taken in results[0].taken] == [1]
+    finally:
+        hangs.set()
+        stuck.join()

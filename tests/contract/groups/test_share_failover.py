@@ -87,6 +87,25 @@ def test_a_truncation_between_read_and_acquisition(cluster, log):
     assert offer(cluster).next_offset == offer(cluster).start_offset == 4
 
 
+def test_an_election_between_a_look_and_a_read(cluster, log, monkeypatch):
+    """Another process has followed the election already: the read ends at the new high watermark."""
+    reads, other = ShareReads(cluster), ShareMember(cluster, member="m2")
+    other.poll(5)
+    read, elections = reads.readable, [lambda: truncate(cluster, "t", 3)]
+
+    def elected(*arguments):
+        while elections:
+            elections.pop()()
+            assert other.poll() == {}
+        return read(*arguments)
+
+    monkeypatch.setattr(reads, "readable", elected)
+    member = ShareMember(cluster, polls=SharePolls(cluster, reads))
+    assert values(member) == {} and not elections
+    append(log, "t", *(f"new{n}" for n in range(3, 9)))
+    assert values(member) == {n: f"new{n}" for n in range(3, 9)}
+
+
 def test_two_elections_between_two_polls(cluster, log):
     """The first one cuts deeper than the second: the records between them are new, too."""
     member = ShareMember(cluster)
