@@ -4,7 +4,7 @@ import pytest
 
 from spark_log import clock
 from spark_log.errors import StorageUnavailableError
-from spark_log.groups.share import polling, rows
+from spark_log.groups.share import polling, reading, rows
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Request
@@ -174,3 +174,24 @@ def test_turns_of_members_are_not_remembered_without_end(cluster, send, monkeypa
     for number in range(10):
         polls.poll("workers", Request(f"m{number}"), member.assigned)
     assert list(polls._turns) == ["m7", "m8", "m9"]
+
+
+def test_one_unfinished_record_does_not_keep_all_later_ones_in_memory(cluster, send, monkeypatch):
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 2_000)
+    monkeypatch.setattr(reading, "_PARTITION_BYTES", 10_000)
+    create_topic(cluster, "t")
+    for number in range(200):
+        send(str(number) * 50)
+    reads = ShareReads(cluster)
+    polls = SharePolls(cluster, reads)
+    holder, worker = (ShareMember(cluster, member=f"m{number}", polls=polls) for number in range(2))
+    held = holder.poll(1)
+    values = []
+    while acquired := worker.poll(20):
+        values += worker.values().values()
+        worker.acknowledge(acquired, AcknowledgeType.ACCEPT)
+    assert values == [str(number) * 50 for number in range(1, 200)]
+    [partition] = reads._partitions.values()
+    assert sum(each.bytes for each in partition.read) < 20_000
+    holder.acknowledge(held, AcknowledgeType.RELEASE)
+    assert worker.poll() and list(worker.values().values()) == ["0" * 50], "it is read again"
