@@ -263,6 +263,9 @@ class _Transaction:
 
     def write(self) -> None:
         changed = [work for work in self._work.values() if work.row != work.stored or work.delayed or work.came_due]
+        for work in changed:
+            room = self._limits(work.row.group_id).record_locks
+            self.became_available |= work.stored.window.unfinished >= room > work.row.window.unfinished
         for poll, outcome in zip(self.polls, self.outcomes, strict=True):
             outcome.archived = {work.row.key for work in changed if work.archived and work.row.key in poll.keys}
             mine = {key: self._work[poll.group_id, key] for key in poll.readable if (poll.group_id, key) in self._work}

@@ -195,3 +195,19 @@ def test_one_unfinished_record_does_not_keep_all_later_ones_in_memory(cluster, s
     assert sum(each.bytes for each in partition.read) < 20_000
     holder.acknowledge(held, AcknowledgeType.RELEASE)
     assert worker.poll() and list(worker.values().values()) == ["0" * 50], "it is read again"
+
+
+def test_room_in_a_full_window_is_announced(cluster, send, monkeypatch):
+    configs = {"share.auto.offset.reset": "earliest", "share.partition.max.record.locks": "100"}
+    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    create_topic(cluster, "t")
+    for number in range(101):
+        send(str(number))
+    member, acquired = ShareMember(cluster), {}
+    while sum(r.length for ranges in acquired.values() for r in ranges) < 100:
+        for key, ranges in member.poll().items():
+            acquired.setdefault(key, []).extend(ranges)
+    announced = []
+    monkeypatch.setattr(cluster.store.changes, "announce", lambda: announced.append(1))
+    member.acknowledge(acquired, AcknowledgeType.ACCEPT)
+    assert announced
