@@ -259,7 +259,7 @@ class PatroniCluster:
         self._wait(replaced, timeout_s)
 
     def switch_over(self) -> None:
-        """What `patronictl switchover` does: the synchronous standby and the primary change places."""
+        """Let the synchronous standby and the primary change places, by `patronictl switchover`."""
         primary, standby = self.primary(), self.synchronous_standby()
         self._patronictl("switchover", SCOPE, "--force", "--leader", primary.name, "--candidate", standby.name)
 

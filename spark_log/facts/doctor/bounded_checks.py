@@ -81,10 +81,10 @@ def begin(work: Callable[[], T], name: str) -> "Future[T]":
 def _failed(check: Check, failure: Exception) -> Finding:
     if isinstance(failure, MetadataStoreUnavailableError):
         return store_failure(failure)
-    known = isinstance(failure, SparkLogError | OSError)
+    is_own_error = isinstance(failure, SparkLogError | OSError)
     text = " ".join(redact(str(failure)).split())
     return error(
         check.name,
-        f"cannot be checked: {text if known else f'{type(failure).__name__}: {text}'}",
+        f"cannot be checked: {text if is_own_error else f'{type(failure).__name__}: {text}'}",
         "the message says what to correct; docs/reference/errors.md has each error",
     )

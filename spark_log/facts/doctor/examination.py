@@ -150,10 +150,10 @@ def _growth(cluster: Cluster) -> float | None:
     """Return the bytes per second by which the log has grown in the last day, None without a history or growth."""
     now_ms = cluster.store.now().wall_ms
     series = read_series(cluster, Kind.CLUSTER, from_ms=now_ms - DAY_MS, to_ms=now_ms, step_ms=HOUR_MS)
-    known = [(at_ms, size) for at_ms, size in zip(series.times_ms, series.values["bytes"], strict=True) if size]
-    if len(known) < 2:
+    samples = [(at_ms, size) for at_ms, size in zip(series.times_ms, series.values["bytes"], strict=True) if size]
+    if len(samples) < 2:
         return None
-    (first_ms, first), (last_ms, last) = known[0], known[-1]
+    (first_ms, first), (last_ms, last) = samples[0], samples[-1]
     return (last - first) * 1000 / (last_ms - first_ms) if last > first else None
 
 
@@ -187,11 +187,11 @@ def _check_cluster(cluster: Cluster, names: Collection[str]) -> list[Finding]:
 
 def _chosen(snapshot: ClusterSnapshot, names: Collection[str]) -> list[Topic]:
     """Return the topics of these names, or all. Raises UnknownTopicOrPartitionError for an unknown one."""
-    known = {topic.name: topic for topic in snapshot.topics.values()}
+    topics = {topic.name: topic for topic in snapshot.topics.values()}
     for name in names:
-        if name not in known:
+        if name not in topics:
             raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic; `spark-log topic list` shows all")
-    return [known[name] for name in names] if names else list(known.values())
+    return [topics[name] for name in names] if names else list(topics.values())
 
 
 def _check_tables(cluster: Cluster, names: Collection[str], limit_s: float) -> list[Finding]:

@@ -22,7 +22,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check saw, with numbers, and what to do about it. `remedy` is empty if there is nothing to do."""
+    """The result of a check, with numbers. `remedy` says what to do, and is empty if there is nothing to do."""
 
     check: str
     severity: Severity

@@ -24,7 +24,7 @@ _PAUSE = 2.0
 
 
 class _News(NamedTuple):
-    """What a read has shown: all partitions that have records for the group, and when those of waiting fetches may have
+    """The result of a read: all partitions that have records for the group, and when those of waiting fetches may have
     some by time.
     """
 

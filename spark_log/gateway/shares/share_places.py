@@ -76,10 +76,10 @@ async def find_missing_places(
         topics: dict[uuid.UUID, list[int]] = {}
         for topic_id, number in again:
             topics.setdefault(topic_id, []).append(number)
-        found = await services.call(_asked, services, client, [_Topic(*each) for each in topics.items()])
-        session.missing -= found.identities
-        asked.places |= found.places
-        asked.errors |= found.errors
+        again_asked = await services.call(_asked, services, client, [_Topic(*each) for each in topics.items()])
+        session.missing -= again_asked.identities
+        asked.places |= again_asked.places
+        asked.errors |= again_asked.errors
 
 
 def _asked(services: Services, client: Client, topics: Iterable[Any]) -> Asked:
@@ -87,22 +87,22 @@ def _asked(services: Services, client: Client, topics: Iterable[Any]) -> Asked:
     asked = Asked()
     topics = list(topics)
     names = services.topics.names({topic.topic_id.hex for topic in topics})
-    found = services.topics.find(names.values())
+    existing = services.topics.find(names.values())
     for topic in topics:
         name = names.get(topic.topic_id.hex)
-        here = None if name is None else found.get(name)
+        topic_facts = None if name is None else existing.get(name)
         for part in topic.partitions:
             number = part if isinstance(part, int) else part.partition_index
             place = topic.topic_id, number
-            if here is None or here.uuid != topic.topic_id.hex:
+            if topic_facts is None or topic_facts.uuid != topic.topic_id.hex:
                 asked.errors[place] = _UNKNOWN_TOPIC_ID
-            elif not _may_read(client, here.name):
+            elif not _may_read(client, topic_facts.name):
                 asked.errors[place] = TOPIC_REFUSED
-            elif not 0 <= number < here.partition_count:
+            elif not 0 <= number < topic_facts.partition_count:
                 asked.errors[place] = error_code(UnknownTopicOrPartitionError())
             else:
-                key = (here.topic_id, number)
-                asked.places[key] = Place(key, here.name, topic.topic_id)
+                key = (topic_facts.topic_id, number)
+                asked.places[key] = Place(key, topic_facts.name, topic.topic_id)
                 if not isinstance(part, int) and part.acknowledgement_batches:
                     asked.batches[key] = part.acknowledgement_batches
     return asked

@@ -30,7 +30,7 @@ _AHEAD_BYTES = 8 * 1024 * 1024
 """Decoded bytes of a partition that one call reads."""
 _CACHE_BYTES = 64 * 1024 * 1024
 _PARTITION_BYTES = 2 * _AHEAD_BYTES
-_BUSY_S_MAX = 1.0
+_BUSY_S_MAX = 5.0
 """How long a poll waits for a thread that reads the same partition."""
 _SEGMENTS_MAX = 64
 _NEAR = 1_024
