@@ -108,9 +108,9 @@ class Store:
         self.sqlite = address.folder is not None
         self.timeout_ms_max = math.inf  # an upper limit of the timeouts of all calls
         self._answer_limit = AnswerLimit(ClusterSettings().store_answer_timeout_ms / 1000)
-        hosts = None if self.sqlite else _hosts(self._answer_limit)
-        self.engine = engines.create_engine(address, create=create, hosts=hosts)
-        self.changes = changes_of(address, hosts)
+        self._hosts = None if self.sqlite else _hosts(self._answer_limit)
+        self.engine = engines.create_engine(address, create=create, hosts=self._hosts)
+        self.changes = changes_of(address, self._hosts)
         self._ahead = (-_CLOCK_INTERVAL_MS - 1, 0)
         self._settings: tuple[float, ClusterSettings] | None = None
         self._clock_watch = ClockWatch()
@@ -162,7 +162,7 @@ class Store:
                 with connection.begin():
                     yield connection
         except _DATABASE_ERRORS as error:
-            raise translate(error, self.address) from error
+            raise self._translate(error) from error
 
     def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
         """Return the result of `body` in a snapshot. Retry for at most `timeout_ms` while the store is unavailable.
@@ -264,13 +264,16 @@ class Store:
             except _DATABASE_ERRORS as error:
                 if not is_refusal(error):
                     in_doubt = committing or in_doubt
-                translated = translate(error, self.address)
+                translated = self._translate(error)
                 if not isinstance(translated, MetadataStoreUnavailableError if in_doubt is None else RetriableError):
                     raise translated from error
                 self._outage.failed(translated)
                 self._mend(error)
                 _back_off(attempt.number, deadline, translated)
                 attempt.number += 1
+
+    def _translate(self, error: sa.exc.DBAPIError | sa.exc.TimeoutError) -> SparkLogError:
+        return translate(error, self.address, connected_before=self._hosts is not None and self._hosts.connected)
 
     def _mend(self, error: Exception) -> None:
         """Reconnect after a lost connection or a failover; end sessions of stopped processes after a lock timeout."""
@@ -290,7 +293,7 @@ class Store:
         try:
             engines.end_silent_sessions(self.engine, SILENT_MS)
         except _DATABASE_ERRORS as error:
-            raise translate(error, self.address) from error
+            raise self._translate(error) from error
 
     def _reconnect(self) -> None:
         """Use new connections from now on, because they may reach a new primary."""

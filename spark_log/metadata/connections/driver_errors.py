@@ -42,13 +42,22 @@ _WRONG_ADDRESS = re.compile(
     r'FATAL: +(password authentication failed|(database|role) ".*" does not exist|no pg_hba.conf entry)'
     r"|no password supplied"
 )
-"""Messages of refused connections, which have no SQLSTATE, and which are not retried. The pattern is English:
-connections that are refused in another language are retried.
+"""Messages of refused connections, which have no SQLSTATE. The pattern is English: connections that are refused in
+another language are retried.
 """
+_EACH_HOST = re.compile("^- host: ", re.MULTILINE)
+"""Begin of the error of each host in psycopg's message, if the address has several hosts."""
 
 
-def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -> SparkLogError:
-    """Return spark-log's error for an error of the database or of its connection pool."""
+def translate(
+    error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object, *, connected_before: bool = False
+) -> SparkLogError:
+    """Return spark-log's error for an error of the database or of its connection pool.
+
+    A wrong address is an InvalidConfigurationError only if every host says so, because a standby that is behind does
+    not know the database yet, and only in a process that has never connected to the store: in others the address was
+    right, and they wait until the server accepts it again.
+    """
     if isinstance(error, sa.exc.TimeoutError):  # too many threads hold connections
         return MetadataStoreUnavailableError(redact(f"metadata store at {address}: {error}"))
     message = redact(f"metadata store at {address}: {error.orig}")
@@ -60,12 +69,17 @@ def translate(error: sa.exc.DBAPIError | sa.exc.TimeoutError, address: object) -
         return MetadataStoreUnavailableError(message)
     if state.startswith(_CONFLICT):
         return MetadataConflictError(message)
-    if not state and _WRONG_ADDRESS.search(message):
+    if not state and not connected_before and _is_wrong_address(message):
         hint = " (it comes from the URL, PGPASSWORD, PGPASSWORD_FILE or ~/.pgpass)" if "password" in message else ""
         return InvalidConfigurationError(f"{message.strip()}{hint}")
     if not state and isinstance(error, sa.exc.OperationalError):  # no server was reached
         return MetadataStoreUnavailableError(message)
     return MetadataStoreError(message)
+
+
+def _is_wrong_address(message: str) -> bool:
+    hosts = _EACH_HOST.split(message)[1:] or [message]
+    return all(_WRONG_ADDRESS.search(host) for host in hosts)
 
 
 def state_of(error: sa.exc.DBAPIError) -> str:

@@ -27,6 +27,8 @@ class Hosts:
 
     def __init__(self, limit: AnswerLimit) -> None:
         self.limit = limit
+        self.connected = False
+        """Whether this process has ever connected to the store."""
         self._lock = threading.Lock()
         self._order: list[tuple[str, str]] = []
         self._newest: dict[str, int] = {}
@@ -42,6 +44,7 @@ class Hosts:
             settings.update(self._places(str(settings["host"]), str(settings.get("port") or "")))
         parameters.update(password_parameter({**settings, **parameters}))
         connection = WatchedConnection.connect(**settings, **parameters)
+        self.connected = True
         connection.hosts, connection.limit = self if several else None, self.limit
         if several:
             self._move_to_the_end(before=(connection.info.host, str(connection.info.port)))

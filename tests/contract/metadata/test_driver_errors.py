@@ -1,6 +1,7 @@
 """Each class of error of the database, in each phase of a transaction: a retry, or one of our errors."""
 
 import threading
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -17,7 +18,10 @@ from spark_log.errors import (
     StorageUnavailableError,
 )
 from spark_log.metadata import tables as t
-from spark_log.metadata.address import SQLITE_FILE
+from spark_log.metadata.address import SQLITE_FILE, Address
+from spark_log.metadata.store import Store
+from tests.support.ports import free_port
+from tests.support.postgres import USER
 from tests.support.postgres_proxy import PostgresProxy
 
 RETRIED = {
@@ -252,3 +256,17 @@ def test_an_address_that_the_server_refuses_is_an_error_at_once(postgres_server,
     for call in (Cluster.open, partial(Cluster.init, log_dir="unused")):
         with pytest.raises(InvalidConfigurationError, match=r"^metadata store at .*FATAL: .*does not exist$"):
             call(address)
+
+
+def test_an_address_is_wrong_if_all_its_hosts_say_so(postgres_server, own_postgres_server):
+    """While a primary is replaced, a standby that is behind may not know the database yet."""
+
+    def read(*ports):
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        with closing(Store(Address.parse(f"postgresql+psycopg://{USER}@{hosts}/nowhere"))) as store:
+            store.read(lambda _: None, timeout_ms=0)
+
+    with pytest.raises(InvalidConfigurationError, match="does not exist"):
+        read(postgres_server.port, own_postgres_server.port)
+    with pytest.raises(MetadataStoreUnavailableError, match="does not exist"):
+        read(free_port(), own_postgres_server.port)

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidConfigurationError
+from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailableError
 from spark_log.metadata.connections.password_file import password_parameter
 from tests.support.postgres import USER, PostgresServer
 
@@ -39,8 +39,10 @@ def test_a_new_password_needs_no_restart(
     address = f"postgresql+psycopg://{USER}@127.0.0.1:{server.port}/secret_log"
     with Cluster.init(address, log_dir=str(tmp_path / "segments")) as cluster:
         server.execute(f"ALTER USER {USER} PASSWORD 'second'")
-        secret.write_text("second\n")
         cluster.store.engine.dispose()
+        with pytest.raises(MetadataStoreUnavailableError, match="password authentication failed"):
+            cluster.store.transact(lambda *_: None, timeout_ms=0)  # others wait for the new password
+        secret.write_text("second\n")
         assert len(cluster.log_dirs()) == 1
         cluster.store.changes.current()  # the listener has a connection of its own
     secret.write_text("third\n")
