@@ -84,6 +84,7 @@ def was_committed(engine: sa.Engine, token: str) -> bool:
     it again.
     """
     with engine.connect() as connection:
+        connection.detach()  # a session of a store that was upgraded meanwhile must not be used for more
         with connection.begin():
             connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")  # while the server still runs the transaction
             _driver(connection).warnings.clear()
