@@ -11,13 +11,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spark_log.metadata import tables as t
 from spark_log.metadata.schema_fence import number_of
 from tests.support.next_revision import REPOSITORY, next_revision, write_next_version
+from tests.support.python_process import PythonProcess
 
 _DEFINITIONS = "spark_log/metadata/tables/__init__.py"
-_WAIT_S = 60.0
+_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,12 @@ class Version:
 
     def start(self, log: Path, *arguments: str) -> "VersionProcess":
         """Start `python ARGUMENTS` with this version; its output goes to `log`."""
+        if self.path == REPOSITORY:
+            with log.open("ab") as output:
+                forked = PythonProcess(*arguments, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+            return VersionProcess(forked, log)
         environment = {**os.environ, "PYTHONPATH": f"{self.path}{os.pathsep}{REPOSITORY}", "PYTHONUNBUFFERED": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles the package
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -47,7 +54,7 @@ class Version:
 class VersionProcess:
     """A process of a version. A context manager, which kills it at exit."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[Any]", log: Path) -> None:
         self._process, self._log = process, log
 
     @property
