@@ -3,9 +3,9 @@
 Invariant: in each transaction of a process of revision r, `cluster.oldest_revision` <= r <= the store's revision. The
 code of revision r knows the tables then: the migrations after r are additive.
 
-SQLite: each transaction reads both numbers after BEGIN (3 us). PostgreSQL: each session reads both when it is opened,
-and holds an advisory lock that names its revision. An upgrade ends the sessions of the revisions that it excludes, so
-transactions cost nothing:
+SQLite: each transaction reads both numbers after BEGIN (10 us, 1 % of an append). PostgreSQL: each session reads both when
+it is opened, and holds an advisory lock that names its revision. An upgrade ends the sessions of the revisions that it
+excludes, so transactions cost nothing:
 
     session    in its first transaction: shared lock (_OPENING, r) until its end, shared lock (_USING, r) of the session
                after it: read the numbers
@@ -15,6 +15,7 @@ transactions cost nothing:
 """
 
 import contextlib
+import sqlite3
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from spark_log import clock
 from spark_log.errors import MetadataStoreError, MetadataStoreUnavailableError, UnsupportedVersionError
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.prepared import as_sqlalchemy
 
 if TYPE_CHECKING:
     import psycopg
@@ -37,7 +38,6 @@ _OPENING, _USING = 0x736C6701, 0x736C6702
 """The first number of an advisory lock of two; the second one is a revision."""
 
 _STORED = "SELECT version_num, oldest_revision FROM alembic_version, cluster"
-_READ = Prepared(sa.text(_STORED))
 
 _SESSIONS = sa.text(
     "SELECT pid, usename, coalesce(client_addr::text, 'this host') AS host, state IS NOT DISTINCT FROM 'idle' AS idle"
@@ -93,9 +93,14 @@ class SchemaFence:
         """Check a transaction on SQLite that has just begun. Raise UnsupportedVersionError if this process must not use
         the store.
         """
-        if not self._is_lifted:
-            [(revision, oldest)] = _READ.rows(connection, {})
-            self._check(revision, oldest)
+        if self._is_lifted:
+            return
+        driver: Any = connection.connection.dbapi_connection
+        try:
+            [(revision, oldest)] = driver.execute(_STORED)
+        except sqlite3.Error as error:
+            raise as_sqlalchemy(connection, _STORED, error) from error
+        self._check(revision, oldest)
 
     def check_session(self, connection: "psycopg.Connection[Any]") -> None:
         """Check a new session on PostgreSQL in the same way. A session that is refused is closed."""
