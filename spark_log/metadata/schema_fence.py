@@ -4,8 +4,8 @@ Invariant: in each transaction of a process of revision r, `cluster.oldest_revis
 code of revision r knows the tables then: the migrations after r are additive.
 
 SQLite: each transaction reads both numbers after BEGIN (10 us, 1 % of an append). PostgreSQL: each session reads both
-when it is opened, and holds an advisory lock that names its revision. An upgrade ends the sessions of the revisions that it
-excludes, so transactions cost nothing:
+when it is opened, and holds an advisory lock that names its revision. An upgrade ends the sessions of the
+revisions that it excludes, so transactions cost nothing:
 
     session    in its first transaction: shared lock (_OPENING, r) until its end, shared lock (_USING, r) of the session
                after it: read the numbers
