@@ -55,6 +55,8 @@ _GRACE_S = 10.0
 """How long a stopped gateway then waits for the appends that it has begun."""
 _HEALTH_S = 2.0
 _AGAIN_S = 1.0
+_REFUSED_S = 0.1
+"""How often to look whether the store was upgraded for a newer version. The gateway then ends."""
 _FORGET_S = 10.0
 """Cached records of segments that were rewritten are forgotten at the next fetch, or after this time."""
 
@@ -121,7 +123,10 @@ class Gateway:
         return None
 
     async def run(self, started: Callable[[], Any] = lambda: None) -> None:
-        """Serve until `stop` is called. `started` is called as soon as clients can connect."""
+        """Serve until `stop` is called. `started` is called as soon as clients can connect.
+
+        Raises UnsupportedVersionError when the store was upgraded for a newer version.
+        """
         services = self.services
         services.appender.start()
         services.changes.start()
@@ -132,6 +137,7 @@ class Gateway:
             asyncio.create_task(_kept(run))
             for run in (services.quotas.run, self._close_idle, self._notice_gone, self._forget_rewritten)
         ]
+        running.append(asyncio.create_task(self._stop_if_refused()))
         if self._certificates is not None:
             running.append(asyncio.create_task(_kept(self._certificates.keep)))
         try:
@@ -156,6 +162,7 @@ class Gateway:
             await self._loop.run_in_executor(None, services.appender.join, _GRACE_S)
             services.changes.stop()
             services.bulkheads.close()
+        self._cluster.store.fence.raise_refusal()
 
     def stop(self) -> None:
         """Stop gracefully: leave the list of brokers, append the received records, and close the connections."""
@@ -200,6 +207,11 @@ class Gateway:
             if connection is not None:
                 self._connections.discard(connection)
                 self.services.shares.connection_ended(connection.connection_id)
+
+    async def _stop_if_refused(self) -> None:
+        while self._cluster.store.fence.refusal is None:
+            await asyncio.sleep(_REFUSED_S)
+        self.stop()
 
     async def _close_idle(self) -> None:
         """Close the connections that have sent no whole request for connections.max.idle.ms."""

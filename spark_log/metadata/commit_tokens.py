@@ -84,11 +84,16 @@ def was_committed(engine: sa.Engine, token: str) -> bool:
     it again.
     """
     with engine.connect() as connection:
-        with connection.begin():
-            connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")  # while the server still runs the transaction
-            _driver(connection).warnings.clear()
-            committed: bool = connection.execute(sa.text(_ASK), {"token": token}).scalar_one()
-        _refuse_warnings(connection)
+        try:
+            with connection.begin():
+                connection.exec_driver_sql(
+                    "SET LOCAL lock_timeout = '5s'"
+                )  # while the server still runs the transaction
+                _driver(connection).warnings.clear()
+                committed: bool = connection.execute(sa.text(_ASK), {"token": token}).scalar_one()
+            _refuse_warnings(connection)
+        finally:
+            connection.invalidate()  # the store may have been upgraded: the session must not be used for more
     return committed
 
 

@@ -29,6 +29,7 @@ from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
 from spark_log.metadata.connections.writer_queue import WriterQueue
 from spark_log.metadata.outage import Outage
 from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.schema_fence import SchemaFence
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.store_schema import read_overrides
 
@@ -109,7 +110,8 @@ class Store:
         self.timeout_ms_max = math.inf  # an upper limit of the timeouts of all calls
         self._answer_limit = AnswerLimit(ClusterSettings().store_answer_timeout_ms / 1000)
         self._hosts = None if self.sqlite else _hosts(self._answer_limit)
-        self.engine = engines.create_engine(address, create=create, hosts=self._hosts)
+        self.fence = SchemaFence(address)
+        self.engine = engines.create_engine(address, self.fence, create=create, hosts=self._hosts)
         self.changes = changes_of(address, self._hosts)
         self._ahead = (-_CLOCK_INTERVAL_MS - 1, 0)
         self._settings: tuple[float, ClusterSettings] | None = None
@@ -302,7 +304,8 @@ class Store:
             self.changes.reconnect()
 
     def _was_committed(self, in_doubt: _InDoubt[T]) -> bool:
-        committed = commit_tokens.was_committed(self.engine, in_doubt.token)
+        with self.fence.lifted():  # an upgrade may have ended the session before the answer to its COMMIT
+            committed = commit_tokens.was_committed(self.engine, in_doubt.token)
         if not commit_tokens.may_ask(in_doubt.boot_ms):
             raise MetadataStoreUnavailableError(
                 f"metadata store at {self.address}: this process was stopped for so long that it is no longer known"

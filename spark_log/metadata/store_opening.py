@@ -9,6 +9,7 @@ from spark_log.errors import ClusterAlreadyExistsError, MetadataConflictError
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address, cluster_not_found
 from spark_log.metadata.connections import server_identity
+from spark_log.metadata.schema_fence import number_of
 from spark_log.metadata.store import Attempt, Store
 from spark_log.metadata.store_schema import read_overrides
 
@@ -34,6 +35,7 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
                 "singleton": 1,
                 "cluster_id": cluster_id,
                 "created_ms": store.clock(connection).wall_ms,
+                "oldest_revision": number_of(tables.OLDEST_REVISION),
                 "secret": secrets.token_bytes(32),
                 **server_identity.values(server_identity.of_server(connection)),
             },
@@ -41,7 +43,8 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
         fill(connection)
 
     try:
-        store.transact(create, timeout_ms=10_000, unlimited=True)
+        with store.fence.lifted():
+            store.transact(create, timeout_ms=10_000, unlimited=True)
     except BaseException as error:
         store.close()
         if isinstance(error, MetadataConflictError):
@@ -57,26 +60,27 @@ def open_store(address: Address) -> Store:
     """
     store = Store(address)
     try:
-        revision, overrides = store.read(_revision_and_settings)
-        if revision is None:
-            raise cluster_not_found(address)
-        if revision == tables.SCHEMA_REVISION:
+        with store.fence.lifted():
+            revision, overrides = store.read(_revision_and_settings)
+            if revision is None:
+                raise cluster_not_found(address)
+            if overrides is None:
+                store_schema.check_known(revision, address)
+                store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
+        if overrides is not None:
             store.keep_settings(overrides)
-        else:
-            store_schema.check_known(revision, address)
-            store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def _revision_and_settings(connection: sa.Connection) -> tuple[str | None, dict[str, str]]:
+def _revision_and_settings(connection: sa.Connection) -> tuple[str | None, dict[str, str] | None]:
     """Return the store's revision, or None if it has no cluster, and its stored settings.
 
-    The settings are empty if the store has no cluster or needs an upgrade.
+    The settings are None if this version cannot use the store as it is.
     """
     revision = store_schema.revision_of(connection)
     if store_schema.is_empty(connection, revision):
-        return None, {}
-    return revision, read_overrides(connection) if revision == tables.SCHEMA_REVISION else {}
+        return None, None
+    return revision, read_overrides(connection) if store_schema.is_usable(connection, revision) else None

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 
 from spark_log.errors import UnsupportedVersionError
-from spark_log.metadata import tables
+from spark_log.metadata import schema_fence, tables
 from spark_log.metadata.address import Address
+from spark_log.metadata.schema_fence import number_of
 from spark_log.metadata.sql_columns import CLUSTER
 
 _REVISIONS = sa.Table(
@@ -63,6 +64,17 @@ def is_empty(connection: sa.Connection, revision: str | None) -> bool:
     return connection.execute(sa.select(tables.cluster.c.cluster_id)).first() is None
 
 
+def is_usable(connection: sa.Connection, revision: str | None) -> bool:
+    """Return whether this version of spark-log may use a store of this revision as it is: it is the version's own, or a
+    newer one after additive migrations.
+    """
+    own = number_of(tables.SCHEMA_REVISION)
+    if number_of(revision) <= own:
+        return revision == tables.SCHEMA_REVISION
+    oldest: int | None = connection.execute(sa.select(CLUSTER.oldest_revision)).scalar()
+    return oldest is not None and oldest <= own
+
+
 def check_known(revision: str | None, address: Address) -> None:
     """Raise UnsupportedVersionError unless this version of spark-log can upgrade a store of this revision."""
     from spark_log.metadata import migrations  # imports Alembic, which only an upgrade needs
@@ -93,9 +105,13 @@ def upgrade(connection: sa.Connection, address: Address) -> None:
         connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext("spark-log upgrade"))))
     revision = revision_of(connection)
-    if revision != tables.SCHEMA_REVISION:
-        check_known(revision, address)
-        migrations.upgrade(connection)
+    if is_usable(connection, revision):
+        return
+    check_known(revision, address)
+    if connection.dialect.name == "postgresql":
+        schema_fence.end_sessions(connection, number_of(tables.OLDEST_REVISION))
+    migrations.upgrade(connection)
+    connection.execute(tables.cluster.update().values(oldest_revision=number_of(tables.OLDEST_REVISION)))
 
 
 def read_overrides(connection: sa.Connection) -> dict[str, str]:

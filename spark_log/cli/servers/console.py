@@ -92,7 +92,7 @@ def console(
 
         stack.enter_context(metrics_of_console(metrics_host, metrics_port, opened, tasks, health))
         while server.is_running and not stop.wait(0.2):
-            pass
+            opened.store.fence.raise_refusal()
         if not stop.is_set():
             raise StorageUnavailableError("the console's server has ended")
     say("Stopped.")

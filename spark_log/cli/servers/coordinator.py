@@ -60,6 +60,7 @@ def coordinator(
             say(f"Coordinator of {opened.store.address} is running. Ctrl-C stops it.")
             acting = False
             while not stop.wait(0.2):
+                opened.store.fence.raise_refusal()
                 if running.acting != acting:
                     acting = running.acting
                     note("It is the active coordinator." if acting else "Another coordinator is active.")

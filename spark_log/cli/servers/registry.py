@@ -33,7 +33,7 @@ def registry(
         with serving(opened, host, port) as server:
             say(f"Schema registry of {opened.store.address} at {server.url}. Ctrl-C stops it.")
             while server.is_running and not stop.wait(0.2):
-                pass
+                opened.store.fence.raise_refusal()
             if not stop.is_set():
                 raise StorageUnavailableError("the registry's server has ended")
         say("Stopped.")

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import COORDINATOR, read_lease
@@ -79,8 +81,9 @@ def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDir
     store = Store(address)
     try:
         store.timeout_ms_max = 0.2 * limit_s * 1000
-        revision = store.read(store_schema.revision_of)
-        finding = store_rules.check_schema(revision, tables.SCHEMA_REVISION, machine.own_version())
+        with store.fence.lifted():
+            revision, usable = store.read(_revision)
+        finding = store_rules.check_schema(revision, tables.SCHEMA_REVISION, machine.own_version(), usable=usable)
         if finding.severity is Severity.OK:
             cluster = Cluster(store)
             return cluster, list(cluster.log_dirs().values()), finding
@@ -89,6 +92,12 @@ def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDir
         raise
     store.close()
     return None, [], finding
+
+
+def _revision(connection: sa.Connection) -> tuple[str | None, bool]:
+    """Return the store's revision, and whether this version may use the store as it is."""
+    revision = store_schema.revision_of(connection)
+    return revision, revision is not None and store_schema.is_usable(connection, revision)
 
 
 def _checks(

@@ -93,10 +93,14 @@ def store_failure(failure: Exception) -> Finding:
     return error(STORE, f"the metadata store cannot be used: {' '.join(text.split())}", remedy)
 
 
-def check_schema(revision: str | None, known: str, spark_log: str) -> Finding:
-    """Compare the store's revision with the one of this version of spark-log."""
+def check_schema(revision: str | None, known: str, spark_log: str, *, usable: bool) -> Finding:
+    """Compare the store's revision with the one of this version, which may use the store as it is if `usable`."""
     if revision == known:
         return ok(SCHEMA, f"revision {revision}, which spark-log {spark_log} uses")
+    if usable:
+        return ok(
+            SCHEMA, f"revision {revision} of a newer version, beside which spark-log {spark_log} ({known}) may run"
+        )
     if revision is None:
         return error(SCHEMA, "the database has no cluster", "correct --cluster, or create one with `spark-log init`")
     if not revision.startswith("v"):
@@ -114,7 +118,7 @@ def check_schema(revision: str | None, known: str, spark_log: str) -> Finding:
     return warning(
         SCHEMA,
         f"revision {revision} is older than {known}, which spark-log {spark_log} uses; not upgraded by this command",
-        "back up the store, stop clients of the older version, and run `spark-log status`, which upgrades it",
+        "back up the store, and run `spark-log status`, which upgrades it; older clients may be refused then",
     )
 
 

@@ -24,8 +24,9 @@ _LOGGED_LENGTH_MAX = 20_000
 """Longer error messages are cut off: they may quote a request, and old versions have strings of up to 32,767 bytes."""
 
 _INSTEAD: dict[str, type[kafka.KafkaError]] = {
-    # the store or its disk is unavailable: clients try again
+    # the store or its disk is unavailable, or this process must not use it any more: clients try again
     "MetadataStoreUnavailableError": kafka.CoordinatorNotAvailableError,
+    "UnsupportedVersionError": kafka.CoordinatorNotAvailableError,
     "StorageUnavailableError": kafka.NotEnoughReplicasError,
     "DiskFullError": kafka.NotEnoughReplicasError,
     "SchemaRegistryUnavailableError": kafka.RequestTimedOutError,
@@ -62,7 +63,7 @@ INTERNAL: dict[str, str] = {
     "CoordinatorNotAvailableError": "the server could not do it now",
     "NotCoordinatorError": "another server has taken over",
     "NotControllerError": "another server has taken over",
-    "UnsupportedVersionError": "this is not supported",
+    "UnsupportedVersionError": "this server is replaced by one of a newer version",
 }
 """Texts for clients, by names of errors whose own texts may name paths, servers or SQL. The log has the own texts."""
 _ANY_OTHER = "the server has failed"

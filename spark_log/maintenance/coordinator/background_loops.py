@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from spark_log.errors import UnsupportedVersionError, redact
 from spark_log.metadata.store import Store
 from spark_log.replication.replicas.followers import Followers
 
@@ -18,7 +19,8 @@ class BackgroundLoops:
     """Daemon threads, of which each calls one function until `request_stop`.
 
     A function returns the seconds to wait before its next call. If it raises, the error is logged, and it is called
-    again after a second. A function that blocks, for example on a disk that hangs, does not delay the others.
+    again after a second. A function that blocks, for example on a disk that hangs, does not delay the others. All end
+    with UnsupportedVersionError, because the store was upgraded for a newer version.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,6 +36,11 @@ class BackgroundLoops:
             while not self.stopping.is_set():
                 try:
                     pause_s = step()
+                except UnsupportedVersionError as error:
+                    if not self.stopping.is_set():
+                        self.stopping.set()
+                        logger.error("%s ends: %s", self._name, redact(str(error)))
+                    return
                 except Exception:
                     logger.exception("%s: %s failed", self._name, name)
                     pause_s = _AGAIN_S

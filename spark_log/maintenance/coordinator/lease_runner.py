@@ -10,7 +10,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, Lease, lease_status
 from spark_log.config import ClusterSettings
-from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
+from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, UnsupportedVersionError, redact
 from spark_log.facts.metrics.task_runs import TaskRun, TaskRunBuffer, TaskRuns
 from spark_log.failpoints import failpoint
 from spark_log.maintenance.coordinator.background_loops import BackgroundLoops
@@ -119,6 +119,8 @@ class LeaseRunner:
                 logger.info("%s: term %s begins", self.lease, self._lease.epoch)
                 self._wake_tasks()
             free_s = math.inf if self.acting else self._until_free_s()
+        except UnsupportedVersionError:
+            raise
         except Exception as error:  # the lease must be tried again, whatever the error is
             logger.warning("%s: the lease was not renewed: %s", self.lease, redact(str(error)))
             free_s = math.inf
@@ -151,6 +153,8 @@ class LeaseRunner:
             notes = task.run(context)
             self._failures.pop(task.name, None)
             done(None, notes or ())
+        except UnsupportedVersionError:
+            raise
         except (NotCoordinatorError, NotControllerError):
             logger.info("%s: the term has ended during: %s", self.lease, task.name)
         except Exception as error:

@@ -26,6 +26,7 @@ from spark_log.metadata.connections import sqlite_connections
 from spark_log.metadata.connections.server_identity import ask_server
 from spark_log.metadata.connections.write_ahead_log import BYTES_MAX
 from spark_log.metadata.prepared import LastChanges, Prepared
+from spark_log.metadata.schema_fence import SchemaFence
 
 if TYPE_CHECKING:
     from spark_log.metadata.connections.postgresql_connection import Hosts
@@ -54,16 +55,18 @@ _END_SILENT = sa.text(
 )
 
 
-def create_engine(address: Address, *, create: bool = False, hosts: "Hosts | None" = None) -> sa.Engine:
+def create_engine(
+    address: Address, fence: SchemaFence, *, create: bool = False, hosts: "Hosts | None" = None
+) -> sa.Engine:
     """Return an engine for `address`. With `create`, the SQLite file may be created. PostgreSQL needs `hosts`.
 
     Raise ClusterNotFoundError if there is no SQLite file, UnsupportedStoreError if it is on a network file system, and
     InvalidConfigurationError if PostgreSQL would be reached over a network without verified TLS.
     """
     if address.folder:
-        return _sqlite_engine(address, address.folder, create)
+        return _sqlite_engine(address, address.folder, fence, create)
     assert hosts is not None
-    return _postgresql_engine(address, hosts)
+    return _postgresql_engine(address, fence, hosts)
 
 
 def begin_write(connection: sa.Connection) -> sa.Connection:
@@ -78,7 +81,7 @@ def is_write(connection: sa.Connection) -> bool:
     return bool(connection.get_execution_options().get(_WRITES, False))
 
 
-def _sqlite_engine(address: Address, folder: Path, create: bool) -> sa.Engine:
+def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: bool) -> sa.Engine:
     refuse_network_file_system(folder, Path("/proc/mounts").read_text())
     path = folder / SQLITE_FILE
     if not create and not path.is_file():
@@ -110,11 +113,12 @@ def _sqlite_engine(address: Address, folder: Path, create: bool) -> sa.Engine:
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         (_BEGIN_WRITE if is_write(connection) else _BEGIN).run(connection, [{}])
+        fence.check_transaction(connection)
 
     return engine
 
 
-def _postgresql_engine(address: Address, hosts: "Hosts") -> sa.Engine:
+def _postgresql_engine(address: Address, fence: SchemaFence, hosts: "Hosts") -> sa.Engine:
     import psycopg  # slow to import
 
     check_transport(address)
@@ -142,13 +146,15 @@ def _postgresql_engine(address: Address, hosts: "Hosts") -> sa.Engine:
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT current_setting('fsync'), current_setting('synchronous_commit'),"
-                " current_setting('full_page_writes'), pg_is_in_recovery()"
+                f" current_setting('full_page_writes'), pg_is_in_recovery(), {fence.admission}"
             )
-            fsync, synchronous_commit, full_page_writes, in_recovery = cursor.fetchone()
+            fsync, synchronous_commit, full_page_writes, in_recovery, admitted = cursor.fetchone()
         connection.rollback()
         if in_recovery:
             # it may be promoted soon; SQLAlchemy treats this error as a failure to connect
             raise psycopg.OperationalError("this PostgreSQL server is a standby in recovery; name the primary")
+        if not admitted:
+            raise psycopg.OperationalError("a newer spark-log upgrades the metadata store now")
         if fsync != "on" or full_page_writes != "on":
             raise UnsupportedStoreError(
                 f"{address}: fsync is {fsync} and full_page_writes is {full_page_writes}; both must be on,"
@@ -162,6 +168,7 @@ def _postgresql_engine(address: Address, hosts: "Hosts") -> sa.Engine:
         identity = ask_server(connection, record.info, address)
         if identity is not None:
             hosts.refuse_old_primary(connection, identity.system_identifier, identity.timeline)
+        fence.check_session(connection)
 
     return engine
 

@@ -1,8 +1,13 @@
 """Alembic migrations of the metadata store, run inside the caller's transaction.
 
 A new store is created with the tables of `metadata/tables/`; a migration changes only stores of earlier releases.
-To change a table: change `metadata/tables/`, add `versions/v<n>.py` with the difference, and set
-`metadata.tables.SCHEMA_REVISION`.
+To change a table: change `metadata/tables/`, add `versions/v<n>.py` with the difference, and set SCHEMA_REVISION and
+OLDEST_REVISION of `metadata.tables`.
+
+After a migration with `additive = True`, processes of the revision before it go on. It adds tables, or columns with a
+default, and changes the meaning neither of what that code reads nor of what it writes. After any other migration, that
+code is refused (`metadata/schema_fence.py`). To remove a column while old processes run, let one release stop using it,
+and remove it in a later one.
 """
 
 import threading

@@ -48,6 +48,7 @@ from spark_log.metadata.tables.segments_tables import blob, segment
 from spark_log.metadata.tables.transactions_tables import transaction, transaction_offset, transaction_segment
 
 __all__ = [
+    "OLDEST_REVISION",
     "SCHEMA_REVISION",
     "acl",
     "blob",
@@ -97,5 +98,8 @@ __all__ = [
     "write_id",
 ]
 
-SCHEMA_REVISION = "v7"
+SCHEMA_REVISION = "v8"
 """The Alembic revision that this code reads and writes: the newest one in `migrations/versions`."""
+
+OLDEST_REVISION = "v7"
+"""The revision of the oldest code that may use a store of SCHEMA_REVISION: all migrations after it are additive."""

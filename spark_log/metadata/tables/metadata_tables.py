@@ -55,6 +55,12 @@ cluster = _table(
         "store clock; when the coordinator accepted the promotion of a standby",
         nullable=True,
     ),
+    column(
+        "oldest_revision",
+        Integer,
+        "number of the oldest schema revision whose code may use this store; every version reads it, so it stays",
+        server_default=text("0"),
+    ),
     column("secret", LargeBinary, "random; from it come the salts that users who do not exist are shown"),
     comment="The cluster that this store describes.",
 )

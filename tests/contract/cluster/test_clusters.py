@@ -1,6 +1,5 @@
 """Clusters: creation, addresses, upgrades of their stores, log dirs."""
 
-import shutil
 import threading
 import time
 
@@ -34,6 +33,7 @@ from spark_log.metadata.store import Store
 from spark_log.metadata.store_opening import create_store, open_store
 from spark_log.metadata.store_schema import revision_of
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.next_revision import become_next_version
 from tests.support.records import LARGE, SMALL_BLOBS, table
 from tests.support.stores import rows_of
 from tests.support.topics import find
@@ -114,14 +114,19 @@ def test_init_opens_an_existing_cluster_if_asked(cluster_address, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("revision", "message"), [("v9", r"'v9'.*newer"), ("0013", r"before the first release.*spark-log init")]
+    ("revision", "message"), [("v99", r"'v99'.*newer"), ("0013", r"before the first release.*spark-log init")]
 )
 def test_store_of_an_unknown_revision_is_refused_and_left_unchanged(cluster, cluster_address, revision, message):
-    cluster.store.transact(lambda c, _: c.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{revision}'"))
-    before = rows_of(cluster)
-    with pytest.raises(UnsupportedVersionError, match=message):
-        Cluster.open(cluster_address)
-    assert rows_of(cluster) == before
+    def change(connection, _attempt):
+        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{revision}'")
+        connection.exec_driver_sql("UPDATE cluster SET oldest_revision = 99")
+
+    cluster.store.transact(change)
+    with cluster.store.fence.lifted():
+        before = rows_of(cluster)
+        with pytest.raises(UnsupportedVersionError, match=message):
+            Cluster.open(cluster_address)
+        assert rows_of(cluster) == before
 
 
 def test_schema_revision_is_the_head_of_the_migrations(cluster):
@@ -139,40 +144,15 @@ FIRST_RELEASE_LACKS = [
     ("cluster", "synchronous"),
     ("cluster", "promoted_ms"),
     ("retired_file", "fresh"),
+    ("cluster", "oldest_revision"),
 ]
 
 
-@pytest.fixture
-def newer_version(tmp_path, monkeypatch):
-    """From now on this process is a version of spark-log with one more migration: table broker has a column zone."""
-    folder = tmp_path / "migrations"
-    shutil.copytree(migrations.FOLDER, folder)
-    (folder / "versions" / "next_zone.py").write_text(
-        f"""
-import sqlalchemy as sa
-from alembic import op
-
-revision = "next"
-down_revision = "{t.SCHEMA_REVISION}"
-
-
-def upgrade():
-    op.add_column("broker", sa.Column("zone", sa.Text(), nullable=False, server_default="none"))
-"""
-    )
-
-    def become():
-        monkeypatch.setattr(migrations, "FOLDER", folder)
-        monkeypatch.setattr(t, "SCHEMA_REVISION", "next")
-
-    return become
-
-
-def test_opening_a_store_of_an_earlier_release_upgrades_it(cluster, cluster_address, newer_version):
+def test_opening_a_store_of_an_earlier_release_upgrades_it(cluster, cluster_address, tmp_path, monkeypatch):
     topic = create_topic(cluster, "t")
-    newer_version()
+    revision = become_next_version(tmp_path, monkeypatch)
     with Cluster.open(cluster_address) as upgraded:
-        assert upgraded.store.read(revision_of) == "next"
+        assert upgraded.store.read(revision_of) == revision
         assert find(upgraded, "t") == topic
         with upgraded.store.snapshot() as connection:
             assert connection.exec_driver_sql("SELECT zone FROM broker").scalars().all() == ["none"]
@@ -229,10 +209,11 @@ def test_store_of_the_first_release_gets_the_columns_of_this_one(cluster, cluste
         assert columns() == made
 
 
-def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_server, newer_version, monkeypatch):
+def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_server, tmp_path, monkeypatch):
     address = Address.parse(postgres_server.create_database())
-    old = create_store(address, "c")
-    newer_version()
+    create_store(address, "c").close()
+    revision = become_next_version(tmp_path, monkeypatch)
+    watching = Store(address)
     upgrade, deadline_s, outcomes = migrations.upgrade, time.monotonic() + 20, []
 
     def upgrade_until_another_waits(connection):
@@ -240,9 +221,10 @@ def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_serve
         upgrade(connection)
         waiting = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted"
         here = " AND datname = current_database()"
-        while not old.read(lambda connection: connection.exec_driver_sql(waiting + here).scalar_one()):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        with watching.fence.lifted():
+            while not watching.read(lambda connection: connection.exec_driver_sql(waiting + here).scalar_one()):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
 
     monkeypatch.setattr(migrations, "upgrade", upgrade_until_another_waits)
 
@@ -259,8 +241,8 @@ def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_serve
     for thread in threads:
         thread.join(timeout=120)
     assert outcomes == [None] * 3
-    assert old.read(revision_of) == "next"
-    old.close()
+    assert watching.read(revision_of) == revision
+    watching.close()
 
 
 def test_a_log_dir_of_an_unknown_broker_is_refused(cluster, tmp_path):

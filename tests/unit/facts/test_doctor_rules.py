@@ -138,7 +138,11 @@ def test_folder_of_sqlite(change: dict[str, Any], expected: list[Severity]) -> N
     ("revision", "expected"), [("v7", OK), ("v6", WARNING), ("v8", ERROR), ("0012", ERROR), (None, ERROR)]
 )
 def test_schema(revision: str | None, expected: list[Severity]) -> None:
-    assert severities([check_schema(revision, "v7", "0.1.0")]) == expected
+    assert severities([check_schema(revision, "v7", "0.1.0", usable=False)]) == expected
+
+
+def test_a_newer_schema_may_be_usable() -> None:
+    assert severities([check_schema("v8", "v7", "0.1.0", usable=True)]) == OK
 
 
 @pytest.mark.parametrize(("ahead_ms", "uncertain_ms", "expected"), [

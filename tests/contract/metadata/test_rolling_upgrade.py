@@ -1,0 +1,213 @@
+"""Gateways, coordinators and producers of an older version run under load while those of a newer one are started beside
+them: every acknowledged record is in the log, once.
+"""
+
+import itertools
+import json
+import threading
+import time
+from contextlib import ExitStack
+
+import confluent_kafka as rdkafka
+import pytest
+
+from spark_log.metadata import tables as t
+from spark_log.metadata.schema_fence import number_of
+from tests.support.numbered_producer import value
+from tests.support.ports import free_port
+from tests.support.rolling_reader import wait_until
+from tests.support.versions import earlier_version, next_version, previous_version, this_version
+
+MORE = 50
+"""Acknowledgements of a client that show that it goes on."""
+
+CREATE = """
+import sys
+from spark_log import Admin
+from spark_log.cluster.cluster import Cluster
+Cluster.init(sys.argv[1], log_dir=sys.argv[2] if "://" in sys.argv[1] else None).close()
+with Admin(cluster=sys.argv[1]) as admin:
+    admin.create_topics({"t": {"num_partitions": 3}})
+"""
+
+READ_ALL = """
+import json, sys
+from spark_log import Consumer
+from kafka import TopicPartition
+with Consumer(cluster=sys.argv[1], auto_offset_reset="earliest") as consumer:
+    ends = consumer.end_offsets([TopicPartition("t", number) for number in range(3)])
+    consumer.assign(list(ends))
+    while any(consumer.position(partition) < end for partition, end in ends.items()):
+        for records in consumer.poll(timeout_ms=1_000).values():
+            for record in records:
+                print(json.dumps([record.value.decode().rpartition("-")[0], record.partition, record.offset]))
+"""
+
+
+class Acknowledged:
+    """`places` has the partition and offset of each acknowledged record, by its name and number."""
+
+    def __init__(self):
+        self.places, self.times_s, self.failed = {}, [], []
+
+    def wait_for_more(self):
+        count = len(self.places) + MORE
+        wait_until(lambda: len(self.places) >= count, f"acknowledgements; failures: {self.failed[:3]}")
+
+    def longest_gap_s(self):
+        return max(later - earlier for earlier, later in itertools.pairwise(self.times_s))
+
+
+class KafkaProducer:
+    """A producer of librdkafka, which knows all gateways."""
+
+    def __init__(self, ports):
+        self.acknowledged = Acknowledged()
+        self._servers = ",".join(f"127.0.0.1:{port}" for port in ports)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        client = rdkafka.Producer(
+            {"bootstrap.servers": self._servers, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
+        )
+        for number in itertools.count():
+            if self._stopped.is_set():
+                break
+            client.produce(
+                "t",
+                value("kafka", number),
+                on_delivery=lambda error, message, number=number: self._delivered(number, error, message),
+            )
+            client.poll(0.01)
+        client.flush(60)
+
+    def _delivered(self, number, error, message):
+        if error is not None:
+            self.acknowledged.failed.append(str(error))
+            return
+        self.acknowledged.places[f"kafka-{number}"] = [message.partition(), message.offset()]
+        self.acknowledged.times_s.append(time.monotonic())
+
+    def finish(self):
+        self._stopped.set()
+        self._thread.join(timeout=120)
+
+
+class Cluster:
+    """Starts the processes of versions on one cluster."""
+
+    def __init__(self, stack, folder, address):
+        self._stack, self._folder, self.address = stack, folder, address
+
+    def start(self, version, name, *command):
+        process = version.start(self._folder / f"{name}.log", "-m", "spark_log", *command, "--cluster", self.address)
+        return self._stack.enter_context(process)
+
+    def gateway(self, version, port):
+        return self.start(version, f"gateway-{port}", "gateway", "--listen", f"127.0.0.1:{port}")
+
+    def producer(self, version, name):
+        module = "tests.support.steady_producer"
+        process = version.start(self._folder / f"{name}.log", "-m", module, self.address, "t", name, "all")
+        return SteadyProducer(self._stack.enter_context(process), name)
+
+    def run(self, version, name, *arguments):
+        return version.run(self._folder / f"{name}.log", *arguments)
+
+
+class SteadyProducer:
+    """A Producer of a version. `acknowledged` reads the output of its process."""
+
+    def __init__(self, process, name):
+        self._process, self._name = process, name
+
+    @property
+    def acknowledged(self):
+        found = Acknowledged()
+        for line in self._process.output.splitlines():
+            kind, number, *rest = line.split(" ", 3)
+            if kind == "acked":
+                found.places[f"{self._name}-{number}"] = list(map(int, rest))
+            elif kind == "failed":
+                found.failed.append(line)
+        return found
+
+    def wait_for_more(self):
+        count = len(self.acknowledged.places) + MORE
+        wait_until(lambda: len(self.acknowledged.places) >= count, "acknowledgements")
+
+    def finish(self):
+        self._process.end_input()
+        assert self._process.wait() == 0
+
+
+CASES = [
+    pytest.param(("previous", "sqlite"), id="previous-sqlite", marks=pytest.mark.long),
+    pytest.param(("earlier", "postgres"), id="earlier-postgres", marks=pytest.mark.long),
+    pytest.param(("next", "postgres"), id="next-postgres"),
+]
+
+
+@pytest.fixture(params=CASES)
+def case(request, tmp_path):
+    """An older and a newer version, and the address of the cluster."""
+    name, store = request.param
+    if name == "next":
+        older, newer = this_version(), next_version(tmp_path)
+    else:
+        older, newer = {"previous": previous_version, "earlier": earlier_version}[name](tmp_path), this_version()
+        if older is None:
+            pytest.skip("the checkout has no history: git archive cannot get the older version")
+    if store == "sqlite":
+        return older, newer, str(tmp_path / "cluster")
+    return older, newer, request.getfixturevalue("postgres_server").create_database()
+
+
+def test_versions_side_by_side(case, tmp_path):
+    older, newer, address = case
+    goes_on = newer == this_version() and older.revision >= number_of(t.OLDEST_REVISION)
+    if not goes_on and older.revision < 8:
+        pytest.skip(f"a process of revision v{older.revision} is not refused, and must be stopped before the upgrade")
+    with ExitStack() as stack:
+        cluster = Cluster(stack, tmp_path, address)
+        cluster.run(older, "create", "-c", CREATE, address, str(tmp_path / "log-dir"))
+        ports = free_port(), free_port()
+        old_gateway = cluster.gateway(older, ports[0])
+        old_coordinator = cluster.start(older, "coordinator", "coordinator")
+        old_producer = cluster.producer(older, "old")
+        old_gateway.wait_for("listens on")
+        old_coordinator.wait_for("is running")
+        kafka = KafkaProducer(ports)
+        stack.callback(kafka.finish)
+        old_producer.wait_for_more()
+        kafka.acknowledged.wait_for_more()
+
+        new_gateway = cluster.gateway(newer, ports[1])  # upgrades the store
+        new_gateway.wait_for("listens on")
+        new_producer = cluster.producer(newer, "new")
+        if goes_on:
+            old_producer.wait_for_more()
+            assert old_gateway.running and old_coordinator.running
+            assert old_gateway.end() == old_coordinator.end() == 0
+        else:
+            for process in (old_gateway, old_coordinator):
+                assert process.wait() == 1
+                assert "install the newer spark-log here" in process.output.splitlines()[-1]
+            wait_until(lambda: old_producer.acknowledged.failed, "an error of the old producer")
+            assert "UnsupportedVersionError" in old_producer.acknowledged.failed[0]
+        new_producer.wait_for_more()
+        kafka.acknowledged.wait_for_more()
+        assert new_gateway.running
+        for each in (old_producer, new_producer, kafka):
+            each.finish()
+        print("longest gap of the Kafka client:", kafka.acknowledged.longest_gap_s(), "s")
+        assert not kafka.acknowledged.failed and not new_producer.acknowledged.failed
+        stored = {}
+        for line in cluster.run(newer, "read", "-c", READ_ALL, address).splitlines():
+            record, *place = json.loads(line)
+            assert stored.setdefault(record, place) == place, f"{record} is there twice"
+        for client in (old_producer, new_producer, kafka):
+            for record, place in client.acknowledged.places.items():
+                assert stored[record] == place
