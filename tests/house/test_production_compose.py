@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -71,6 +72,18 @@ def test_prometheus_asks_all_services_with_metrics() -> None:
     [targets] = [each["targets"] for job in settings["scrape_configs"] for each in job["static_configs"]]
     serving = {name for name, service in SERVICES.items() if "--metrics-port=9404" in service.get("command", [])}
     assert set(targets) == {f"{name}:9404" for name in serving}
+
+
+def test_commands_of_the_guide_name_services_and_programs() -> None:
+    guide = (DOCKER.parent / "docs" / "guides" / "docker.md").read_text()
+    commands = re.findall(r"^docker compose (.*)$", guide, re.MULTILINE)
+    assert len(commands) == 5
+    for words in (shlex.split(command, comments=True) for command in commands):
+        assert words[:4] == ["-p", "spark-log", "-f", "docker/compose.production.yaml"]
+        if words[4] != "up":
+            assert words[5] in SERVICES
+        if words[4] == "exec":
+            assert Path(sys.executable).with_name(words[6]).exists()
 
 
 class Cluster:
