@@ -186,6 +186,7 @@ def test_its_commands_make_a_cluster_with_tls_and_users(cluster: Cluster) -> Non
         )
         client.produce("events", b"hello")
         assert client.flush(60) == 0
+        del client  # its threads would try to reach the gateway that ends
     consume = ["spark-log", "consume", "events", "--from", "earliest", "--values"]
     done = subprocess.run(consume, env=environment, capture_output=True, check=True, timeout=60)
     assert done.stdout == b"hello\n"
