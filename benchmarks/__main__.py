@@ -20,7 +20,7 @@ SETS = {
     "typed": ("benchmarks.typed", "benchmarks.typed_writes"),
     "transactions": ("benchmarks.transactions",),
     "queues": ("benchmarks.queues",),
-    "scale": ("benchmarks.scale", "benchmarks.writers"),
+    "scale": ("benchmarks.scale", "benchmarks.writers", "benchmarks.sizing_rows", "benchmarks.sizing"),
     "gateway": ("benchmarks.gateway", "benchmarks.quotas"),
     "console": ("benchmarks.console_search", "benchmarks.console_pages"),
     "real-time": ("benchmarks.real_time",),

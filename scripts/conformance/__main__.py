@@ -9,6 +9,7 @@ from pathlib import Path
 from scripts.conformance.applications import applications
 from scripts.conformance.bank import bank
 from scripts.conformance.consumer_groups import consumer_groups
+from scripts.conformance.debezium import debezium
 from scripts.conformance.franz_go import franz_go
 from scripts.conformance.kafka_python import kafka_python
 from scripts.conformance.kafka_security import kafka_security
@@ -29,6 +30,7 @@ SUITES: dict[str, Callable[[Path], list[Result]]] = {
     "consumer-groups": consumer_groups,
     "other-clients": other_clients,
     "applications": applications,
+    "debezium": debezium,
     "bank": bank,
     "share-groups": share_groups,
 }

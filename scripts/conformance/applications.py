@@ -1,15 +1,12 @@
 """Kafka Connect and Kafka Streams, whose groups assign by themselves: what they do on a gateway and on a broker."""
 
 import contextlib
-import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +14,13 @@ import kafka
 from kafka.admin import NewTopic
 from kafka.protocol.admin import DescribeGroupsRequest
 
+from scripts.conformance.connect_worker import create_connector, java, rest, until, worker
 from scripts.conformance.results import Result
 from scripts.conformance.servers import broker, gateway
 from spark_log.gateway.groups.streams_group_requests import REFUSAL
 from tests.support.gateway_wire import WireConnection
-from tests.support.kafka_jars import applications_class_path
 from tests.support.ports import free_port
 
-WAIT_S = 180.0
 _PROGRAM = Path(__file__).parent / "clients" / "WordCount.java"
 _LINES = [f"line {number}" for number in range(100)]
 _TEXT = [f"{'abc'[number % 3]} {'xy'[number % 2]}" for number in range(60)]
@@ -61,12 +57,12 @@ def _connect(address: str, folder: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         ports = [free_port(), free_port()]
-        workers = [stack.enter_context(_worker(address, folder, port)) for port in ports]
+        workers = [stack.enter_context(worker(address, folder, port)) for port in ports]
         for port in ports:
-            _until(lambda port=port: _rest(port, "/connectors") == [])  # type: ignore[misc]
+            until(lambda port=port: rest(port, "/connectors") == [])  # type: ignore[misc]
         _create(ports[0], "source", "Source", {"file": str(source), "topic": "copied"})
         _create(ports[1], "sink", "Sink", {"file": str(sink), "topics": "copied"})
-        _until(lambda: _lines_of(sink) == _LINES[:50])
+        until(lambda: _lines_of(sink) == _LINES[:50])
         seen["a file is copied through a topic"] = _lines_of(sink)
         seen["tasks run on both workers"] = sorted({_worker_of(ports[0], name) for name in ("source", "sink")}) == [
             f"127.0.0.1:{port}" for port in sorted(ports)
@@ -75,11 +71,11 @@ def _connect(address: str, folder: Path) -> dict[str, Any]:
         workers[0].kill()
         with source.open("a") as file:
             file.write("".join(f"{line}\n" for line in _LINES[50:]))
-        _until(lambda: _lines_of(sink)[-1:] == _LINES[-1:])
+        until(lambda: _lines_of(sink)[-1:] == _LINES[-1:])
         seen["the other worker takes over"] = sorted(set(_lines_of(sink)), key=_LINES.index)
-        with _worker(address, folder, ports[0]):
-            _until(lambda: sorted(_rest(ports[0], "/connectors") or ()) == ["sink", "source"])
-            seen["configs are found after a restart"] = _rest(ports[0], "/connectors/source/config")["connector.class"]
+        with worker(address, folder, ports[0]):
+            until(lambda: sorted(rest(ports[0], "/connectors") or ()) == ["sink", "source"])
+            seen["configs are found after a restart"] = rest(ports[0], "/connectors/source/config")["connector.class"]
     return seen
 
 
@@ -94,20 +90,20 @@ def _streams(address: str, folder: Path, guarantee: str) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         programs = [stack.enter_context(_word_count(address, folder / f"{guarantee}-{n}", guarantee)) for n in range(2)]
         _produce(address, _TEXT[:30])
-        _until(lambda: _counts(address) == half)
+        until(lambda: _counts(address) == half)
         seen[f"{guarantee}: words are counted"] = _counts(address)
         seen[f"{guarantee}: the group"] = _described(address, "word-count")
         programs[0].kill()
         _produce(address, _TEXT[30:])
-        _until(lambda: all(int(count) >= int(wanted[word]) for word, count in _counts(address).items()))
+        until(lambda: all(int(count) >= int(wanted[word]) for word, count in _counts(address).items()))
         if guarantee != "at_least_once":  # the lines since the last commit may count twice
             seen[f"{guarantee}: the other instance takes over, and restores the counts"] = _counts(address)
-    _until(lambda: _described(address, "word-count")["members"] == 0)
+    until(lambda: _described(address, "word-count")["members"] == 0)
     topics = sorted(name for name in admin.list_topics() if not name.startswith("__"))
     seen[f"{guarantee}: the topics of the application"] = [name for name in topics if name.startswith("word-count")]
     admin.delete_groups(["word-count"])
     admin.delete_topics([name for name in topics if name.startswith(("word-count", "lines", "counts"))])
-    _until(lambda: "lines" not in admin.list_topics())
+    until(lambda: "lines" not in admin.list_topics())
     admin.close()
     return seen
 
@@ -118,7 +114,7 @@ def _streams_group(address: str, folder: Path) -> Result:
         admin.create_topics([NewTopic("lines", 2, 1), NewTopic("counts", 2, 1)])
     log = folder / "streams.log"
     with _word_count(address, folder / "streams", "at_least_once", "streams"):
-        _until(lambda: any(line.startswith("failed: ") for line in _lines_of(log)))
+        until(lambda: any(line.startswith("failed: ") for line in _lines_of(log)))
     [failure] = {line for line in _lines_of(log) if line.startswith("failed: ")}
     if REFUSAL not in failure:
         print(f"--- group.protocol=streams: gateway\n{failure}\n", file=sys.stderr)
@@ -126,74 +122,16 @@ def _streams_group(address: str, folder: Path) -> Result:
 
 
 @contextlib.contextmanager
-def _java(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
-    command = [str(java), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", applications_class_path(), *arguments]
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
-    try:
-        yield process
-    except TimeoutError:
-        print(f"--- {log.name}\n{log.read_text()[-6000:]}", file=sys.stderr)
-        raise
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def _worker(address: str, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    storage = {
-        f"{name}.storage.{key}": value
-        for name in ("config", "offset", "status")
-        for key, value in (("topic", f"connect-{name}"), ("replication.factor", "1"))
-    }
-    settings = {
-        "bootstrap.servers": address, "group.id": "connect-cluster", **storage,
-        "offset.storage.partitions": "2", "status.storage.partitions": "2", "listeners": f"http://127.0.0.1:{port}",
-        "rest.advertised.host.name": "127.0.0.1", "offset.flush.interval.ms": "500",
-        "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-        "value.converter": "org.apache.kafka.connect.storage.StringConverter",
-        "session.timeout.ms": "6000", "heartbeat.interval.ms": "1000", "scheduled.rebalance.max.delay.ms": "1000",
-        "consumer.auto.offset.reset": "earliest", "plugin.discovery": "only_scan",
-        "consumer.session.timeout.ms": "6000", "consumer.heartbeat.interval.ms": "1000",
-    }  # fmt: skip
-    properties = folder / f"worker-{port}.properties"
-    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    with _java(
-        folder / f"worker-{port}.log", "org.apache.kafka.connect.cli.ConnectDistributed", str(properties)
-    ) as run:
-        yield run
-
-
-@contextlib.contextmanager
 def _word_count(address: str, state: Path, guarantee: str, *group_protocol: str) -> Iterator[subprocess.Popen[bytes]]:
     shutil.rmtree(state, ignore_errors=True)
     log = state.with_suffix(".log")
-    with _java(log, str(_PROGRAM), address, str(state), guarantee, *group_protocol) as run:
+    with java(log, str(_PROGRAM), address, str(state), guarantee, *group_protocol) as run:
         yield run
 
 
-def _rest(port: int, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    """The answer of a worker; None if it does not serve now."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-    except OSError:
-        return None
-
-
 def _create(port: int, name: str, kind: str, config: Mapping[str, str]) -> None:
-    full = {"connector.class": f"org.apache.kafka.connect.file.FileStream{kind}Connector", "tasks.max": "1", **config}
-    _until(
-        lambda: _rest(port, "/connectors", {"name": name, "config": full}) or name in (_rest(port, "/connectors") or ())
-    )
+    kind = f"org.apache.kafka.connect.file.FileStream{kind}Connector"
+    create_connector(port, name, {"connector.class": kind, "tasks.max": "1", **config})
 
 
 def _worker_of(port: int, connector: str) -> str:
@@ -201,11 +139,11 @@ def _worker_of(port: int, connector: str) -> str:
     found: list[str] = []
 
     def running() -> bool:
-        tasks = (_rest(port, f"/connectors/{connector}/status") or {}).get("tasks", [])
+        tasks = (rest(port, f"/connectors/{connector}/status") or {}).get("tasks", [])
         found[:] = [task["worker_id"] for task in tasks if task["state"] == "RUNNING"]
         return len(found) == 1
 
-    _until(running)
+    until(running)
     return found[0]
 
 
@@ -246,11 +184,3 @@ def _counts(address: str) -> dict[str, str]:
             found.update((record.key.decode(), record.value.decode()) for record in records)
     consumer.close()
     return found
-
-
-def _until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not reached in {WAIT_S:.0f} s")
-        time.sleep(0.3)

@@ -18,6 +18,8 @@ CONNECT_FILE_VERSION = "4.3.1"
 """Version of the connectors of files, for the worker of Kafka Connect that the tools bring. Maven Central has none of
 version 4.4.0."""
 CONNECT_FILE = (f"org.apache.kafka:connect-file:{CONNECT_FILE_VERSION}",)
+DEBEZIUM_VERSION = "3.6.1.Final"
+DEBEZIUM = (f"io.debezium:debezium-connector-postgres:{DEBEZIUM_VERSION}",)
 CONNECTOR = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -41,6 +43,11 @@ def applications_class_path() -> str:
     streams = _folder(f"streams-{KAFKA_VERSION}", STREAMS, "org.apache.kafka:kafka-clients")
     files = _folder(f"connect-file-{CONNECT_FILE_VERSION}", CONNECT_FILE, "")
     return f"{streams}/*:{broker_class_path()}:{files}/*"
+
+
+def debezium_class_path() -> str:
+    """Class path of Debezium's connector for PostgreSQL, for a worker of Kafka Connect."""
+    return f"{_folder(f'debezium-{DEBEZIUM_VERSION}', DEBEZIUM, 'org.apache.kafka:*,org.slf4j:*')}/*"
 
 
 def connector_jars() -> str:

@@ -12,7 +12,7 @@ have are ignored; the last of several fields with the same name counts.
     BINARY      a string in base64 (RFC 4648, section 4, with padding)
     TIMESTAMP   a string in ISO 8601 with a date of the years 1 to 9999: `2026-11-22T16:50:00.123456+01:00`. T may be a
                 space; without a zone it is UTC, without a time midnight; digits below microseconds are cut off
-    DATE        a string such as 2026-11-22
+    DATE        a string such as 2026-11-22 or 2026-11-22Z
     STRUCT, ARRAY, MAP   an object, an array, an object
 
 Each record is decoded to an object of a class that is created for the schema; msgspec checks the types while it parses.

@@ -13,6 +13,8 @@ from spark_log.log.columns.types import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, 
 
 _UTC = pa.timestamp("us", "UTC")
 _DATE = r"^(\d{4}-\d\d-\d\d)$"
+_DATE_IN_UTC = r"^(\d{4}-\d\d-\d\d)Z$"
+"""As Debezium writes dates with time.precision.mode=isostring."""
 _NO_ZONE = r"^(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d){0,2}(?:\.\d+)?)$"
 _NANOSECONDS = r"(\.\d{6})\d+"
 _TIMESTAMP = (
@@ -26,7 +28,8 @@ def json_leaf(kind: pa.DataType) -> Leaf:
     if kind == _UTC:
         return Leaf(_timestamps, "not an ISO 8601 time of the years 1 to 9999", _matching(_TIMESTAMP))
     if kind == pa.date32():
-        return Leaf(_dates, "not a date of the years 1 to 9999 such as 2026-11-22", _matching(_DATE))
+        dates = _matching(f"{_DATE}|{_DATE_IN_UTC}")
+        return Leaf(_dates, "not a date of the years 1 to 9999 such as 2026-11-22", dates)
     if pa.types.is_decimal(kind):
         return Leaf(_decimals(kind), f"not a number that {type_ddl(kind)} holds exactly")
     return Leaf(lambda values: pa.array(values, kind), f"not a {type_ddl(kind)}")
@@ -50,7 +53,12 @@ def _timestamps(values: Values) -> pa.Array:
 
 
 def _dates(values: Values) -> pa.Array:
-    return _within(pa.array(values, pa.string()).cast(pa.date32()), pa.int32(), FIRST_DATE, LAST_DATE)
+    texts = pa.array(values, pa.string())
+    try:
+        dates = texts.cast(pa.date32())
+    except pa.ArrowInvalid:
+        dates = pc.replace_substring_regex(texts, _DATE_IN_UTC, r"\1").cast(pa.date32())
+    return _within(dates, pa.int32(), FIRST_DATE, LAST_DATE)
 
 
 def _within(times: pa.Array, number: pa.DataType, first: int, last: int) -> pa.Array:

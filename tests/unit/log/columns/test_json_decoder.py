@@ -97,6 +97,8 @@ def outcome(kind: str, text: str) -> Any:
         ("TIMESTAMP", '"now"', "a: not an ISO 8601 time of the years 1 to 9999"),
         ("TIMESTAMP", "1763805600", "a: expected TIMESTAMP, got a number"),
         ("DATE", '"2024-02-29"', datetime.date(2024, 2, 29)),
+        ("DATE", '"2026-11-22Z"', datetime.date(2026, 11, 22)),
+        ("DATE", '"2026-02-29Z"', "a: not a date of the years 1 to 9999 such as 2026-11-22"),
         ("DATE", '"2026-02-29"', "a: not a date of the years 1 to 9999 such as 2026-11-22"),
         ("DATE", '"0000-01-01"', "a: not a date of the years 1 to 9999 such as 2026-11-22"),
         ("DATE", '"2026-11-22T10:00:00Z"', "a: not a date of the years 1 to 9999 such as 2026-11-22"),
