@@ -9,7 +9,7 @@ share partition (sorted by group, topic and number), partition (sorted by topic 
 """
 
 from spark_log.metadata.tables.append_tables import producer, producer_batch, spark_batch, write_id
-from spark_log.metadata.tables.cluster_tables import broker, lease, log_dir, topic
+from spark_log.metadata.tables.cluster_tables import broker, lease, log_dir, store, topic
 from spark_log.metadata.tables.controller_tables import reassignment
 from spark_log.metadata.tables.definition import metadata
 from spark_log.metadata.tables.gateway_tables import gateway
@@ -87,6 +87,7 @@ __all__ = [
     "share_delayed",
     "share_partition",
     "spark_batch",
+    "store",
     "subject_config",
     "subject_version",
     "topic",
@@ -97,5 +98,5 @@ __all__ = [
     "write_id",
 ]
 
-SCHEMA_REVISION = "v7"
+SCHEMA_REVISION = "v8"
 """The Alembic revision that this code reads and writes: the newest one in `migrations/versions`."""
