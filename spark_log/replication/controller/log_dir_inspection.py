@@ -69,7 +69,8 @@ hang are waited for one after the other.
 
 @dataclass(frozen=True)
 class LogDirAnswer:
-    """The result of inspecting a log dir. `failure` is None if it answers. An `empty` one has no files, or no marker of this store.
+    """The result of inspecting a log dir. `failure` is None if it answers. An `empty` one has no files, or no
+    marker of this store.
 
     `counter` is that of its marker, or -1 if it has no marker, or one with a former id.
     """

@@ -97,8 +97,9 @@ def create_topic(
 
     `store` is the name of the store that gets its partitions, by default the cluster setting topic.default.store.
 
-    Raises StoreNotFoundError, InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ), InvalidPartitionsError,
-    InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal topics).
+    Raises StoreNotFoundError, InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ),
+    InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal
+    topics).
     """
     validate_user_topic(name, "create")
     return _create_topic(
