@@ -229,6 +229,12 @@ def topics_of_store(
     return {TopicId(row.topic_id): StatedTopic(_topic_of(row), row.state) for row in connection.execute(query)}
 
 
+def topics_with_name(connection: sa.Connection, name: str) -> list[TopicId]:
+    """Return the ids of the topics with this name, or with one that Kafka counts as the same, in whichever state."""
+    query = sa.select(TOPIC.topic_id).where(TOPIC.collision_key == collision_key(name))
+    return [TopicId(topic_id) for topic_id in connection.execute(query).scalars()]
+
+
 def set_live(connection: sa.Connection, topic_id: int) -> bool:
     """End the creation of a topic. Returns whether it was being created."""
     here = (TOPIC.topic_id == topic_id, TOPIC.state == CREATING)

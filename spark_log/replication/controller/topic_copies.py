@@ -29,11 +29,13 @@ from spark_log.cluster.topics import (
     delete_topic_row,
     delete_topic_rows,
     insert_copy,
+    set_deleting,
     set_live,
     set_overrides,
     set_partition_count,
     set_replication_factor,
     topics_of_store,
+    topics_with_name,
 )
 from spark_log.errors import SparkLogError, redact
 from spark_log.failpoints import failpoint
@@ -92,6 +94,8 @@ def _create(data: Cluster, topic: Topic) -> None:
     def create(connection: sa.Connection, _attempt: Attempt) -> None:
         if topics_of_store(connection, data.store_id, topic.topic_id):
             return  # another process was first
+        for deleted in topics_with_name(connection, topic.name):  # home has freed the name; `follow` deletes the rows
+            set_deleting(connection, deleted)
         loads = read_loads(connection, data.store.clock(connection))
         placement = place_replicas(loads, topic.partition_count, topic.replication_factor)
         insert_copy(connection, topic)

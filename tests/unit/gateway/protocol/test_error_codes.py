@@ -58,7 +58,7 @@ TOLD = {
     "LogTruncationError", "CommitFailedError", "InvalidTxnStateError", "TransactionAbortableError",
     "InvalidTransactionTimeoutError", "InvalidProducerIdMappingError", "TransactionalIdNotFoundError",
     "ProducerFencedError", "OutOfOrderSequenceNumberError", "UnknownProducerIdError", "WriteIdExpiredError",
-    "DuplicateBrokerRegistrationError", "BrokerIdNotRegisteredError", "InvalidReplicationAssignmentError",
+    "DuplicateBrokerRegistrationError", "BrokerIdNotRegisteredError", "CrossStoreTransactionError", "InvalidReplicationAssignmentError",
     "NoReassignmentInProgressError", "ElectionNotNeededError", "PreferredLeaderNotAvailableError",
     "EligibleLeadersNotAvailableError", "UnknownMemberIdError", "IllegalGenerationError", "FencedInstanceIdError",
     "InconsistentGroupProtocolError", "RebalanceInProgressError", "InvalidGroupIdError", "InvalidSessionTimeoutError",
