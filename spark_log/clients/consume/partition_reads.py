@@ -1,6 +1,7 @@
 """Reads positions and plans from the store for `subscription`, and opens streams for `buffers`."""
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -38,7 +39,8 @@ _SEGMENTS_MIN, _SEGMENTS_MAX = 8, 500
 class Fetching:
     """Fetches for one consumer. Not thread-safe."""
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, closed: threading.Event) -> None:
+        """`closed` is set when the consumer is closed."""
         self.buffers = Buffers(Limits(settings.fetch_max_bytes, settings.max_partition_fetch_bytes))
         self.fetcher = Fetcher({})
         self.unknown: set[TopicPartition] = set()
@@ -47,7 +49,7 @@ class Fetching:
         self.fetch_s = self.fetch_s_max = 0.0
         self.short_bytes = 0
         """Stored bytes that the last `fetch` found but did not open, because they are fewer than fetch_min_bytes."""
-        self._stores = PartitionStores(cluster)
+        self._stores = PartitionStores(cluster, closed)
         self._settings = settings
         self._known: dict[ids.TopicId, Topic] = {}
         self._columns: tuple[str, ...] | None = None

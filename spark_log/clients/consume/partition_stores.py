@@ -1,35 +1,36 @@
-"""Finds the store of each partition that a consumer reads, and reads a store that fails less often."""
+"""Finds the store of each partition that a consumer reads, and leaves out stores that do not answer."""
 
 import logging
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from kafka.structs import TopicPartition
 
-from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
-from spark_log.errors import RetriableError, redact
+from spark_log.errors import RetriableError, SparkLogError, redact
 from spark_log.ids import HOME, StoreId
+from spark_log.process import start_thread
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_FACTOR = 10
-_PAUSE_S_MIN, _PAUSE_S_MAX = 0.1, 30.0
+_PROBE_S = 0.5
 
 
 class PartitionStores:
     """The stores of topics. For one thread.
 
-    In a cluster with one store it does nothing. With several, a store that does not answer is not asked again for ten
-    times the time that the attempt took, so that it takes at most a tenth of the time of the others.
+    A data store that does not answer delays one call: afterwards a thread asks it, and it is left out until it answers.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, closed: threading.Event) -> None:
+        """`closed` ends the threads."""
         self._cluster = cluster
         self._of_topics: dict[str, StoreId] = {}
-        self._asked_s: dict[StoreId, float] = {}
-        """The time before which a store that failed is not asked again."""
+        self._failed: dict[StoreId, threading.Thread | None] = {}
+        """The data stores that are left out, with the threads that ask them."""
+        self._closed = closed
 
     def of(self, partitions: Collection[TopicPartition]) -> Iterator[tuple[Cluster, list[TopicPartition]]]:
         """Yield the partitions of each store that is to be asked now, with the cluster as that store has it.
@@ -45,24 +46,32 @@ class PartitionStores:
         by_store: dict[StoreId, list[TopicPartition]] = {}
         for partition in partitions:
             by_store.setdefault(self._of_topics.get(partition.topic, HOME), []).append(partition)
-        now_s = clock.monotonic_s()
         for store_id in sorted(by_store):
-            if now_s >= self._asked_s.get(store_id, 0):
+            if store_id not in self._failed:
                 with self.attempt(store_id):
                     yield self._cluster.at(store_id), by_store[store_id]
 
     @contextmanager
     def attempt(self, store_id: StoreId) -> Iterator[None]:
-        """Surround a read of a store. An error of a data store that may end by itself is logged."""
-        began_s = clock.monotonic_s()
+        """Surround a read of a store. After an error that may end by itself, a data store is left out for a while."""
         try:
             yield
         except RetriableError as error:
             if store_id == HOME:
                 raise
-            pause_s = min(max(_PAUSE_FACTOR * (clock.monotonic_s() - began_s), _PAUSE_S_MIN), _PAUSE_S_MAX)
-            self._asked_s[store_id] = clock.monotonic_s() + pause_s
-            logger.warning("store %s: tried again in %.1f s: %s", store_id, pause_s, redact(str(error)))
+            logger.warning("store %s: its topics are left out until it answers: %s", store_id, redact(str(error)))
+            self._failed[store_id] = None
+            self._failed[store_id] = start_thread(lambda: self._probe(store_id), f"spark-log-probe-{store_id}")
+
+    def _probe(self, store_id: StoreId) -> None:
+        while not self._closed.wait(_PROBE_S):
+            try:
+                self._cluster.at(store_id).store.read(lambda _: None, timeout_ms=0)
+            except SparkLogError:
+                continue
+            logger.warning("store %s answers again", store_id)
+            del self._failed[store_id]
+            return
 
     def forget(self, topics: Collection[str]) -> None:
         """Look these topics up again: they were deleted, and may be created again in another store."""

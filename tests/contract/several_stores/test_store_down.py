@@ -6,6 +6,7 @@ import pytest
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
 from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailableError, UnsupportedStoreError
 from spark_log.log.append.rules import Appended
@@ -28,6 +29,7 @@ def far(postgres_server, own_postgres_server, tmp_path):
 
 
 def test_a_store_that_hangs_delays_only_its_topics(far, own_postgres_server):
+    alter_settings(far, {"store.answer.timeout.ms": "2000"})
     address = far.store.address.with_password
     got, sent = [], {}
     with (
