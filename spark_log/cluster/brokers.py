@@ -165,7 +165,8 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
         values = {"served": False, "holder": None, "lease_until_ms": None, "lease_clock_epoch": None}
         connection.execute(t.broker.update().where(BROKER.broker_id == broker_id).values(values))
 
-    cluster.store.transact(embed, announce=True)
+    for store_id in reversed(cluster.store_ids()):
+        cluster.at(store_id).store.transact(embed, announce=True)
 
 
 def list_brokers(cluster: Cluster) -> list[BrokerStatus]:

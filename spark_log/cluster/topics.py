@@ -107,6 +107,8 @@ _TOPIC_COLUMNS = (
 )
 LIVE, CREATING, DELETING = "live", "creating", "deleting"
 """States of a topic. Only live ones are found by these functions (`topic_copies`)."""
+IS_LIVE: sa.ColumnElement[bool] = sa.literal_column(f"'{LIVE}'") == TOPIC.state
+"""The condition in SQL, without a parameter, as prepared statements need it."""
 
 
 def _topic_of(row: Any) -> Topic:
@@ -129,7 +131,7 @@ def find_topics(
     """Return by name those of these topics that exist, or all topics for None. `lock` locks their rows for update; with
     `skip_locked`, topics that another transaction has locked are left out.
     """
-    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.state == LIVE).order_by(TOPIC.topic_id)
+    query = sa.select(*_TOPIC_COLUMNS).where(IS_LIVE).order_by(TOPIC.topic_id)
     if names is not None:  # no topic has an illegal name, and a database may refuse it (NUL, lone surrogates)
         query = query.where(TOPIC.name.in_([name for name in names if is_legal(name)]))
     if lock:
@@ -139,13 +141,13 @@ def find_topics(
 
 def topics_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, Topic]:
     """Return the topics with these ids that still exist, by id."""
-    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids), TOPIC.state == LIVE)
+    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids), IS_LIVE)
     return {row.topic_id: _topic_of(row) for row in connection.execute(query)}
 
 
 def topics_of_uuids(connection: sa.Connection, uuids: Collection[str]) -> dict[str, Topic]:
     """Return the topics with these uuids (Kafka's topic ids), by uuid."""
-    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.uuid.in_(uuids), TOPIC.state == LIVE)
+    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.uuid.in_(uuids), IS_LIVE)
     return {row.uuid: _topic_of(row) for row in connection.execute(query)}
 
 
@@ -161,7 +163,7 @@ def unknown_topic(
     connection: sa.Connection, name: str, advice: str = " (`spark-log topic list` shows those that exist)"
 ) -> UnknownTopicOrPartitionError:
     """Return the error for an unknown topic. It names an existing topic with a similar name, or else has `advice`."""
-    names = connection.scalars(sa.select(TOPIC.name).where(TOPIC.state == LIVE).limit(_NAMES_COMPARED_MAX)).all()
+    names = connection.scalars(sa.select(TOPIC.name).where(IS_LIVE).limit(_NAMES_COMPARED_MAX)).all()
     similar = difflib.get_close_matches(str(name), names, 1)  # callers may pass anything
     hint = f" (did you mean {similar[0]!r}?)" if similar else advice
     return UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition{hint}")

@@ -2,9 +2,14 @@
 
 import pytest
 
-from spark_log import Consumer, Producer
+from spark_log import Consumer, Producer, ShareConsumer
 from spark_log.cluster.topics import find_topics
-from spark_log.errors import StoreNotFoundError, TopicAlreadyExistsError
+from spark_log.errors import (
+    CrossStoreTransactionError,
+    IllegalArgumentError,
+    StoreNotFoundError,
+    TopicAlreadyExistsError,
+)
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -69,3 +74,16 @@ def test_clients_use_topics_of_all_stores(stores):
                 read.setdefault(partition, []).extend(int(record.value) for record in records)
         consumer.commit()
     assert read == {TopicPartition(topic, 0): list(range(100)) for topic in ("near", "far")}
+
+
+def test_transactions_and_share_groups_refuse_topics_of_data_stores(stores):
+    address = stores.store.address.with_password
+    create_topic(stores, "far", store="east")
+    with Producer(cluster=address, transactional_id="t") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        with pytest.raises(CrossStoreTransactionError):
+            producer.send("far", b"x").get(30)
+        producer.abort_transaction()
+    with ShareConsumer("far", cluster=address, group_id="s") as consumer, pytest.raises(IllegalArgumentError):
+        consumer.poll(5_000)
