@@ -37,6 +37,7 @@ SparkLogError
     │   GroupMaxSizeReachedError, GroupAssignmentTooLargeError, InvalidRegularExpressionError
     ├── NonEmptyGroupError, GroupIdNotFoundError, GroupSubscribedToTopicError, OffsetMetadataTooLargeError,
     │   IllegalArgumentError, InvalidRecordStateError, DeadLetterTopicError
+    ├── StoreNotFoundError, CrossStoreTransactionError
     ├── ResourceNotFoundError, DuplicateResourceError, UnacceptableCredentialError, UnsupportedSaslMechanismError,
     │   SecurityDisabledError
     └── CorruptRecordError, UnsafePathError, LogDirMismatchError, DeltaNotInstalledError,
@@ -686,6 +687,20 @@ class IllegalArgumentError(FatalError):
     """An argument is not valid, for example a negative offset.
 
     Remedy: correct the argument that the message names.
+    """
+
+
+class StoreNotFoundError(FatalError):
+    """The cluster has no data store of this name or number.
+
+    Remedy: `spark-log store list` shows the stores; `spark-log store add` adds one.
+    """
+
+
+class CrossStoreTransactionError(FatalError):
+    """A transaction, or a request that is atomic, would change topics of several metadata stores.
+
+    Remedy: keep the topics of one transaction in the home store (`spark-log topic describe` shows the store of each).
     """
 
 

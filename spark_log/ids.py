@@ -5,6 +5,12 @@ from typing import NamedTuple, NewType
 TopicId = NewType("TopicId", int)
 """Key of a topic in the metadata store. Never reused: a recreated topic gets another one."""
 
+StoreId = NewType("StoreId", int)
+"""Number of a metadata store of the cluster."""
+HOME = StoreId(0)
+"""The home store, which every cluster has."""
+HOME_NAME = "home"
+
 BrokerId = NewType("BrokerId", int)
 LogDirId = NewType("LogDirId", int)
 

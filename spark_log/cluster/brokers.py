@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import open_log_dir
 from spark_log.cluster.log_dir_uris import normalise_uri, refuse_overlap, refuse_percent_sign
+from spark_log.cluster.stores import copy_to_stores
 from spark_log.config.values import can_be_stored
 from spark_log.errors import (
     BrokerIdNotRegisteredError,
@@ -96,6 +97,7 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
     except BaseException:
         remove_broker(cluster, broker_id)
         raise
+    copy_to_stores(cluster)
 
 
 def remove_broker(cluster: Cluster, broker_id: int) -> None:
@@ -122,7 +124,8 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
         connection.execute(t.log_dir.delete().where(LOG_DIR.broker_id == broker_id))
         connection.execute(t.broker.delete().where(BROKER.broker_id == broker_id))
 
-    cluster.store.transact(remove)
+    for store_id in reversed(cluster.store_ids()):  # home last: what a failure leaves is copied from it again
+        cluster.at(store_id).store.transact(remove)
 
 
 def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
@@ -146,6 +149,7 @@ def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
         change_log_dirs(connection, [info.log_dir_id], LOG_DIR.uuid == info.uuid, uri=new)
 
     cluster.store.transact(relocate, announce=True)
+    copy_to_stores(cluster)
 
 
 def embed_broker(cluster: Cluster, broker_id: int) -> None:
@@ -161,7 +165,8 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
         values = {"served": False, "holder": None, "lease_until_ms": None, "lease_clock_epoch": None}
         connection.execute(t.broker.update().where(BROKER.broker_id == broker_id).values(values))
 
-    cluster.store.transact(embed, announce=True)
+    for store_id in reversed(cluster.store_ids()):
+        cluster.at(store_id).store.transact(embed, announce=True)
 
 
 def list_brokers(cluster: Cluster) -> list[BrokerStatus]:

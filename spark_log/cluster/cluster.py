@@ -1,20 +1,31 @@
-"""A cluster consists of one metadata store and the log dirs of its brokers."""
+"""A cluster consists of its metadata stores and the log dirs of its brokers.
 
+Most clusters have one store, the home store. `Cluster.open` opens it, and `Cluster.of` gives the same cluster as the
+store of a topic has it: all code that works on partitions takes such an object (`store_directory`).
+"""
+
+import threading
 import uuid
+from collections import defaultdict
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import MARKER, LogDir, LogDirInfo, Marker, open_log_dir
 from spark_log.cluster.log_dir_uris import local_uri, normalise_uri, refuse_overlap, refuse_percent_sign
 from spark_log.cluster.new_file import make_root
+from spark_log.cluster.store_directory import ADDING, find_store_of_id, find_stores
 from spark_log.errors import ClusterAlreadyExistsError, InvalidConfigurationError, LogDirMismatchError, redact
-from spark_log.ids import BrokerId, LogDirId
+from spark_log.ids import HOME, BrokerId, LogDirId, StoreId
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.sql_columns import BROKER, CLUSTER, LOG_DIR
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store
 from spark_log.metadata.store_opening import create_store, open_store
+
+if TYPE_CHECKING:
+    from spark_log.cluster.topics import Topic
 
 FIRST_BROKER = BrokerId(1)
 
@@ -28,9 +39,13 @@ class Cluster:
     >>> cluster = Cluster.init("postgresql+psycopg://me@db/log", log_dir="s3://bucket/log")   # doctest: +SKIP
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, *, store_id: StoreId = HOME, home: "Cluster | None" = None) -> None:
+        self.store, self.store_id = store, store_id
+        self.home = home or self
+        """The cluster as the home store has it."""
         self._checked: dict[LogDirInfo, LogDir] = {}
+        self._at: dict[StoreId, Cluster] = {}
+        self._opening: defaultdict[StoreId, threading.Lock] = defaultdict(threading.Lock)
 
     @classmethod
     def init(cls, address: str, *, log_dir: str | None = None, if_not_exists: bool = False) -> "Cluster":
@@ -109,6 +124,36 @@ class Cluster:
 
     def close(self) -> None:
         self.store.close()
+        for each in list(self._at.values()):
+            each.store.close()
+
+    def at(self, store_id: StoreId) -> "Cluster":
+        """Return the cluster as this store has it. A data store is opened at the first call, and closed with home.
+
+        Raises StoreNotFoundError, StoreChangedError if the database is not that store, and the errors of `open`.
+        """
+        home = self.home
+        if store_id == HOME:
+            return home
+        opened = home._at.get(store_id)
+        if opened is not None:
+            return opened
+        with home._opening[store_id]:  # one that does not answer delays only its own users
+            if store_id not in home._at:
+                info = home.store.read(lambda connection: find_store_of_id(connection, store_id))
+                store = open_store(Address.parse(info.address_to_open()), store_id=store_id, cluster_id=home.cluster_id)
+                home.store.include(store)
+                home._at[store_id] = Cluster(store, store_id=store_id, home=home)
+            return home._at[store_id]
+
+    def of(self, topic: "Topic") -> "Cluster":
+        """Return the cluster as the store of the topic has it."""
+        return self if topic.store_id == self.store_id else self.at(topic.store_id)
+
+    def store_ids(self) -> list[StoreId]:
+        """Return the stores of the cluster, home first, without those that are being added."""
+        stores = self.home.store.read(find_stores)
+        return [HOME, *(each.store_id for each in stores if each.state != ADDING)]
 
     @cached_property
     def cluster_id(self) -> str:
@@ -119,7 +164,10 @@ class Cluster:
         t = tables.log_dir
         query = sa.select(t.c.log_dir_id, t.c.broker_id, t.c.uri, t.c.uuid).order_by(t.c.log_dir_id)
         rows = self.store.read(lambda c: c.execute(query).all(), timeout_ms=timeout_ms)
-        return {LogDirId(i): LogDirInfo(i, broker, self.absolute(uri), uuid_) for i, broker, uri, uuid_ in rows}
+        return {
+            LogDirId(i): LogDirInfo(i, broker, self.absolute(uri), uuid_, self.store_id)
+            for i, broker, uri, uuid_ in rows
+        }
 
     def absolute(self, uri: str) -> str:
         """Return the URI that pyarrow.fs accepts for a value of column log_dir.uri."""

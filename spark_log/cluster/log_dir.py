@@ -38,10 +38,12 @@ from spark_log.errors import (
     redact,
     storage_error,
 )
-from spark_log.ids import BrokerId, LogDirId
+from spark_log.ids import HOME, BrokerId, LogDirId, StoreId
 
 MARKER = "spark_log_dir.json"
-_MARKER_TEMPORARY = f".{MARKER}.tmp"
+"""The marker file of the home store. Each data store has its own, and decides in which state a log dir comes back."""
+_MARKER = re.compile(r"spark_log_dir(-[0-9]+)?\.json")
+_MARKER_TEMPORARY = re.compile(rf"\.{_MARKER.pattern}\.tmp")
 _TRIAL = ".spark_log_trial"
 _TRIAL_BYTES_MAX = 64 * 1024 * 1024
 _TRIAL_MS_MAX = 3_600_000
@@ -70,6 +72,8 @@ class LogDirInfo:
     broker_id: BrokerId
     uri: str
     uuid: str
+    store_id: StoreId = HOME
+    """The store whose marker has this uuid."""
 
     def __repr__(self) -> str:
         return f"LogDirInfo(log_dir_id={self.log_dir_id}, broker_id={self.broker_id}, uri={redact(self.uri)!r})"
@@ -88,6 +92,11 @@ class Entry:
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
+
+
+def marker_name(store_id: StoreId) -> str:
+    """Return the name of the marker file of a store."""
+    return MARKER if store_id == HOME else MARKER.replace(".", f"-{store_id}.")
 
 
 def topic_folder(topic: str, uuid: str) -> str:
@@ -115,8 +124,10 @@ class LogDir:
     or object store that cannot be read or written raises StorageUnavailableError.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, store_id: StoreId = HOME) -> None:
+        """The marker file is that of the store `store_id`."""
         self.uri = uri
+        self._marker = marker_name(store_id)
         try:
             self._opened, self._root = fs.FileSystem.from_uri(uri)
         except (pa.ArrowInvalid, ValueError) as error:
@@ -285,33 +296,46 @@ class LogDir:
 
     def read_marker(self) -> Marker | None:
         """Read the marker file. Returns None if there is none. Raises LogDirMismatchError if it is not valid."""
-        with self._storage_errors(MARKER):
+        return self._read_marker(self._marker)
+
+    def markers(self) -> list[Marker]:
+        """Return the markers of all stores. Raises LogDirMismatchError if one of them is not valid."""
+        names = [name for name in self._names_at_top() if _MARKER.fullmatch(name)]
+        return [marker for name in names if (marker := self._read_marker(name)) is not None]
+
+    def _read_marker(self, name: str) -> Marker | None:
+        with self._storage_errors(name):
             try:
-                with self._fs.open_input_file(f"{self._root}/{MARKER}") as file:
+                with self._fs.open_input_file(f"{self._root}/{name}") as file:
                     content = file.read()
             except FileNotFoundError:
                 return None
         try:
             return Marker(**json.loads(content))
         except (ValueError, TypeError) as error:
-            raise LogDirMismatchError(f"log dir {redact(self.uri)}: its {MARKER} is not readable: {error}") from error
+            raise LogDirMismatchError(f"log dir {redact(self.uri)}: its {name} is not readable: {error}") from error
 
     def write_marker(self, marker: Marker) -> None:
-        with self._storage_errors(MARKER):
+        with self._storage_errors(self._marker):
             if self.local:
                 make_root(Path(self._root))
-                Path(self._root, _MARKER_TEMPORARY).unlink(missing_ok=True)  # left by a killed process
-        file = self.create(MARKER)
-        with self._storage_errors(MARKER):
+                Path(self._root, f".{self._marker}.tmp").unlink(missing_ok=True)  # left by a killed process
+        file = self.create(self._marker)
+        with self._storage_errors(self._marker):
             file.write(json.dumps(asdict(marker)).encode())
             file.commit()
 
     def empty(self) -> bool:
-        """Whether the log dir has no files or folders besides a marker and trial files, or does not exist."""
+        """Whether the log dir has no files or folders besides markers and trial files, or does not exist."""
+        return all(
+            _MARKER.fullmatch(name) or _MARKER_TEMPORARY.fullmatch(name) or _TRIAL in name
+            for name in self._names_at_top()
+        )
+
+    def _names_at_top(self) -> list[str]:
         with self._storage_errors("its folder"):
             infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        ours = (MARKER, _MARKER_TEMPORARY)
-        return all(info.base_name in ours or _TRIAL in info.base_name for info in infos)
+        return [info.base_name for info in infos]
 
     def exists(self) -> bool:
         """Whether its folder exists. In an object store every prefix does."""
@@ -378,7 +402,8 @@ class LogDir:
         marker = self.read_marker()
         if marker is None:
             raise LogDirMismatchError(
-                f"log dir {redact(self.uri)} has no {MARKER}: it is empty, not mounted on this host, or was never made"
+                f"log dir {redact(self.uri)} has no {self._marker}: it is empty, not mounted on this host, or was"
+                " never made"
             )
         if marker.uuid != uuid:
             raise LogDirMismatchError(
@@ -425,6 +450,6 @@ def open_log_dir(info: LogDirInfo) -> LogDir:
 
     Raises LogDirMismatchError if the id differs, StorageUnavailableError if the log dir cannot be read.
     """
-    directory = LogDir(info.uri)
+    directory = LogDir(info.uri, info.store_id)
     directory.verify(info.uuid)
     return directory

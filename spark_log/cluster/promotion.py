@@ -23,8 +23,6 @@ from spark_log.metadata.store import Attempt, Store
 logger = logging.getLogger(__name__)
 
 BEAT_MS = 10_000
-_FILE = "store-0.beat"
-"""The file in each log dir with the number of the last beat. The 0 in its name is the number of the store."""
 
 
 def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
@@ -54,7 +52,7 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
         if log_dir_id not in online:
             continue
         try:
-            file = cluster.log_dir(info).replace(_FILE)
+            file = cluster.log_dir(info).replace(_file_of(cluster))
             file.write(str(number).encode())
             file.commit()
         except (SparkLogError, OSError) as error:
@@ -104,12 +102,17 @@ def _beats_of_log_dirs(cluster: Cluster) -> list[int | None]:
         try:
             log_dir = cluster.log_dir(info)
             log_dir.verify(info.uuid)
-            counters.append(int(b"".join(map(bytes, log_dir.read_blocks(_FILE)))))
+            counters.append(int(b"".join(map(bytes, log_dir.read_blocks(_file_of(cluster))))))
         except CorruptRecordError:
             counters.append(None)
         except (SparkLogError, OSError, ValueError) as error:
             logger.info("log dir %s shows no beat: %s", redact(info.uri), redact(str(error)))
     return counters
+
+
+def _file_of(cluster: Cluster) -> str:
+    """Return the name of the file in each log dir with the number of the last beat of the store."""
+    return f"store-{cluster.store_id}.beat"
 
 
 def _online(store: Store) -> list[int]:

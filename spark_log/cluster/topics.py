@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -15,7 +15,7 @@ from spark_log.cluster.log_dir import topic_folder
 from spark_log.cluster.names import collision_key, is_legal
 from spark_log.config import TopicConfig, canonical
 from spark_log.errors import UnknownTopicOrPartitionError
-from spark_log.ids import TopicId
+from spark_log.ids import HOME, StoreId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.sql_columns import TOPIC
@@ -40,6 +40,8 @@ class Topic:
     created_ms: int
     typed_columns: str | None = None
     """The value of column topic.typed_columns."""
+    store_id: StoreId = HOME
+    """The store that has its partitions."""
 
     @property
     def columns(self) -> "TopicColumns | None":
@@ -60,6 +62,13 @@ class Topic:
     def folder(self) -> str:
         """Return the name of the topic's folder in every log dir."""
         return topic_folder(self.name, self.uuid)
+
+
+class StatedTopic(NamedTuple):
+    """A topic in the home store, and its state there."""
+
+    topic: Topic
+    state: str
 
 
 @lru_cache(maxsize=1024)
@@ -94,7 +103,12 @@ _TOPIC_COLUMNS = (
     TOPIC.configs,
     TOPIC.created_ms,
     TOPIC.typed_columns,
+    TOPIC.store_id,
 )
+LIVE, CREATING, DELETING = "live", "creating", "deleting"
+"""States of a topic. Only live ones are found by these functions (`topic_copies`)."""
+IS_LIVE: sa.ColumnElement[bool] = sa.literal_column(f"'{LIVE}'") == TOPIC.state
+"""The condition in SQL, without a parameter, as prepared statements need it."""
 
 
 def _topic_of(row: Any) -> Topic:
@@ -107,6 +121,7 @@ def _topic_of(row: Any) -> Topic:
         {} if row.configs == "{}" else canonical(json.loads(row.configs)),
         row.created_ms,
         row.typed_columns,
+        StoreId(row.store_id),
     )
 
 
@@ -116,7 +131,7 @@ def find_topics(
     """Return by name those of these topics that exist, or all topics for None. `lock` locks their rows for update; with
     `skip_locked`, topics that another transaction has locked are left out.
     """
-    query = sa.select(*_TOPIC_COLUMNS).order_by(TOPIC.topic_id)
+    query = sa.select(*_TOPIC_COLUMNS).where(IS_LIVE).order_by(TOPIC.topic_id)
     if names is not None:  # no topic has an illegal name, and a database may refuse it (NUL, lone surrogates)
         query = query.where(TOPIC.name.in_([name for name in names if is_legal(name)]))
     if lock:
@@ -126,13 +141,13 @@ def find_topics(
 
 def topics_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict[int, Topic]:
     """Return the topics with these ids that still exist, by id."""
-    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids))
+    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids), IS_LIVE)
     return {row.topic_id: _topic_of(row) for row in connection.execute(query)}
 
 
 def topics_of_uuids(connection: sa.Connection, uuids: Collection[str]) -> dict[str, Topic]:
     """Return the topics with these uuids (Kafka's topic ids), by uuid."""
-    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.uuid.in_(uuids))
+    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.uuid.in_(uuids), IS_LIVE)
     return {row.uuid: _topic_of(row) for row in connection.execute(query)}
 
 
@@ -148,7 +163,7 @@ def unknown_topic(
     connection: sa.Connection, name: str, advice: str = " (`spark-log topic list` shows those that exist)"
 ) -> UnknownTopicOrPartitionError:
     """Return the error for an unknown topic. It names an existing topic with a similar name, or else has `advice`."""
-    names = connection.scalars(sa.select(TOPIC.name).limit(_NAMES_COMPARED_MAX)).all()
+    names = connection.scalars(sa.select(TOPIC.name).where(IS_LIVE).limit(_NAMES_COMPARED_MAX)).all()
     similar = difflib.get_close_matches(str(name), names, 1)  # callers may pass anything
     hint = f" (did you mean {similar[0]!r}?)" if similar else advice
     return UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition{hint}")
@@ -168,8 +183,11 @@ def insert_topic_row(
     overrides: Mapping[str, str],
     now: StoreClock,
     typed_columns: str | None = None,
+    store_id: StoreId = HOME,
 ) -> Topic:
-    """Insert the row of a new topic. Its partitions have rows of their own."""
+    """Insert the row of a new topic. Its partitions have rows of their own. With another store than home, its state is
+    creating until that store has them.
+    """
     values = {
         "uuid": uuid.uuid4().hex,
         "name": name,
@@ -179,8 +197,61 @@ def insert_topic_row(
         "configs": _configs_json(overrides),
         "created_ms": now.wall_ms,
         "typed_columns": typed_columns,
+        "store_id": store_id,
+        "state": LIVE if store_id == HOME else CREATING,
     }
     return _topic_of(connection.execute(t.topic.insert().returning(*_TOPIC_COLUMNS), values).one())
+
+
+def insert_copy(connection: sa.Connection, topic: Topic) -> None:
+    """Insert the row of a topic of the home store in the data store that has its partitions."""
+    values = {
+        "topic_id": topic.topic_id,
+        "uuid": topic.uuid,
+        "name": topic.name,
+        "collision_key": collision_key(topic.name),
+        "partition_count": topic.partition_count,
+        "replication_factor": topic.replication_factor,
+        "configs": _configs_json(topic.overrides),
+        "created_ms": topic.created_ms,
+        "typed_columns": topic.typed_columns,
+        "store_id": topic.store_id,
+        "state": LIVE,
+    }
+    connection.execute(t.topic.insert(), values)
+
+
+def topics_of_store(
+    connection: sa.Connection, store_id: StoreId, topic_id: int | None = None
+) -> dict[TopicId, StatedTopic]:
+    """Return the topics of a store, or one of them, by id, in whichever state they are."""
+    query = sa.select(*_TOPIC_COLUMNS, TOPIC.state).where(TOPIC.store_id == store_id).order_by(TOPIC.topic_id)
+    if topic_id is not None:
+        query = query.where(TOPIC.topic_id == topic_id)
+    return {TopicId(row.topic_id): StatedTopic(_topic_of(row), row.state) for row in connection.execute(query)}
+
+
+def topics_with_name(connection: sa.Connection, name: str) -> list[TopicId]:
+    """Return the ids of the topics with this name, or with one that Kafka counts as the same, in whichever state."""
+    query = sa.select(TOPIC.topic_id).where(TOPIC.collision_key == collision_key(name))
+    return [TopicId(topic_id) for topic_id in connection.execute(query).scalars()]
+
+
+def set_live(connection: sa.Connection, topic_id: int) -> bool:
+    """End the creation of a topic. Returns whether it was being created."""
+    here = (TOPIC.topic_id == topic_id, TOPIC.state == CREATING)
+    return connection.execute(t.topic.update().where(*here).values(state=LIVE)).rowcount == 1
+
+
+def set_deleting(connection: sa.Connection, topic_id: int) -> None:
+    """Take the name from a topic of a data store, whose rows there are deleted next."""
+    name = f"deleting/{topic_id}"  # no legal name of a topic
+    _update(connection, topic_id, state=DELETING, name=name, collision_key=name)
+
+
+def delete_topic_row(connection: sa.Connection, topic_id: int, state: str) -> None:
+    """Delete the row of a topic that is in this state. It has no partitions here."""
+    connection.execute(t.topic.delete().where(TOPIC.topic_id == topic_id, TOPIC.state == state))
 
 
 def set_overrides(

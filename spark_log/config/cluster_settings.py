@@ -196,6 +196,9 @@ class ClusterSettings:
     is at most this old. The coordinator beats every 10 s.
     """
 
+    topic_default_store: str = "home"
+    """Not in Kafka. The name of the store that gets the partitions of new topics (`spark-log store list`)."""
+
     replica_lag_time_max_ms: int = 30_000
     """A replica leaves the ISR if it has not reached the log end offset that its leader had this long ago (Kafka's
     replica.lag.time.max.ms)."""

@@ -14,14 +14,14 @@ A `Log` does no maintenance: `maintenance.client_log` has the listeners that cop
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import CrossStoreTransactionError, SparkLogError, redact
 from spark_log.ids import WriteId
 from spark_log.log.append.append_transaction import AppendRequest, AppendResult, CommitHook, force
 from spark_log.log.append.companions import Append, AppendListener, Replication, TailLimit
@@ -183,6 +183,7 @@ class Log(LogReader):
         Returns the written batches, in order, and the refused ones by their index in `items`.
         """
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+        self._check_store(topics.values())
         for topic in topics.values():
             if not self._internal:
                 validate_user_topic(topic.name, "write to")
@@ -249,11 +250,23 @@ class Log(LogReader):
     def append_batches(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> AppendResult:
-        """Run the append transaction, then its follow-up work (`_follow_up`)."""
+        """Run the append transaction, then its follow-up work (`_follow_up`).
+
+        Raises CrossStoreTransactionError for a topic of another store.
+        """
+        self._check_store(topics.values())
         result = self._replication.append(request, topics, timeout_ms)
         if not result.committed_before:
             self._follow_up(request, topics, result)
         return result
+
+    def _check_store(self, topics: Iterable[Topic]) -> None:
+        for topic in topics:
+            if topic.store_id != self.cluster.store_id:
+                raise CrossStoreTransactionError(
+                    f"topic {topic.name!r} is in store {topic.store_id}: a transaction changes topics of the"
+                    " home store only"
+                )
 
     def append_whole(
         self, request: AppendRequest, topics: Mapping[int, Topic], *, timeout_ms: int = DEFAULT_TIMEOUT_MS

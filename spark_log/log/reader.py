@@ -3,9 +3,11 @@
 Spark drivers import this module to plan a read. So modules that few reads need are imported in functions.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Self
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -17,7 +19,7 @@ from spark_log.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import OffsetRange, StoreId, TopicPartition
 from spark_log.log.append.companions import TailLimit
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import LogDirs, Positions, Slice, TimestampBounds
@@ -43,6 +45,13 @@ class Wanted:
     ranges: Mapping[TopicPartition, OffsetRange]
 
 
+class _ElsewhereError(Exception):
+    """Ends a snapshot of the home store that cannot plan all topics, because some are in data stores."""
+
+    def __init__(self, topics: Mapping[str, Topic]) -> None:
+        self.topics = topics
+
+
 class LogReader:
     """Reads from a cluster. Safe to share between threads.
 
@@ -54,9 +63,24 @@ class LogReader:
         """`tail_limit` applies to plans that are sent to other processes."""
         self.cluster = cluster
         self._tail_limit = tail_limit
+        self._others: dict[StoreId, LogReader] = {}
+        self._others_lock = threading.Lock()
 
     def close(self) -> None:
         """Do nothing: a reader has nothing to release."""
+
+    def at(self, store_id: StoreId) -> Self:
+        """Return this log for the topics of a store: itself, or one that is opened at the first call."""
+        if store_id == self.cluster.store_id:
+            return self
+        cluster = self.cluster.at(store_id)
+        with self._others_lock:
+            if store_id not in self._others:
+                self._others[store_id] = self._open_at(cluster)
+            return self._others[store_id]  # type: ignore[return-value]
+
+    def _open_at(self, cluster: Cluster) -> "LogReader":
+        return LogReader(cluster)
 
     def find_topic(self, name: str) -> Topic:
         """Return the topic. Raises UnknownTopicOrPartitionError if it does not exist."""
@@ -64,7 +88,8 @@ class LogReader:
 
     def positions(self, topic: Topic) -> dict[TopicPartition, Positions]:
         """Return positions by partition. Raises UnknownTopicOrPartitionError if the topic was deleted or recreated."""
-        found = self.cluster.store.read(lambda connection: planner.positions(connection, [topic]))
+        store = self.cluster.of(topic).store
+        found = store.read(lambda connection: planner.positions(connection, [topic]))
         if not found:  # every topic has a partition
             raise UnknownTopicOrPartitionError(f"topic {topic.name!r} was deleted, or made again")
         return found
@@ -76,7 +101,7 @@ class LogReader:
         topics: Mapping[str, Topic] | None = None,
         rack: str | None = None,
     ) -> ReadPlan:
-        """Plan the slices of the ranges, in one snapshot. Tails beyond the `tail_limit` are sealed first.
+        """Plan the slices of the ranges, in one snapshot of each store. Tails beyond the `tail_limit` are sealed first.
 
         Raises UnknownTopicOrPartitionError, OffsetOutOfRangeError for a range that is not between log start offset and
         high watermark, and DataLossError if one of `topics` was recreated (it has another topic id).
@@ -86,11 +111,25 @@ class LogReader:
         def find(connection: sa.Connection) -> Wanted:
             found = find_topics(connection, {name for name, _ in ranges})
             _check_topics(found, ranges, topics)
+            if any(topic.store_id != self.cluster.store_id for topic in found.values()):
+                raise _ElsewhereError(found)
             here = planner.find_positions(connection, ranges.keys())
             _check_ranges({topic_partition: at.positions for topic_partition, at in here.items()}, ranges)
             return Wanted(found, ranges)
 
-        return self.plan_in_snapshot(find, times, rack)
+        try:
+            return self.plan_in_snapshot(find, times, rack)
+        except _ElsewhereError as elsewhere:
+            stores = {name: topic.store_id for name, topic in elsewhere.topics.items()}
+        plans = [
+            self.at(store_id).plan(
+                {tp: ranges[tp] for tp in ranges if stores[tp.topic] == store_id}, times, topics, rack
+            )
+            for store_id in sorted(set(stores.values()))
+        ]
+        # the log dirs have the same ids in all stores
+        log_dirs = {log_dir_id: info for plan in plans for log_dir_id, info in plan.log_dirs.items()}
+        return ReadPlan([piece for plan in plans for piece in plan.slices], log_dirs)
 
     def plan_in_snapshot(
         self, find: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
@@ -142,7 +181,7 @@ class LogReader:
         """
         from spark_log.log.segments.timed_offsets import offsets_for_times
 
-        return offsets_for_times(self.cluster, topic, timestamps_ms, rack)
+        return offsets_for_times(self.cluster.of(topic), topic, timestamps_ms, rack)
 
 
 def _find_and_plan(

@@ -1,17 +1,24 @@
 """Provides the log of a process that appends, with replication and with the loop that keeps its Delta tables fresh."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, cast
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
+from spark_log.ids import StoreId
+from spark_log.log.append.append_transaction import CommitHook
+from spark_log.log.append.rules import Acks, Appended, Rejected
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.log import Log
+from spark_log.log.append_in_stores import append_in_stores
+from spark_log.log.log import Log, Records
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import ExpiredWatch
 from spark_log.maintenance.rewrite.long_tails import LongTails
 from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.maintenance.rewrite.tail_seal import seal
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.replication.replicas.followers import Followers
 from spark_log.replication.replicas.replicated_append import ReplicatedAppends
 from spark_log.tables.publication import try_publish
@@ -42,6 +49,10 @@ class ClientLog(Log):
         topics that leave these configs at their defaults. It serves a process that gathers the batches of many clients:
         a file for each of them costs several times a blob. `internal` is passed to `Log`.
         """
+        self._options: dict[str, Any] = {
+            "settings": settings, "holder": holder, "in_thread": in_thread, "inline_bytes_min": inline_bytes_min,
+            "internal": internal,
+        }  # fmt: skip
         writer = _writer(cluster, holder, settings)
         self._loop = TableLoop(cluster, writer, in_thread=in_thread, tail_bytes_min=inline_bytes_min[1])
         self._followers = Followers(cluster)
@@ -65,27 +76,66 @@ class ClientLog(Log):
         With `more_to_come` (after a micro-batch) another log will append to the same topics: tails are sealed as often
         as delta.max.lag.ms needs, not after every append.
         """
+        for other in list(self._others.values()):
+            cast(ClientLog, other).close(more_to_come=more_to_come)
         if self._followers.woken:
             self._followers.drain(_DRAIN_S)
             self._followers.close(_DRAIN_S)
         self._loop.close(_DRAIN_S, more_to_come=more_to_come)
         super().close()
 
+    def _open_at(self, cluster: Cluster) -> "ClientLog":
+        return ClientLog(cluster, **self._options)
+
+    def append_prepared(
+        self,
+        items: Sequence[tuple[Topic, Records]],
+        *,
+        acks: Acks = "all",
+        codec: str | None = None,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        hooks: Sequence[CommitHook] = (),
+    ) -> list[Appended | Rejected]:
+        """As `Log.append_prepared`, in one transaction of each store. With several stores, an error of one of them
+        refuses only its batches.
+
+        Raises CrossStoreTransactionError for `hooks`, which run in the home store, with a topic of a data store.
+        """
+        append = partial(Log.append_prepared, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        if hooks or self._has_all(items):
+            return super().append_prepared(items, acks=acks, codec=codec, timeout_ms=timeout_ms, hooks=hooks)
+        return append_in_stores(self, items, append)
+
+    def append_each(
+        self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> list[Appended | Rejected]:
+        """As `Log.append_each`, in one transaction of each store."""
+        if self._has_all(items):
+            return super().append_each(items, acks=acks, timeout_ms=timeout_ms)
+        return append_in_stores(self, items, partial(Log.append_each, acks=acks, timeout_ms=timeout_ms))
+
+    def _has_all(self, items: Sequence[tuple[Topic, Records]]) -> bool:
+        return all(topic.store_id == self.cluster.store_id for topic, _ in items)
+
     def seal_at_close(self, topics: Iterable[Topic]) -> None:
         """Seal the tails of these topics at close, as if this log had appended to them. It serves the micro-batches of
         a query, each of which has its own log.
         """
-        self._loop.watch(topics)
+        for topic in topics:
+            self.at(topic.store_id)._loop.watch([topic])
 
     def stop_sealing(self) -> None:
         """Make a running or later `close` in another thread start no further sealing."""
-        self._loop.stop_after_current_tail()
+        for log in [self, *cast("dict[StoreId, ClientLog]", self._others).values()]:
+            log._loop.stop_after_current_tail()
 
     def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
         """Seal the tails of the partitions now, and publish; returns the number of new segment files.
 
         It is 0 for a topic that has been deleted, or deleted and created again.
         """
+        if topic.store_id != self.cluster.store_id:
+            return self.at(topic.store_id).seal(topic, partitions)
         files = sum(seal(self.cluster, self._writer, topic, partition) for partition in partitions)
         if files:
             try_publish(self.cluster, [topic])
@@ -96,11 +146,17 @@ class TaskReader(LogReader):
     """Plans reads that other processes execute. Long tails are sealed first, because a plan carries their bytes."""
 
     def __init__(self, cluster: Cluster, *, holder: str) -> None:
+        self._holder = holder
         self._writer = _writer(cluster, holder)
         super().__init__(cluster, LongTails(cluster, self._writer))
 
     def close(self) -> None:
+        for other in list(self._others.values()):
+            other.close()
         self._writer.close()
+
+    def _open_at(self, cluster: Cluster) -> "TaskReader":
+        return TaskReader(cluster, holder=self._holder)
 
 
 def _writer(cluster: Cluster, holder: str, settings: ClusterSettings | None = None) -> Writer:

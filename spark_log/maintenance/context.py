@@ -1,7 +1,7 @@
 """Defines the input of a maintenance task."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -35,27 +35,46 @@ class MaintenanceContext:
     """Whether to leave the remaining work to the next run: called between two long steps."""
 
     def topics(self) -> Iterator[Topic]:
-        """Yield the topics to work on, by name, without those that the store keeps.
-
-        Raises UnknownTopicOrPartitionError for a named topic that does not exist.
-        """
-
-        def find(connection: sa.Connection) -> dict[str, Topic]:
-            topics = find_topics(connection, self.topic_names)
-            for name in self.topic_names or ():
-                if name not in topics:
-                    raise unknown_topic(connection, name)
-            return topics
-
-        topics = self.cluster.store.read(find)
+        """Yield the topics to work on, by name: those of the store, without internal ones that have no files."""
+        topics = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
         for name in sorted(topics):
-            if not is_kept_by_store(name):
+            if not is_kept_by_store(name) and topics[name].store_id == self.cluster.store_id:
                 yield topics[name]
+
+
+def check_topics(cluster: Cluster, names: Collection[str] | None) -> None:
+    """Raise UnknownTopicOrPartitionError for a named topic that does not exist."""
+
+    def check(connection: sa.Connection) -> None:
+        topics = find_topics(connection, names)
+        for name in names or ():
+            if name not in topics:
+                raise unknown_topic(connection, name)
+
+    cluster.home.store.read(check)
+
+
+def each_store(
+    cluster: "str | Cluster",
+    holder: str,
+    topics: Collection[str] | None,
+    settings: ClusterSettings | None,
+    *,
+    on_spark: bool = False,
+) -> Iterator[MaintenanceContext]:
+    """Yield the context of work on request for each store, one after the other. A cluster that is given by its address
+    is opened, and closed at the end. Raises UnknownTopicOrPartitionError for a named topic that does not exist.
+    """
+    with Cluster.open(cluster) if isinstance(cluster, str) else nullcontext(cluster) as opened:
+        check_topics(opened, topics)
+        for store_id in opened.store_ids():
+            with open_maintenance(opened.at(store_id), holder, topics, settings, on_spark=on_spark) as context:
+                yield context
 
 
 @contextmanager
 def open_maintenance(
-    cluster: "str | Cluster",
+    cluster: Cluster,
     holder: str,
     topics: Collection[str] | None,
     settings: ClusterSettings | None,
@@ -63,15 +82,12 @@ def open_maintenance(
     now: bool = False,
     on_spark: bool = False,
 ) -> Iterator[MaintenanceContext]:
-    """Yield the context of work on request. A cluster that is given by its address is opened, and closed at the end.
+    """Yield the context of work on request in one store.
 
     With `on_spark`, write ids get a long lease, because they are not renewed while the driver is busy, and a task may
     wait for a core.
     """
-    with ExitStack() as stack:
-        opened = stack.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
-        settings = settings or opened.store.settings
-        lease_ms = settings.spark_write_id_lease_ms if on_spark else settings.producer_write_id_lease_ms
-        writer = Writer(opened.store, holder, lease_ms)
-        stack.callback(writer.close)
-        yield MaintenanceContext(opened, settings, writer, topic_names=topics, now=now)
+    settings = settings or cluster.store.settings
+    lease_ms = settings.spark_write_id_lease_ms if on_spark else settings.producer_write_id_lease_ms
+    with closing(Writer(cluster.store, holder, lease_ms)) as writer:
+        yield MaintenanceContext(cluster, settings, writer, topic_names=topics, now=now)

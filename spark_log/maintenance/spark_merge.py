@@ -12,7 +12,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import LogDirId
 from spark_log.log.segments.slices import LogDirs
-from spark_log.maintenance.context import open_maintenance
+from spark_log.maintenance.context import each_store
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.segment_merge import Write
 from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written, write
@@ -39,8 +39,8 @@ def merge_on_spark(
     """
     from spark_log.maintenance.spark_tasks import parallelism
 
-    with open_maintenance(cluster, "merge on Spark", topics, settings, on_spark=True) as context:
-        threads = min(parallelism(spark), _PARTITIONS_MAX)
+    threads = min(parallelism(spark), _PARTITIONS_MAX)
+    for context in each_store(cluster, "merge on Spark", topics, settings, on_spark=True):
         yield from merge_segments(context, _write_in_tasks(spark), threads)
 
 

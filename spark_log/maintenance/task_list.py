@@ -1,6 +1,7 @@
 """The tasks of maintenance, with their intervals in the Coordinator, and the function that runs them on request."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
@@ -12,7 +13,7 @@ from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
 from spark_log.log.append.producer_expiry import count_silent_producers, expire_producers
 from spark_log.maintenance.compaction.local_compaction import compact, plan_compaction
-from spark_log.maintenance.context import MaintenanceContext, open_maintenance
+from spark_log.maintenance.context import MaintenanceContext, check_topics, open_maintenance
 from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite_tasks import (
@@ -220,16 +221,27 @@ def run_tasks(
         if name not in {task.name for task in TASKS}:
             raise InvalidConfigurationError(f"task {name!r}: expected {', '.join(task.name for task in TASKS)}")
     with (
-        open_maintenance(cluster, "maintenance", topics, settings, now=now) as context,
+        Cluster.open(cluster) if isinstance(cluster, str) else nullcontext(cluster) as opened,
         FirstFailure() as failure,
     ):
-        list(context.topics())  # unknown topics are refused before any change
-        if not dry_run and context.cluster.store.read(any_log_dir_offline):  # an offline log dir may be back
-            FallbackController(context.cluster, context.settings).detect_failures()
-        for task in TASKS:
-            if task.name in names:
-                with failure.attempt():
-                    if dry_run:
-                        yield from (replace(report, dry_run=True) for report in task.plan(context))
-                    else:
-                        yield from task.run(context)
+        check_topics(opened, topics)  # unknown topics are refused before any change
+        for store_id in opened.store_ids():
+            with failure.attempt():
+                data = opened.at(store_id)
+                with open_maintenance(data, "maintenance", topics, settings, now=now) as context:
+                    yield from _run(context, names, failure, dry_run=dry_run)
+
+
+def _run(
+    context: MaintenanceContext, names: Collection[str], failure: FirstFailure, *, dry_run: bool
+) -> Iterator[Report]:
+    """Run the tasks in one store."""
+    if not dry_run and context.cluster.store.read(any_log_dir_offline):  # an offline log dir may be back
+        FallbackController(context.cluster, context.settings).detect_failures()
+    for task in TASKS:
+        if task.name in names:
+            with failure.attempt():
+                if dry_run:
+                    yield from (replace(report, dry_run=True) for report in task.plan(context))
+                else:
+                    yield from task.run(context)

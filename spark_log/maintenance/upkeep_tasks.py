@@ -7,6 +7,7 @@ from itertools import groupby
 
 from spark_log.cluster.topics import Topic
 from spark_log.failpoints import failpoint
+from spark_log.ids import HOME
 from spark_log.log.append import write_ids
 from spark_log.log.append.append_transaction import force
 from spark_log.log.append.flush import partitions_to_flush
@@ -170,7 +171,7 @@ def _clean_up(context: MaintenanceContext, log_dirs: CleanableLogDirs) -> Iterat
                 deleted += delete_orphans(cluster, log_dirs, topic)
             yield from _files_report(topic.name, deleted)
         of_no_topic = Deleted()
-        if context.topic_names is None:
+        if context.topic_names is None and cluster.store_id == HOME:  # a data store knows only its own folders
             of_no_topic = delete_retired_topics(cluster, log_dirs, context.fence)
             of_no_topic += delete_unknown_folders(cluster, log_dirs)
         yield from _files_report(None, of_no_topic + Deleted(notes=log_dirs.notes))

@@ -59,6 +59,14 @@ def changes_of(address: Address, hosts: "Hosts | None") -> Changes:
     return PostgresqlChanges(address, hosts)
 
 
+def include(home: Changes, data: Changes) -> None:
+    """Let the changes of the home store include those of a data store. Both are on PostgreSQL."""
+    from spark_log.metadata.postgresql_changes import PostgresqlChanges
+
+    assert isinstance(home, PostgresqlChanges) and isinstance(data, PostgresqlChanges)
+    home.include(data)
+
+
 class SqliteChanges:
     exact = True
 

@@ -31,6 +31,8 @@ class PostgresqlChanges:
         url = sa.make_url(address.url).set(drivername="postgresql")
         self._conninfo = url.render_as_string(hide_password=False)
         self._version = 0
+        self._included: list[PostgresqlChanges] = []
+        self._into: PostgresqlChanges | None = None
         self._closed = threading.Event()
         self._begin()
         _living.add(self)
@@ -52,7 +54,14 @@ class PostgresqlChanges:
             self._closed.set()
         self._begin()
 
+    def include(self, other: "PostgresqlChanges") -> None:
+        """Detect the changes of another store too."""
+        other._into = self
+        self._included.append(other)
+
     def current(self) -> int:
+        for other in self._included:
+            other.current()
         with self._condition:
             if self._listener is None and not self._closed.is_set():
                 self._listener = start_thread(self._listen, "spark-log-listen")
@@ -65,7 +74,7 @@ class PostgresqlChanges:
                 left = deadline - clock.monotonic_s()
                 if left <= 0 or self._closed.is_set():
                     return False
-                if not self._listening:
+                if not (self._listening and all(other._listening for other in self._included)):
                     self._condition.wait(min(left, _DISCONNECTED_WAIT_S_MAX))
                     return True  # there may have been a commit: the caller reads the store to find out
                 self._condition.wait(left)
@@ -116,6 +125,13 @@ class PostgresqlChanges:
         with self._condition:
             self._version += 1
             self._listening = listening
+            self._condition.notify_all()
+        if self._into is not None:
+            self._into._advance_included()
+
+    def _advance_included(self) -> None:
+        with self._condition:
+            self._version += 1
             self._condition.notify_all()
 
     def _announce(self) -> None:

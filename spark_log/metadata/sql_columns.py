@@ -39,6 +39,7 @@ SEGMENT = t.segment.c
 SHARE_DELAYED = t.share_delayed.c
 SHARE_PARTITION = t.share_partition.c
 SPARK_BATCH = t.spark_batch.c
+STORE = t.store.c
 SUBJECT_CONFIG = t.subject_config.c
 SUBJECT_VERSION = t.subject_version.c
 TOPIC = t.topic.c

@@ -20,7 +20,7 @@ from spark_log.errors import (
 )
 from spark_log.metadata import commit_tokens
 from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE, Address
-from spark_log.metadata.changes import changes_of
+from spark_log.metadata.changes import changes_of, include
 from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.connections import engine as engines
 from spark_log.metadata.connections.answer_watch import AnswerLimit
@@ -114,6 +114,8 @@ class Store:
         self.engine = engines.create_engine(address, self.fence, create=create, hosts=self._hosts)
         self.changes = changes_of(address, self._hosts)
         self._ahead = (-_CLOCK_INTERVAL_MS - 1, 0)
+        self.settings_of: Store | None = None
+        """The home store of a data store: it has the settings of the cluster."""
         self._settings: tuple[float, ClusterSettings] | None = None
         self._clock_watch = ClockWatch()
         self._outage = Outage()
@@ -122,12 +124,21 @@ class Store:
         self._queue = WriterQueue(address.folder / SQLITE_LOCK_FILE) if address.folder else None
         self._wal = WriteAheadLog(address.folder / SQLITE_FILE, engines.BUSY_TIMEOUT_MS) if address.folder else None
 
+    def include(self, data: "Store") -> None:
+        """Give a data store the settings of this home store, and let `changes` detect the changes of both."""
+        data.settings_of = self
+        include(self.changes, data.changes)
+
     @property
     def settings(self) -> ClusterSettings:
         """The cluster's settings, at most SETTINGS_AGE_S_MAX old. Older ones are used while the store is unavailable.
 
         Raises SparkLogError if they cannot be read and were never read before.
         """
+        if self.settings_of is not None:
+            settings = self.settings_of.settings
+            self._answer_limit.seconds = settings.store_answer_timeout_ms / 1000
+            return settings
         now_s, cached = clock.monotonic_s(), self._settings
         if cached is None or now_s - cached[0] >= SETTINGS_AGE_S_MAX:
             try:

@@ -1,20 +1,30 @@
 """Creates and opens the metadata store of a cluster."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.errors import ClusterAlreadyExistsError, MetadataConflictError
+from spark_log.errors import ClusterAlreadyExistsError, InvalidConfigurationError, MetadataConflictError
+from spark_log.ids import HOME, StoreId
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address, cluster_not_found
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.schema_fence import number_of
+from spark_log.metadata.sql_columns import CLUSTER
 from spark_log.metadata.store import Attempt, Store
 from spark_log.metadata.store_schema import read_overrides
 
 
-def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connection], None] = lambda _: None) -> Store:
+def create_store(
+    address: Address,
+    cluster_id: str,
+    fill: Callable[[sa.Connection], None] = lambda _: None,
+    *,
+    store_id: StoreId = HOME,
+) -> Store:
     """Create a store with all tables, the cluster's row and the rows that `fill` adds, in one transaction.
 
     Raise ClusterAlreadyExistsError if there is a cluster at the address.
@@ -34,6 +44,7 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
             {
                 "singleton": 1,
                 "cluster_id": cluster_id,
+                "store_id": store_id,
                 "created_ms": store.clock(connection).wall_ms,
                 "oldest_revision": number_of(tables.OLDEST_REVISION),
                 "secret": secrets.token_bytes(32),
@@ -53,34 +64,61 @@ def create_store(address: Address, cluster_id: str, fill: Callable[[sa.Connectio
     return store
 
 
-def open_store(address: Address) -> Store:
-    """Open the store at `address`, and upgrade it if an earlier release created it.
+def open_store(address: Address, *, store_id: StoreId = HOME, cluster_id: str | None = None) -> Store:
+    """Open the store at `address`, and upgrade it if an earlier release created it. It must have this number, and be of
+    the cluster `cluster_id` if that is given.
 
-    Raise ClusterNotFoundError if there is no cluster, UnsupportedVersionError if this version cannot upgrade the store.
+    Raise ClusterNotFoundError if there is no cluster, UnsupportedVersionError if this version cannot upgrade the store,
+    InvalidConfigurationError for another store.
     """
     store = Store(address)
     try:
         with store.fence.lifted():
-            revision, overrides = store.read(_revision_and_settings)
-            if revision is None:
+            found = store.read(_found)
+            if found.revision is None:
                 raise cluster_not_found(address)
-            if overrides is None:
-                store_schema.check_known(revision, address)
+            if not found.usable:
+                store_schema.check_known(found.revision, address)
                 store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
-        if overrides is not None:
-            store.keep_settings(overrides)
+                found = store.read(_found)
+        _check_number(found, store_id, cluster_id, address)
+        store.keep_settings(found.settings)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def _revision_and_settings(connection: sa.Connection) -> tuple[str | None, dict[str, str] | None]:
-    """Return the store's revision, or None if it has no cluster, and its stored settings.
-
-    The settings are None if this version cannot use the store as it is.
+class _Found(NamedTuple):
+    """The store at an address. The revision is None without a cluster. Unless it is usable, this version cannot use the
+    store as it is, and nothing else was read.
     """
+
+    revision: str | None
+    usable: bool = False
+    store_id: int = HOME
+    cluster_id: str = ""
+    settings: Mapping[str, str] = MappingProxyType({})
+
+
+def _found(connection: sa.Connection) -> _Found:
     revision = store_schema.revision_of(connection)
     if store_schema.is_empty(connection, revision):
-        return None, None
-    return revision, read_overrides(connection) if store_schema.is_usable(connection, revision) else None
+        return _Found(None)
+    if not store_schema.is_usable(connection, revision):
+        return _Found(revision)
+    [(store_id, cluster_id)] = connection.execute(sa.select(CLUSTER.store_id, CLUSTER.cluster_id))
+    return _Found(revision, True, store_id, cluster_id, read_overrides(connection))
+
+
+def _check_number(found: _Found, store_id: StoreId, cluster_id: str | None, address: Address) -> None:
+    if cluster_id not in (None, found.cluster_id):
+        raise InvalidConfigurationError(f"store {store_id} at {address}: it is of another cluster, {found.cluster_id}")
+    if found.store_id == store_id:
+        return
+    number = f"data store {found.store_id}" if found.store_id else "the home store"
+    if store_id == HOME:
+        raise InvalidConfigurationError(
+            f"cluster: {address} is {number} of cluster {found.cluster_id}: give the address of its home store"
+        )
+    raise InvalidConfigurationError(f"store {store_id} at {address}: this database is {number} of the cluster")

@@ -7,7 +7,7 @@ import typer
 from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json
 
-app = typer.Typer(no_args_is_help=True, help="Show the metadata store, and accept one that was restored.")
+app = typer.Typer(no_args_is_help=True, help="Show, add and remove metadata stores, and accept one that was restored.")
 
 _ACCEPT = """\
 A metadata store that was restored from a backup, or promoted without its last transactions, lacks recent metadata.
@@ -37,6 +37,65 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
         _print_unnamed(unnamed)
     if facts["problem"] is not None:
         raise typer.Exit(1)
+
+
+@app.command("list")
+def list_(cluster: Cluster_, as_json: Json = False) -> None:
+    """List the stores of the cluster: the home store, and the data stores with their topics."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.store_usage import list_store_usage
+
+    with Cluster.open(cluster) as opened:
+        stores = list_store_usage(opened)
+    if as_json:
+        print_json([vars(each) for each in stores])
+    else:
+        rows = [(each.name, each.state, each.topics, each.partitions, each.address) for each in stores]
+        print_table("Metadata stores", ("store", "state", "topics", "partitions", "address"), rows)
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Name of the new store: a-z, 0-9 and -.")],
+    address: Annotated[str, typer.Argument(help="URL of an empty PostgreSQL database.")],
+    cluster: Cluster_,
+    as_json: Json = False,
+) -> None:
+    """Add a data store: a PostgreSQL database that keeps the partitions of topics beside the home store.
+
+    `topic create --store NAME` puts a topic there, the cluster setting topic.default.store all new ones. The address is
+    recorded without its password; processes take the password from PGPASSWORD, ~/.pgpass, or the whole address from
+    SPARK_LOG_STORE_<NAME>.
+
+    **Examples**
+
+    - `spark-log store add east postgresql+psycopg://spark_log@db2/east`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.stores import add_store
+
+    with Cluster.open(cluster) as opened:
+        info = add_store(opened, name, address)
+    if as_json:
+        print_json({"store": info.name, "store_id": info.store_id, "address": info.address})
+    else:
+        say(f"Added store {info.name} (number {info.store_id}).")
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="Name of the store.")], cluster: Cluster_, as_json: Json = False
+) -> None:
+    """Remove a data store that has no topics. Its database stays; drop it afterwards."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.stores import remove_store
+
+    with Cluster.open(cluster) as opened:
+        remove_store(opened, name)
+    if as_json:
+        print_json({"store": name})
+    else:
+        say(f"Removed store {name}.")
 
 
 @app.command("verify-files")

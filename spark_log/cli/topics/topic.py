@@ -33,6 +33,9 @@ def create(
     replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", help="Replicas of each.")] = 1,
     config: Config = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="NAME", help="Store of its partitions (`spark-log store list`).")
+    ] = None,
     validate_only: Annotated[bool, typer.Option("--validate-only", help="Check only; create nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +56,9 @@ def create(
         existing = opened.store.read(lambda connection: find_topics(connection, [name])) if if_not_exists else {}
         made = None
         if not existing:
-            made = create_topic(opened, name, partitions, replication_factor, configs, validate_only=validate_only)
+            made = create_topic(
+                opened, name, partitions, replication_factor, configs, store=store, validate_only=validate_only
+            )
     if as_json:
         print_json({"topic": name, "created": made is not None, "topic_id": made.uuid if made else None})
     elif existing:

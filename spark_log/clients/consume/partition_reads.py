@@ -1,8 +1,9 @@
 """Reads positions and plans from the store for `subscription`, and opens streams for `buffers`."""
 
 import logging
+import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from kafka.structs import TopicPartition
 from spark_log import clock, ids
 from spark_log.clients.consume.buffers import Buffers, Fetched, Limits, Stream
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
+from spark_log.clients.consume.partition_stores import PartitionStores
 from spark_log.clients.consume.subscription import PartitionState, Subscription, settle
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
@@ -37,7 +39,8 @@ _SEGMENTS_MIN, _SEGMENTS_MAX = 8, 500
 class Fetching:
     """Fetches for one consumer. Not thread-safe."""
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, closed: threading.Event) -> None:
+        """`closed` is set when the consumer is closed."""
         self.buffers = Buffers(Limits(settings.fetch_max_bytes, settings.max_partition_fetch_bytes))
         self.fetcher = Fetcher({})
         self.unknown: set[TopicPartition] = set()
@@ -46,7 +49,7 @@ class Fetching:
         self.fetch_s = self.fetch_s_max = 0.0
         self.short_bytes = 0
         """Stored bytes that the last `fetch` found but did not open, because they are fewer than fetch_min_bytes."""
-        self._cluster = cluster
+        self._stores = PartitionStores(cluster, closed)
         self._settings = settings
         self._known: dict[ids.TopicId, Topic] = {}
         self._columns: tuple[str, ...] | None = None
@@ -105,36 +108,67 @@ class Fetching:
     def _fetch(self, subscription: Subscription, bytes_min: int) -> bool:
         self.short_bytes = 0
         states = subscription.partitions
-        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
-        if not wanted:
-            return False
-        with self._cluster.store.snapshot() as connection:
+
+        def fetch(cluster: Cluster, wanted: Collection[TopicPartition]) -> tuple[Collection[TopicPartition], bool]:
+            return self._fetch_from(cluster, wanted, states, bytes_min)
+
+        return any(self._in_each_store(states, fetch))
+
+    def _fetch_from(
+        self,
+        cluster: Cluster,
+        wanted: Collection[TopicPartition],
+        states: dict[TopicPartition, PartitionState],
+        bytes_min: int,
+    ) -> tuple[Collection[TopicPartition], bool]:
+        """Return the partitions that the store has, and whether streams were opened."""
+        with cluster.store.snapshot() as connection:
             partitions = planner.find_positions(connection, wanted)
-            self._note_unknown(wanted, partitions)
             self._settle(connection, states, partitions)
             ranges = self._ranges(states, partitions)
             if not ranges:
-                return False
+                return partitions, False
             slices = self._plan(connection, ranges, partitions)
             size = sum(piece.size for piece in slices)
             if size < bytes_min:
-                self.short_bytes = size
-                return False
+                self.short_bytes += size
+                return partitions, False
             slices = planner.with_inline_data(connection, slices)
-        self._open(ranges, slices, partitions)
+        self._open(cluster, ranges, slices, partitions)
         for partition in ranges:  # if there is no room for all, those that have waited longest come first
             states[TopicPartition(*partition)] = states.pop(partition)
-        return True
+        return partitions, True
 
     def settle_positions(self, subscription: Subscription) -> None:
         """Resolve resets and positions that are out of range, without fetching."""
         states = subscription.partitions
-        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
-        if wanted:
-            with self._cluster.store.snapshot() as connection:
+
+        def settle_in(cluster: Cluster, wanted: Collection[TopicPartition]) -> tuple[Collection[TopicPartition], bool]:
+            with cluster.store.snapshot() as connection:
                 found = planner.find_positions(connection, wanted)
-                self._note_unknown(wanted, found)
                 self._settle(connection, states, found)
+            return found, False
+
+        self._in_each_store(states, settle_in)
+
+    def _in_each_store(
+        self,
+        states: dict[TopicPartition, PartitionState],
+        work: Callable[[Cluster, Collection[TopicPartition]], tuple[Collection[TopicPartition], bool]],
+    ) -> list[bool]:
+        """Call `work` with the partitions of each store; returns its results. It also returns the partitions that the
+        store has: the others are unknown.
+        """
+        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
+        missing: set[TopicPartition] = set()
+        results = []
+        for cluster, partitions in self._stores.of(wanted):
+            with self._stores.attempt(cluster.store_id):
+                found, result = work(cluster, partitions)
+                results.append(result)
+                missing.update(partition for partition in partitions if partition not in found)
+        self._note_unknown(missing)
+        return results
 
     def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
         """Drop the streams that ended or are not at the position. A position moves to the end of an ended plan."""
@@ -228,12 +262,13 @@ class Fetching:
 
     def _open(
         self,
+        cluster: Cluster,
         ranges: dict[ids.TopicPartition, ids.OffsetRange],
         slices: list[Slice],
         found: dict[ids.TopicPartition, planner.Found],
     ) -> None:
         if self.fetcher.renewal_due(slices):
-            self.fetcher.renew(self._cluster.log_dirs())
+            self.fetcher.renew(cluster.log_dirs())
         by_partition: dict[ids.TopicPartition, deque[Slice]] = {partition: deque() for partition in ranges}
         for piece in slices:
             by_partition[piece.topic_partition].append(piece)
@@ -265,8 +300,8 @@ class Fetching:
             typed = self._typed[piece.topic]
         return read_schema("headers" in names, tuple(names), typed)
 
-    def _note_unknown(self, wanted: Collection[TopicPartition], found: dict[ids.TopicPartition, planner.Found]) -> None:
-        missing = {partition for partition in wanted if partition not in found}
+    def _note_unknown(self, missing: set[TopicPartition]) -> None:
+        self._stores.forget({partition.topic for partition in missing})
         for partition in missing - self.unknown:
             logger.warning("%s-%s: unknown topic or partition, looked for again when the store changes", *partition)
             self.buffers.drop(partition)

@@ -46,13 +46,13 @@ class Polling:
         self.cluster = cluster
         self.settings = settings
         self.subscription = Subscription()
-        self.fetching = Fetching(cluster, settings)
+        self.closed = threading.Event()
+        self.fetching = Fetching(cluster, settings, self.closed)
         self.topics = TopicWatch(cluster, settings)
         self.commits = Commits(settings, background, self._write_commit)
         self.group: GroupSide | None = None
         if settings.group_id is not None:
             self.group = GroupSide(cluster, settings, self.subscription, background, self._commit_before_revocation)
-        self.closed = threading.Event()
         self._seen: int | None = None
         self._changed = True
         self._read_s = float("-inf")

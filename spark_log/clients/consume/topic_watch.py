@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import IS_LIVE
 from spark_log.errors import FatalError
 from spark_log.metadata.sql_columns import TOPIC
 from spark_log.replication.controller.topic_operations import create_topic
@@ -74,7 +75,7 @@ class TopicWatch:
 
 def partition_counts(cluster: Cluster, names: Collection[str] | None = None) -> dict[str, int]:
     """Return partition counts by topic, of these names or of all topics. Names must be legal."""
-    query = sa.select(TOPIC.name, TOPIC.partition_count)
+    query = sa.select(TOPIC.name, TOPIC.partition_count).where(IS_LIVE)
     if names is not None:
         query = query.where(TOPIC.name.in_(list(names)))
     return cluster.store.read(lambda connection: {name: count for name, count in connection.execute(query)})  # noqa: C416

@@ -49,6 +49,7 @@ class Accumulator:
         self._blocked = 0
         """Number of threads that wait for room."""
         self._sleeping = False
+        self._woken = False
         self._closing = False
         self.sender: threading.Thread | None = None
 
@@ -122,13 +123,15 @@ class Accumulator:
     def take(self, until_s: float | None) -> list[TopicBatch] | None:
         """Take the topic batches that are due. Wait for one until the monotonic time `until_s`; None means no limit.
 
-        Returns an empty list at `until_s`, and None if there is no `until_s` and the accumulator is closed and empty.
+        Returns an empty list at `until_s` and after `wake`, and None if there is no `until_s` and the accumulator is
+        closed and empty.
         """
         with self._lock:
             while True:
                 now_s = clock.monotonic_s()
                 topic_batches, next_s = self._take_due(now_s)
-                if topic_batches or (until_s is not None and now_s >= until_s):
+                woken, self._woken = self._woken, False
+                if topic_batches or woken or (until_s is not None and now_s >= until_s):
                     return topic_batches
                 if self._closing and until_s is None:
                     return None
@@ -136,6 +139,12 @@ class Accumulator:
                 self._sleeping = True
                 self._due.wait(None if wake_s is None else wake_s - now_s)
                 self._sleeping = False
+
+    def wake(self) -> None:
+        """Make the running or next `take` return."""
+        with self._lock:
+            self._woken = True
+            self._due.notify()
 
     def flush(self) -> list[TopicBatch]:
         """Make every topic batch due; return the unfinished topic batches."""

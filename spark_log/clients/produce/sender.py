@@ -2,7 +2,8 @@
 
     take -> assemble -> append (at most one batch per partition) -> outcome, or retry after retry_backoff_ms
 
-One append runs at a time. In a transaction, an append takes all batches.
+One append runs at a time, or with topics of several stores, one for each store (`store_appends`). In a transaction, an
+append takes all batches.
 
 A batch that is retried holds back the later batches of its partition, so that their order is kept. Other partitions are
 not delayed.
@@ -12,7 +13,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from spark_log import clock
@@ -25,6 +26,7 @@ from spark_log.clients.produce.metrics import Metrics
 from spark_log.clients.produce.producer_batch import ProducerBatch, TopicBatch
 from spark_log.clients.produce.producer_identity import Identity
 from spark_log.clients.produce.producer_settings import ProducerSettings
+from spark_log.clients.produce.store_appends import Result, StoreAppends, timed
 from spark_log.clients.produce.table_batches import TableBatch
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
@@ -39,6 +41,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
     WriteIdExpiredError,
 )
+from spark_log.ids import HOME, StoreId
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.log.append.rules import (
     Appended,
@@ -81,6 +84,7 @@ def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
 FULL_DISK_RETRY_S = 5.0
 """Maximum time of retries after a full disk. It is shorter than the default delivery_timeout_ms, because only a user
 can free the disk, and needs the error for that."""
+_WAIT_S_MAX = 60.0
 _NO_FAULTS: dict[int, SparkLogError] = {}
 
 
@@ -103,6 +107,9 @@ class Sender(threading.Thread):
         self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
         self._identity = Identity(lambda: register_producer(cluster.store, int(settings.request_timeout_ms)))
         self._queues: dict[tuple[str, int], deque[ProducerBatch]] = {}
+        self._appends = StoreAppends(accumulator.wake)
+        self._has_data_stores = False
+        """Whether a topic of a data store has been seen: then each store's appends have a thread."""
         self._failing = FailingAppends()
         self._full_since_s: dict[tuple[str, int], float] = {}
         """Partitions whose last append failed because a disk is full, with the time of the first such failure."""
@@ -126,13 +133,13 @@ class Sender(threading.Thread):
                 topic_batches = self._accumulator.take(self._next_try_s())
                 if topic_batches is None:
                     return
+                for ended in self._appends.take_ended():
+                    self._settle(*ended)
                 for topic_batch in topic_batches:
                     self._assemble(topic_batch)
                 batches = self._due()
                 if batches:
                     self._append(batches)
-                    if self._queues:
-                        _own_remaining_tables(batches)
         except BaseException as error:  # a bug: no caller may wait without end
             logger.exception("the producer's sender failed")
             self._accumulator.close()
@@ -153,11 +160,18 @@ class Sender(threading.Thread):
 
     def _next_try_s(self) -> float | None:
         """Return the monotonic time at which the first batch (in a transaction, every batch) may be appended; None if
-        there is none.
+        there is none. While appends run, it is not None.
         """
+        if self._appends.running:
+            return min(self._try_times(), default=clock.monotonic_s() + _WAIT_S_MAX)
         if self._transaction is not None:
             return max((batch.retry_at_s for queue in self._queues.values() for batch in queue), default=None)
-        return min((queue[0].retry_at_s for queue in self._queues.values()), default=None)
+        return min(self._try_times(), default=None)
+
+    def _try_times(self) -> list[float]:
+        """Return the times at which the first batches of partitions may be appended, whose stores are not busy."""
+        heads = [queue[0] for queue in self._queues.values()]
+        return [head.retry_at_s for head in heads if not self._appends.is_busy(head.topic.store_id)]
 
     def _has_new_columns(self, topic: Topic) -> bool:
         """Whether the topic, read again, decodes records differently, because a schema may have been registered."""
@@ -225,7 +239,11 @@ class Sender(threading.Thread):
         if self._transaction is not None:
             batches = [batch for queue in self._queues.values() for batch in queue]
             return batches if all(batch.retry_at_s <= now_s for batch in batches) else []
-        heads = [queue[0] for queue in self._queues.values() if queue[0].retry_at_s <= now_s]
+        heads = [
+            queue[0]
+            for queue in self._queues.values()
+            if queue[0].retry_at_s <= now_s and not self._appends.is_busy(queue[0].topic.store_id)
+        ]
         alone = next((batch for batch in heads if batch.alone), None)
         return heads if alone is None else [alone]
 
@@ -240,17 +258,37 @@ class Sender(threading.Thread):
             batch.attempts += 1
         if self._transaction is not None:
             self._register(self._transaction, batches, timeout_ms)
+            if self._queues:
+                _own_remaining_tables(batches)
             return
-        try:
-            items = [(batch.topic, Records(batch.partition, batch.table, self._sequence(batch))) for batch in batches]
-            outcomes = self._log.append_prepared(
-                items, acks=self._settings.log_acks, codec=self._settings.compression_type, timeout_ms=timeout_ms
-            )
-        except Exception as error:
-            self._failed(batches, error)
+        self._has_data_stores |= any(batch.topic.store_id != HOME for batch in batches)
+        if not self._has_data_stores:
+            self._settle(batches, *timed(self._prepare(batches, timeout_ms)))
             return
+        by_store: dict[StoreId, list[ProducerBatch]] = {}
+        for batch in batches:
+            by_store.setdefault(batch.topic.store_id, []).append(batch)
+        for store_id, part in by_store.items():
+            self._appends.start(store_id, part, self._prepare(part, timeout_ms))
+
+    def _prepare(self, batches: Sequence[ProducerBatch], timeout_ms: int) -> Callable[[], list[Appended | Rejected]]:
+        """Return a function that appends the batches, and that any thread may call."""
+        items = [(batch.topic, Records(batch.partition, batch.table, self._sequence(batch))) for batch in batches]
+        acks, codec = self._settings.log_acks, self._settings.compression_type
+        return lambda: self._log.append_prepared(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+
+    def _settle(self, batches: Sequence[ProducerBatch], result: Result, seconds: float) -> None:
+        """Handle the result of an append that took so many seconds."""
+        if isinstance(result, Exception):
+            self._failed(batches, result)
+        else:
+            self.metrics.record_append(seconds, len(batches))
+            self._appended(batches, result)
+        if self._queues:
+            _own_remaining_tables(batches)
+
+    def _appended(self, batches: Sequence[ProducerBatch], outcomes: Sequence[Appended | Rejected]) -> None:
         self.warn_of_expired()
-        self.metrics.record_append(clock.monotonic_s() - now_s, len(batches))
         for batch, outcome in zip(batches, outcomes, strict=True):
             if isinstance(outcome, Appended):
                 if self._settings.enable_idempotence:

@@ -43,6 +43,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "CommitFailedError": kafka.UnknownMemberIdError,
     "LogDirMismatchError": kafka.LogDirNotFoundError,
     "AssignorFailedError": kafka.InconsistentGroupProtocolError,
+    "CrossStoreTransactionError": kafka.InvalidTxnStateError,
 }
 
 _UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128, "InvalidRecordStateError": 121}
@@ -80,6 +81,7 @@ SERVER_FAULTS = frozenset({
     "GroupAssignmentTooLargeError",
     # a gateway never raises these: they belong to clients of the library
     "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError", "WakeupError", "DeadLetterTopicError",
+    "StoreNotFoundError",
 })  # fmt: skip
 """The errors without a code of their own: a client gets UNKNOWN_SERVER_ERROR, and can only report it."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
+from spark_log.cluster.topics import IS_LIVE
 from spark_log.groups.consumer.rules import EpochState, Group, Member, Partitions, TopicFacts
 from spark_log.groups.consumer.stored_values import (
     Subscription,
@@ -103,7 +104,7 @@ _GIVEN_TO_OTHERS = Prepared(
         GROUP_PARTITION.partition <= sa.bindparam("last"),
     )
 )
-_TOPIC_SET = Prepared(sa.select(sa.func.count(), sa.func.max(TOPIC.topic_id)).select_from(t.topic))
+_TOPIC_SET = Prepared(sa.select(sa.func.count(), sa.func.max(TOPIC.topic_id)).select_from(t.topic).where(IS_LIVE))
 
 
 def read_group(connection: sa.Connection, group_id: str, *, lock: bool = False) -> GroupRow | None:
@@ -335,7 +336,7 @@ def all_topics(connection: sa.Connection) -> TopicSet:
 
 
 def topic_names(connection: sa.Connection) -> list[str]:
-    return list(connection.execute(sa.select(TOPIC.name)).scalars())
+    return list(connection.execute(sa.select(TOPIC.name).where(IS_LIVE)).scalars())
 
 
 def read_protocols(connection: sa.Connection, group_id: str) -> set[str]:
@@ -344,7 +345,7 @@ def read_protocols(connection: sa.Connection, group_id: str) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
-_ALL_TOPIC_FACTS = sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count)
+_ALL_TOPIC_FACTS = sa.select(TOPIC.name, TOPIC.topic_id, TOPIC.partition_count).where(IS_LIVE)
 _TOPIC_FACTS = Prepared(_ALL_TOPIC_FACTS.where(in_list(TOPIC.name, "names")))
 
 

@@ -19,6 +19,7 @@ from spark_log.errors import (
     FencedMemberEpochError,
     GroupIdNotFoundError,
     GroupMaxSizeReachedError,
+    IllegalArgumentError,
     UnknownMemberIdError,
 )
 from spark_log.groups.consumer import rows as group_rows
@@ -26,12 +27,12 @@ from spark_log.groups.consumer.rules import JOINING, LEAVING, EpochState, Group,
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
 from spark_log.groups.share import rows
 from spark_log.groups.share.rules import Window
-from spark_log.ids import TopicId
+from spark_log.ids import HOME, TopicId
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION
+from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, TOPIC
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class _State:
 def share_heartbeat(cluster: Cluster, heartbeat: ShareHeartbeat) -> ShareAnswer:
     """Handle a heartbeat of a member that does not leave.
 
-    Raises GroupIdNotFoundError if the group is of another type, UnknownMemberIdError, FencedMemberEpochError,
+    Raises IllegalArgumentError for a topic of a data store, GroupIdNotFoundError if the group is of another type,
+    UnknownMemberIdError, FencedMemberEpochError,
     GroupMaxSizeReachedError, or the errors of reading offsets by time (share.auto.offset.reset=by_duration).
     """
     store = cluster.store
@@ -130,7 +132,17 @@ def remove_share_members(
     return replace(group, group=after, empty_since_ms=None if left else now.wall_ms)
 
 
+def _refuse_data_stores(connection: sa.Connection, topics: Collection[str]) -> None:
+    """Raise IllegalArgumentError for a topic of a data store: a poll is one transaction of the home store."""
+    query = sa.select(TOPIC.name).where(in_list(TOPIC.name, topics), TOPIC.store_id != HOME).limit(1)
+    name = connection.execute(query).scalar()
+    if name is not None:
+        raise IllegalArgumentError(f"topic {name!r}: share groups read topics of the home store only")
+
+
 def _read(store: Store, connection: sa.Connection, heartbeat: ShareHeartbeat, *, lock: bool) -> _State:
+    if heartbeat.topics:
+        _refuse_data_stores(connection, heartbeat.topics)
     group = group_rows.read_group(connection, heartbeat.group_id, lock=lock)
     now = store.clock(connection)
     member = group_rows.read_member(connection, heartbeat.group_id, heartbeat.member_id)

@@ -66,6 +66,20 @@ def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -
     return store.transact(insert, timeout_ms=timeout_ms)
 
 
+def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> bool:
+    """Insert in a data store those of these producers that it does not have. Returns whether home has any of them."""
+    query = sa.select(t.producer).where(PRODUCER.producer_id.in_(producer_ids))
+    rows = home.read(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+
+    def insert(connection: sa.Connection, _attempt: Attempt) -> None:
+        for row in rows:
+            insert_if_missing(connection, t.producer, row)
+
+    if rows:
+        data.transact(insert)
+    return bool(rows)
+
+
 def lock_transactional_producer(connection: sa.Connection, transactional_id: str) -> int | None:
     """Lock the row of a transactional id and return its producer id, or None if there is no row."""
     query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id).with_for_update()

@@ -40,7 +40,7 @@ from spark_log.maintenance.compaction.passes import (
     plan_pass,
 )
 from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
-from spark_log.maintenance.context import MaintenanceContext, open_maintenance
+from spark_log.maintenance.context import MaintenanceContext, each_store
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.segment_rewrite import Written
 from spark_log.text import count_of
@@ -71,8 +71,8 @@ def compact_on_spark(
     InvalidConfigurationError for a topic of `topics` that is not compacted, and UnknownTopicOrPartitionError for one
     that does not exist. If a unit fails, the error is raised when all other units are done.
     """
-    with open_maintenance(cluster, "compact_on_spark", topics, settings, on_spark=True) as context:
-        return _compact(spark, context, force, progress)
+    contexts = each_store(cluster, "compact_on_spark", topics, settings, on_spark=True)
+    return [report for context in contexts for report in _compact(spark, context, force, progress)]
 
 
 def _compact(

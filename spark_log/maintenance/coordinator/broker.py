@@ -17,8 +17,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.errors import DuplicateBrokerRegistrationError, SparkLogError, redact
 from spark_log.failpoints import failpoint
+from spark_log.ids import HOME
 from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, ended, follower_step
 from spark_log.maintenance.coordinator.coordinator import Coordinator
+from spark_log.maintenance.coordinator.store_workers import StoreWorkers
 from spark_log.process import stop_at_exit
 from spark_log.replication.replicas.followers import Followers
 
@@ -29,12 +31,14 @@ class Broker:
     """Serves a broker while it is entered, in daemon threads. One process at a time may serve a broker."""
 
     def __init__(self, cluster: Cluster, broker_id: int, *, settings: ClusterSettings | None = None) -> None:
+        """`cluster` is the cluster as its home store has it; it serves the broker in the data stores too."""
         self._cluster = cluster
         self._own_settings = settings
         self._session = BrokerSession(cluster.store, broker_id, self._settings.broker_session_timeout_ms)
         self._followers = Followers(cluster, broker_id)
         self._loops = BackgroundLoops(f"spark-log-broker-{broker_id}")
         self.coordinator = Coordinator(cluster, settings=settings)
+        self._of_stores = StoreWorkers(cluster, "broker", lambda data: Broker(data, broker_id, settings=settings))
         self.failure: SparkLogError | None = None
         """Why it stopped serving: another process serves the broker, or the broker was removed."""
 
@@ -54,7 +58,7 @@ class Broker:
     def health(self) -> str | None:
         """Return why this process does not do its work, or None while it does."""
         failure = None if self.failure is None else _text(self.failure)
-        return failure or ended(self._loops.threads) or self.coordinator.health()
+        return failure or ended(self._loops.threads) or self.coordinator.health() or self._of_stores.health()
 
     def __enter__(self) -> "Broker":
         self.start()
@@ -73,7 +77,9 @@ class Broker:
         failpoint("broker.registered")
         self._loops.start("lease", self._renew_lease, first_after_s=self._session.duration_ms / 3000)
         self._loops.start("replicas", follower_step(self._cluster.store, self._followers, 0.01))
-        self.coordinator.start()
+        if self._cluster.store_id == HOME:  # the coordinator works for all stores
+            self._loops.start("stores", self._of_stores.follow)
+            self.coordinator.start()
         stop_at_exit(self)
 
     def request_stop(self) -> list[threading.Thread]:
@@ -87,12 +93,14 @@ class Broker:
         """Give the lease back, so that other brokers lead at once. Copies that are running are abandoned."""
         self._loops.request_stop()
         self._loops.join()
+        self._of_stores.close()
         self._followers.close(timeout_s=5)
         try:
             self._session.end()
         except SparkLogError as error:
             logger.warning("broker %s: its lease was not given back, and runs out: %s", self.broker_id, _text(error))
-        self.coordinator.close()
+        if self._cluster.store_id == HOME:
+            self.coordinator.close()
 
     def _register(self, timeout_ms: int) -> None:
         deadline_s = clock.monotonic_s() + timeout_ms / 1000

@@ -3,11 +3,11 @@
     with Coordinator("/data/log"):      on a Spark driver, or in any other process; several may run
         ...
 
-It competes for two leases. The holder of `controller` decides about replicas: which log dirs and brokers are dead,
-which replica leads, which replicas are in sync. The holder of `coordinator` runs the other tasks: groups and
-maintenance. The other processes wait until a lease is given back or expires (by the store's clock). Every transaction
-of a task checks the epoch of its lease, so a process that was paused changes nothing after its term. Without a
-coordinator clients run these tasks themselves; a coordinator is faster, and works while no client is active.
+It competes for two leases of each store of the cluster. The holder of `controller` decides about replicas: which log
+dirs and brokers are dead, which replica leads, which replicas are in sync. The holder of `coordinator` runs the other
+tasks: groups and maintenance. The other processes wait until a lease is given back or expires (by the store's clock).
+Every transaction of a task checks the epoch of its lease, so a process that was paused changes nothing after its term.
+Without a coordinator clients run these tasks themselves; a coordinator is faster, and works while no client is active.
 """
 
 import threading
@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import COORDINATOR, LeaseStatus, lease_status
 from spark_log.config import ClusterSettings
+from spark_log.ids import HOME
 from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, ended, follower_step
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
-from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
+from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks, data_store_tasks
+from spark_log.maintenance.coordinator.store_workers import StoreWorkers
 from spark_log.process import stop_at_exit
 from spark_log.replication.controller import controller
 from spark_log.replication.replicas.followers import Followers
@@ -54,8 +56,11 @@ class Coordinator:
         self._cluster = cluster
         self._followers = Followers(cluster)
         self._loops = BackgroundLoops("spark-log-embedded-replicas")
-        self.controller = LeaseRunner(cluster, controller.LEASE, settings, controller_tasks())
-        self.coordinator = LeaseRunner(cluster, COORDINATOR, settings, coordinator_tasks() if tasks is None else tasks)
+        if tasks is None:
+            tasks = coordinator_tasks() if cluster.store_id == HOME else data_store_tasks()
+        self.controller = LeaseRunner(cluster, controller.LEASE, settings, controller_tasks(cluster.store_id))
+        self.coordinator = LeaseRunner(cluster, COORDINATOR, settings, tasks)
+        self._of_stores = StoreWorkers(cluster, "coordinator", lambda data: Coordinator(data, settings=settings))
 
     @property
     def acting(self) -> bool:
@@ -64,7 +69,8 @@ class Coordinator:
 
     def health(self) -> str | None:
         """Return why this process does not do its work, or None while all of its threads run."""
-        return ended([*self._loops.threads, *self.controller.threads, *self.coordinator.threads])
+        own = ended([*self._loops.threads, *self.controller.threads, *self.coordinator.threads])
+        return own or self._of_stores.health()
 
     def __enter__(self) -> "Coordinator":
         self.start()
@@ -79,12 +85,15 @@ class Coordinator:
         # the replicas of embedded brokers: of several coordinators, the one that is the controller copies them
         step = follower_step(self._cluster.store, self._followers, 0.02, lambda: self.controller.acting)
         self._loops.start("followers", step)
+        if self._cluster.store_id == HOME:
+            self._loops.start("stores", self._of_stores.follow)
         stop_at_exit(self)
 
     def close(self) -> None:
         """Finish the running tasks and give the leases back."""
         self._loops.request_stop()
         self._loops.join()
+        self._of_stores.close()
         self._followers.close()
         self.coordinator.close()
         self.controller.close()

@@ -15,6 +15,7 @@ from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
 from spark_log.groups.share.dead_letters import DeadLetters, archiving_partitions
 from spark_log.groups.share.service import end_idle_locks
+from spark_log.ids import HOME, StoreId
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance.client_log import ClientLog
@@ -28,6 +29,7 @@ from spark_log.replication.controller import controller
 from spark_log.replication.controller.balance import auto_rebalance
 from spark_log.replication.controller.isr_lag import LagWatch, read_lagging_members
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.replicas.replica_moves import switch_reassignments
 
 logger = logging.getLogger(__name__)
@@ -139,16 +141,32 @@ def _end_silent_sessions(context: PeriodicTaskContext) -> None:
     context.cluster.store.end_silent_sessions()
 
 
-def coordinator_tasks() -> tuple[PeriodicTask, ...]:
-    """Return the tasks of the holder of lease `coordinator`."""
-    rounds, recorder = TableRounds(TOPICS_MAX), Recorder()
-    tasks = [replace(task, run=rounds.run, every_ms=rounds.pause_ms) if task.name == "seal" else task for task in TASKS]
-    scheduled = [_maintenance_task(task, task.every_ms) for task in tasks if task.every_ms is not None]
+def _follow_home(context: PeriodicTaskContext) -> None:
+    follow_all(context.cluster)
+
+
+def data_store_tasks() -> tuple[PeriodicTask, ...]:
+    """Return the tasks of the holder of lease `coordinator` of a data store."""
     return (
-        *GROUP_TASKS,
-        *scheduled,
+        *_scheduled(),
         PeriodicTask("end sessions of stopped processes", 5_000, _end_silent_sessions),
         PeriodicTask("beat, and accept a promotion of the store", acceptance.BEAT_MS, _beat),
+    )
+
+
+def _scheduled() -> list[PeriodicTask]:
+    rounds = TableRounds(TOPICS_MAX)
+    tasks = [replace(task, run=rounds.run, every_ms=rounds.pause_ms) if task.name == "seal" else task for task in TASKS]
+    return [_maintenance_task(task, task.every_ms) for task in tasks if task.every_ms is not None]
+
+
+def coordinator_tasks() -> tuple[PeriodicTask, ...]:
+    """Return the tasks of the holder of lease `coordinator` of the home store."""
+    recorder = Recorder()
+    return (
+        *GROUP_TASKS,
+        *data_store_tasks(),
+        PeriodicTask("let data stores follow the home store", 5_000, _follow_home),
         _recording_task(
             "record metrics",
             lambda context: recorder.record(context.cluster, context.fence, context.term),
@@ -202,8 +220,9 @@ def _rebalance_leaders(context: PeriodicTaskContext) -> None:
         auto_rebalance(context.cluster.store, context.fence, threshold_percent)
 
 
-def controller_tasks() -> tuple[PeriodicTask, ...]:
-    """Return the tasks of the holder of lease `controller`."""
+def controller_tasks(store_id: StoreId = HOME) -> tuple[PeriodicTask, ...]:
+    """Return the tasks of the holder of lease `controller` of a store."""
+    recording = [_recording_task("record runs of the controller's tasks", _record_task_runs)]
     watch = LagWatch()
     return (
         PeriodicTask("elect leaders and remove dead replicas from ISRs", 200, _elect_leaders),
@@ -216,5 +235,5 @@ def controller_tasks() -> tuple[PeriodicTask, ...]:
             "elect preferred leaders", lambda settings: settings.leader_imbalance_check_interval_ms, _rebalance_leaders
         ),
         PeriodicTask("delete retired replicas", 600_000, _delete_retired_replicas),
-        _recording_task("record runs of the controller's tasks", _record_task_runs),
+        *(recording if store_id == HOME else ()),  # the history is a topic of the home store
     )

@@ -9,7 +9,7 @@ share partition (sorted by group, topic and number), partition (sorted by topic 
 """
 
 from spark_log.metadata.tables.append_tables import producer, producer_batch, spark_batch, write_id
-from spark_log.metadata.tables.cluster_tables import broker, lease, log_dir, topic
+from spark_log.metadata.tables.cluster_tables import broker, lease, log_dir, store, topic
 from spark_log.metadata.tables.controller_tables import reassignment
 from spark_log.metadata.tables.definition import metadata
 from spark_log.metadata.tables.gateway_tables import gateway
@@ -88,6 +88,7 @@ __all__ = [
     "share_delayed",
     "share_partition",
     "spark_batch",
+    "store",
     "subject_config",
     "subject_version",
     "topic",
@@ -98,8 +99,8 @@ __all__ = [
     "write_id",
 ]
 
-SCHEMA_REVISION = "v8"
+SCHEMA_REVISION = "v9"
 """The Alembic revision that this code reads and writes: the newest one in `migrations/versions`."""
 
-OLDEST_REVISION = "v7"
+OLDEST_REVISION = "v9"
 """The revision of the oldest code that may use a store of SCHEMA_REVISION: all migrations after it are additive."""

@@ -1,6 +1,6 @@
 """Tables of the cluster: brokers, log dirs, leases, topics."""
 
-from sqlalchemy import BigInteger, Boolean, ForeignKey, Integer, String, Text
+from sqlalchemy import BigInteger, Boolean, ForeignKey, Integer, String, Text, text
 
 from spark_log.metadata.tables.definition import SERIAL, column, tables_of
 
@@ -70,6 +70,23 @@ topic = _table(
         "typed columns of keys and values (TopicColumns, JSON); NULL: the topic never had any",
         nullable=True,
     ),
-    comment="A topic.",
+    column("store_id", Integer, "store that has its partitions; 0: the home store", server_default=text("0")),
+    column(
+        "state",
+        String(16),
+        "live; in the home store, creating or deleting while a data store has not followed yet",
+        server_default="live",
+    ),
+    comment="A topic. The home store has a row for each topic of the cluster, a data store one for each of its own.",
     sqlite_autoincrement=True,
+)
+
+store = _table(
+    "store",
+    column("store_id", Integer, "number of the store, > 0, never reused", primary_key=True, autoincrement=False),
+    column("name", String(63), "chosen by the operator", unique=True),
+    column("address", Text, "URL of its database, without a password"),
+    column("state", String(16), "adding, active or draining"),
+    column("added_ms", BigInteger, "clock of the home store"),
+    comment="The data stores of the cluster. Only the home store has rows.",
 )

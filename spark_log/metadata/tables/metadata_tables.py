@@ -62,6 +62,7 @@ cluster = _table(
         server_default=text("0"),
     ),
     column("secret", LargeBinary, "random; from it come the salts that users who do not exist are shown"),
+    column("store_id", Integer, "0: the home store; else the number of this data store", server_default=text("0")),
     comment="The cluster that this store describes.",
 )
 

@@ -25,7 +25,7 @@ from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import LogDir, Marker, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import LogDirMismatchError, SparkLogError, redact
-from spark_log.ids import BrokerId, LogDirId
+from spark_log.ids import BrokerId, LogDirId, StoreId
 from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import PartitionState, fence_writers, lose_files
 from spark_log.metadata import tables as t
@@ -69,7 +69,8 @@ hang are waited for one after the other.
 
 @dataclass(frozen=True)
 class LogDirAnswer:
-    """The result of inspecting a log dir. `failure` is None if it answers. An `empty` one has no marker and no files.
+    """The result of inspecting a log dir. `failure` is None if it answers. An `empty` one has no files, or no
+    marker of this store.
 
     `counter` is that of its marker, or -1 if it has no marker, or one with a former id.
     """
@@ -87,6 +88,7 @@ class RegisteredLogDir:
     broker_id: BrokerId
     uri: str
     uuid: str
+    store_id: StoreId
     counter: int
     online: bool
     suspect_bytes: int | None
@@ -157,8 +159,8 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
     rows = connection.execute(sa.select(t.log_dir).order_by(LOG_DIR.log_dir_id)).all()
     return [
         RegisteredLogDir(
-            LogDirId(row.log_dir_id), BrokerId(row.broker_id), cluster.absolute(row.uri), row.uuid, row.counter,
-            bool(row.online), row.suspect_bytes,
+            LogDirId(row.log_dir_id), BrokerId(row.broker_id), cluster.absolute(row.uri), row.uuid,
+            cluster.store_id, row.counter, bool(row.online), row.suspect_bytes,
         )
         for row in rows
     ]  # fmt: skip
@@ -213,9 +215,13 @@ def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: frozenset[str]) 
 
 def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:
     try:
-        directory = LogDir(known.uri)
+        directory = LogDir(known.uri, known.store_id)
         marker = directory.read_marker()
-        if marker is None and directory.exists() and directory.empty():
+        if (
+            marker is None
+            and directory.exists()
+            and (directory.empty() or _has_other_marker(directory, known, cluster_id))
+        ):
             return LogDirAnswer(None, empty=True)
         # A marker of this broker with an id that no log dir has now is taken for a former one of this log dir: an old
         # disk was mounted again, or a marker was written too late. The files are listed when it is marked online.
@@ -231,6 +237,11 @@ def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> Lo
     except (SparkLogError, OSError) as error:
         return LogDirAnswer(redact(str(error)))
     return LogDirAnswer(None, counter=-1 if marker is None or formerly else marker.counter)
+
+
+def _has_other_marker(directory: LogDir, known: RegisteredLogDir, cluster_id: str) -> bool:
+    """Whether another store of the cluster has its marker here: the disk was replaced, and that store was first."""
+    return any((marker.cluster_id, marker.broker_id) == (cluster_id, known.broker_id) for marker in directory.markers())
 
 
 def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
@@ -260,7 +271,7 @@ def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer
     if answer.empty:  # the store before the marker: a marker with an unknown id would count as a former one
         marker_uuid = str(uuid.uuid4())
         store.transact(lambda connection, _: _set(connection, fence, known, uuid=marker_uuid))
-    directory = LogDir(known.uri)
+    directory = LogDir(known.uri, known.store_id)
     topics = store.read(lambda connection: _topics_in(connection, known.log_dir_id))
     fallen = sum(_check_files(store, fence, known.log_dir_id, directory, topic) for topic in topics)
     counter = max(known.counter, answer.counter) + 1

@@ -1,21 +1,26 @@
 """Creates, alters and deletes topics, with Kafka's rules and terms."""
 
+import contextlib
 import importlib.util
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import overload
 
 import sqlalchemy as sa
 
-from spark_log.cluster.brokers import alive_log_dirs, keep_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import collision_key, validate_user_topic
 from spark_log.cluster.object_puts import can_create
+from spark_log.cluster.store_directory import ACTIVE, find_store
 from spark_log.cluster.topics import (
+    CREATING,
     Topic,
+    delete_topic_row,
     delete_topic_rows,
     find_topic,
     insert_topic_row,
+    set_deleting,
     set_overrides,
     set_partition_count,
 )
@@ -25,15 +30,19 @@ from spark_log.errors import (
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     MetadataConflictError,
+    RetriableError,
+    SparkLogError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
     install_extra,
     redact,
 )
+from spark_log.failpoints import failpoint
+from spark_log.ids import HOME, HOME_NAME, StoreId
 from spark_log.log.partitions.partition_rows import insert_partitions
 from spark_log.log.partitions.retired_files import retire_folder
-from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REPLICA, TOPIC
+from spark_log.metadata.cascade import delete_rows_of_topic
+from spark_log.metadata.sql_columns import PARTITION, TOPIC
 from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.topic_schemas import (
@@ -43,7 +52,11 @@ from spark_log.registry.topic_schemas import (
     parts_changed_by,
     typed_columns,
 )
-from spark_log.replication.controller.placement import BrokerLoad, place_replicas
+from spark_log.replication.controller.placement import place_replicas
+from spark_log.replication.controller.replica_loads import read_loads
+from spark_log.replication.controller.topic_copies import follow
+
+logger = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 100_000
 """More in one topic are refused: every describe and plan would be slow."""
@@ -56,6 +69,8 @@ def create_topic(
     partitions: int = 1,
     replication_factor: int = 1,
     configs: Mapping[str, str] | None = None,
+    *,
+    store: str | None = None,
 ) -> Topic: ...
 @overload
 def create_topic(
@@ -65,6 +80,7 @@ def create_topic(
     replication_factor: int = 1,
     configs: Mapping[str, str] | None = None,
     *,
+    store: str | None = None,
     validate_only: bool,
 ) -> Topic | None: ...
 def create_topic(
@@ -74,15 +90,22 @@ def create_topic(
     replication_factor: int = 1,
     configs: Mapping[str, str] | None = None,
     *,
+    store: str | None = None,
     validate_only: bool = False,
 ) -> Topic | None:
     """Create a topic, and return it. With `validate_only`, only check, and return None.
 
-    Raises InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ), InvalidPartitionsError,
-    InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal topics).
+    `store` is the name of the store that gets its partitions, by default the cluster setting topic.default.store.
+
+    Raises StoreNotFoundError, InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ),
+    InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal
+    topics).
     """
     validate_user_topic(name, "create")
-    return _create_topic(cluster, name, partitions, replication_factor, configs, validate_only=validate_only)
+    return _create_topic(
+        cluster, name, partitions, replication_factor, configs,
+        store=store or cluster.store.settings.topic_default_store, validate_only=validate_only,
+    )  # fmt: skip
 
 
 def create_internal_topic(
@@ -103,6 +126,7 @@ def _create_topic(
     replication_factor: int,
     configs: Mapping[str, str] | None,
     *,
+    store: str = HOME_NAME,
     validate_only: bool = False,
     fewer_replicas: bool = False,
 ) -> Topic | None:
@@ -114,6 +138,7 @@ def _create_topic(
     _check_min_isr(config, replication_factor)
     _check_tables(cluster, config)
     external = external_subjects(config)
+    store_id = _store_of_new_topic(cluster, store)
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
         lock_subjects(connection, config)
@@ -121,19 +146,45 @@ def _create_topic(
         if taken is not None:
             collision = f"Topic {name!r} collides with existing topic {taken!r}: '.' and '_' count as the same."
             raise TopicAlreadyExistsError(_exists_already(name) if taken == name else collision)
-        loads = _broker_loads(connection, cluster.store.clock(connection))
+        loads = read_loads(connection, cluster.store.clock(connection))
         factor = min(replication_factor, max(1, len(loads))) if fewer_replicas else replication_factor
         placement = place_replicas(loads, partitions, factor)
         columns = typed_columns(connection, config, None, external)
         if validate_only:
             return None
         now = cluster.store.clock(connection)
+        if store_id != HOME:
+            return insert_topic_row(connection, name, partitions, factor, overrides, now, columns, store_id)
         return insert_topic(connection, name, placement, factor, overrides, now, columns)
 
     try:
-        return cluster.store.transact(create, announce=True)
+        topic = cluster.store.transact(create, announce=True)
     except MetadataConflictError as error:  # two creators at once on PostgreSQL: the unique key decides
         raise TopicAlreadyExistsError(_exists_already(name)) from error
+    if topic is not None and store_id != HOME:
+        failpoint("topic.created-at-home")
+        _finish_creation(cluster, topic)
+    return topic
+
+
+def _store_of_new_topic(cluster: Cluster, name: str) -> StoreId:
+    """Return the number of the store with this name, which must answer and take new topics."""
+    if name == HOME_NAME:
+        return HOME
+    info = cluster.store.read(lambda connection: find_store(connection, name))
+    if info.state != ACTIVE:
+        raise InvalidConfigurationError(f"store {name!r}: it is {info.state}, and takes no new topics")
+    return cluster.at(info.store_id).store_id
+
+
+def _finish_creation(cluster: Cluster, topic: Topic) -> None:
+    """Let the data store insert the topic. If it cannot, the topic is removed again, here or by a coordinator."""
+    try:
+        follow(cluster, topic.store_id, topic.topic_id)
+    except SparkLogError:
+        with contextlib.suppress(SparkLogError):
+            cluster.store.transact(lambda c, _: delete_topic_row(c, topic.topic_id, CREATING), timeout_ms=1_000)
+        raise
 
 
 def _exists_already(name: str) -> str:
@@ -186,7 +237,16 @@ def alter_configs(
         set_overrides(connection, topic.topic_id, overrides, columns)
         return find_topic(connection, name)
 
-    return cluster.store.transact(alter)
+    return _followed(cluster, cluster.store.transact(alter))
+
+
+def _followed(cluster: Cluster, topic: Topic) -> Topic:
+    """Let the topic's data store follow a change. If it does not answer, a coordinator repeats that."""
+    try:
+        follow(cluster, topic.store_id, topic.topic_id)
+    except RetriableError as error:
+        logger.warning("topic %s: store %s follows later: %s", topic.name, topic.store_id, redact(str(error)))
+    return topic
 
 
 def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bool = False) -> Topic:
@@ -196,6 +256,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
     """
     validate_user_topic(name, "add partitions to")
     _check_partition_count(total, minimum=1)
+    data = cluster.of(cluster.store.read(lambda connection: find_topic(connection, name)))
 
     def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
         topic = find_topic(connection, name, lock=True)
@@ -206,7 +267,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
             )
         if total <= topic.partition_count:
             raise InvalidPartitionsError(f"partitions: topic {name!r} has {topic.partition_count}; {total} is not more")
-        loads = _broker_loads(connection, cluster.store.clock(connection))
+        loads = read_loads(connection, data.store.clock(connection))
         placement = place_replicas(loads, total - topic.partition_count, topic.replication_factor)
         if validate_only:
             return topic
@@ -214,7 +275,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
         set_partition_count(connection, topic.topic_id, total)
         return find_topic(connection, name)
 
-    return cluster.store.transact(add, announce=True)
+    return _followed(cluster, data.store.transact(add, announce=True))
 
 
 def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) -> None:
@@ -225,18 +286,27 @@ def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) ->
     """
     validate_user_topic(name, "delete")
 
-    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+    def delete(connection: sa.Connection, _attempt: Attempt) -> Topic:
         topic = find_topic(connection, name, lock=True)
         if topic_id not in (None, topic.topic_id):
             raise UnknownTopicOrPartitionError(f"topic {name!r}: it was deleted and created again")
+        if topic.store_id != HOME:
+            delete_rows_of_topic(connection, topic.topic_id)
+            set_deleting(connection, topic.topic_id)
+            retire_folder(connection, topic, cluster.store.clock(connection))
+            return topic
         # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
         rows = sa.select(PARTITION.partition).where(PARTITION.topic_id == topic.topic_id).order_by(PARTITION.partition)
         connection.execute(rows.with_for_update()).all()
         # pending batches stay: their transaction can no longer be committed, and drops them when it ends
         delete_topic_rows(connection, topic.topic_id)
         retire_folder(connection, topic, cluster.store.clock(connection))
+        return topic
 
-    cluster.store.transact(delete, announce=True, unlimited=True)  # a million rows may take a minute
+    # a million rows may take a minute
+    deleted = cluster.store.transact(delete, announce=True, unlimited=True)
+    failpoint("topic.deleted-at-home")
+    _followed(cluster, deleted)
 
 
 def insert_topic(
@@ -261,26 +331,6 @@ def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, 
     merged = {**topic.overrides, **changes}
     overrides = {key: value for key, value in merged.items() if value is not None}
     return overrides, TopicConfig.from_overrides(overrides)
-
-
-def _broker_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:
-    """Return the brokers that are alive, with the number of replicas in their live log dirs. No broker is removed until
-    the end of the transaction.
-    """
-    keep_brokers(connection)
-    alive = alive_log_dirs(connection, now)
-    counts = sa.select(REPLICA.log_dir_id, sa.func.count().label("replicas")).group_by(REPLICA.log_dir_id).subquery()
-    query = (
-        sa.select(LOG_DIR.broker_id, BROKER.rack, LOG_DIR.log_dir_id, sa.func.coalesce(counts.c.replicas, 0))
-        .join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
-        .outerjoin(counts, counts.c.log_dir_id == LOG_DIR.log_dir_id)
-        .order_by(LOG_DIR.broker_id, LOG_DIR.log_dir_id)
-    )
-    brokers: dict[int, tuple[str | None, dict[int, int]]] = {}
-    for broker_id, rack, log_dir_id, replicas in connection.execute(query):
-        if log_dir_id in alive:
-            brokers.setdefault(broker_id, (rack, {}))[1][log_dir_id] = replicas
-    return [BrokerLoad(broker_id, rack, load) for broker_id, (rack, load) in brokers.items()]
 
 
 def _check_partition_count(count: object, minimum: int) -> None:

@@ -145,6 +145,9 @@ FIRST_RELEASE_LACKS = [
     ("cluster", "promoted_ms"),
     ("retired_file", "fresh"),
     ("cluster", "oldest_revision"),
+    ("cluster", "store_id"),
+    ("topic", "store_id"),
+    ("topic", "state"),
 ]
 
 
@@ -200,7 +203,7 @@ def test_store_of_the_first_release_gets_the_columns_of_this_one(cluster, cluste
                 connection.exec_driver_sql(f"ALTER INDEX pk_classic_{name} RENAME TO pk_opaque_{name}")
         for table in ("publication", "publication_cursor", "publication_intent", "publication_intent_cursor"):
             without_targets(connection, table)
-        for table in ("group_config", "share_partition", "share_delayed"):
+        for table in ("group_config", "share_partition", "share_delayed", "store"):
             connection.exec_driver_sql(f"DROP TABLE {table}")
         for table, column in FIRST_RELEASE_LACKS:
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")

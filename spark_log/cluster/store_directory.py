@@ -1,0 +1,85 @@
+"""The directory of the cluster's data stores, which is in the home store.
+
+A cluster has one *home* store, and may have *data* stores. Each topic is whole in one store: its partitions, replicas,
+segments and publications. A data store has the same tables as the home store, and copies of the rows of brokers, log
+dirs and of its own topics, so that all code that works on partitions runs on a data store unchanged.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log.errors import InvalidConfigurationError, StoreNotFoundError
+from spark_log.ids import HOME, HOME_NAME, StoreId
+from spark_log.metadata.sql_columns import STORE
+
+ADDING, ACTIVE, DRAINING = "adding", "active", "draining"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """A data store. `address` has no password. The state is adding, active or draining."""
+
+    store_id: StoreId
+    name: str
+    address: str
+    state: str
+
+    def address_to_open(self, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the address to open: the value of SPARK_LOG_STORE_<NAME> if it is set, which may have a password or be
+        the path of a file with the address, and else the recorded one.
+        """
+        return environ.get(variable(self.name)) or self.address
+
+
+def variable(name: str) -> str:
+    """Return the name of the environment variable with the address of a store."""
+    return f"SPARK_LOG_STORE_{name.upper().replace('-', '_')}"
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidConfigurationError unless this is a legal name of a data store."""
+    if name == HOME_NAME or not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidConfigurationError(
+            f"store: {name!r}: expected 1 to 63 of a-z, 0-9 and -, not beginning with -, other than {HOME_NAME}"
+        )
+
+
+def find_stores(connection: sa.Connection) -> list[StoreInfo]:
+    """Return the data stores, by number. The connection is to the home store."""
+    columns = (STORE.store_id, STORE.name, STORE.address, STORE.state)
+    return [_info(row) for row in connection.execute(sa.select(*columns).order_by(STORE.store_id))]
+
+
+def find_store(connection: sa.Connection, name: str) -> StoreInfo:
+    """Return a data store by its name. Raises StoreNotFoundError."""
+    stores = find_stores(connection)
+    for each in stores:
+        if each.name == name:
+            return each
+    known = ", ".join([HOME_NAME, *(each.name for each in stores)])
+    raise StoreNotFoundError(f"store {name!r}: there is no such store; there are {known}")
+
+
+def find_store_of_id(connection: sa.Connection, store_id: StoreId) -> StoreInfo:
+    """Return a data store by its number. Raises StoreNotFoundError."""
+    for each in find_stores(connection):
+        if each.store_id == store_id:
+            return each
+    raise StoreNotFoundError(f"store number {store_id}: it was removed from the cluster")
+
+
+def name_of(store_id: StoreId, stores: list[StoreInfo]) -> str:
+    """Return the store's name for people; `home` for the home store."""
+    names = {each.store_id: each.name for each in stores}
+    return HOME_NAME if store_id == HOME else names.get(store_id, str(store_id))
+
+
+def _info(row: Any) -> StoreInfo:
+    return StoreInfo(StoreId(row.store_id), row.name, row.address, row.state)

@@ -1,0 +1,182 @@
+"""Adds data stores to a cluster, and removes them; copies the rows of brokers and log dirs to them."""
+
+import logging
+import uuid
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, LogDirInfo, Marker
+from spark_log.cluster.store_directory import (
+    ACTIVE,
+    ADDING,
+    StoreInfo,
+    check_name,
+    find_store,
+    find_stores,
+)
+from spark_log.errors import (
+    ClusterAlreadyExistsError,
+    InvalidConfigurationError,
+    MetadataConflictError,
+    SparkLogError,
+    UnsupportedStoreError,
+    redact,
+)
+from spark_log.failpoints import failpoint
+from spark_log.ids import StoreId
+from spark_log.metadata import tables as t
+from spark_log.metadata.address import Address
+from spark_log.metadata.cascade import delete_rows_of_log_dirs
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TOPIC
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_opening import create_store
+
+logger = logging.getLogger(__name__)
+
+
+def list_stores(cluster: Cluster) -> list[StoreInfo]:
+    """Return the data stores of the cluster, by number."""
+    return cluster.home.store.read(find_stores)
+
+
+def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
+    """Create a data store in an empty PostgreSQL database, and add it to the cluster. It has no topics yet.
+
+    The same call finishes an addition that was interrupted. A password in `address` is not recorded: other processes
+    take it from PGPASSWORD, ~/.pgpass or SPARK_LOG_STORE_<NAME>.
+
+    Raises UnsupportedStoreError on SQLite, InvalidConfigurationError for a name that is not legal or is taken,
+    ClusterAlreadyExistsError if the database has a store, and the errors of the address.
+    """
+    home = cluster.home
+    check_name(name)
+    parsed = Address.parse(address)
+    if home.store.sqlite or parsed.folder is not None:
+        raise UnsupportedStoreError(
+            "store: a cluster whose metadata is in a folder has one store; several stores need PostgreSQL databases"
+        )
+    recorded = parsed.without_password
+
+    def reserve(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
+        stores = find_stores(connection)
+        same = next((each for each in stores if each.name == name), None)
+        if same is not None:
+            if same.state != ADDING or same.address != recorded:
+                raise InvalidConfigurationError(f"store {name!r}: there is one at {same.address} already")
+            return same
+        last = connection.execute(sa.select(sa.func.max(STORE.store_id))).scalar() or 0
+        info = StoreInfo(StoreId(last + 1), name, recorded, ADDING)
+        added_ms = home.store.clock(connection).wall_ms
+        connection.execute(t.store.insert(), {**vars(info), "added_ms": added_ms})
+        return info
+
+    try:
+        info = home.store.transact(reserve)
+    except MetadataConflictError as error:
+        raise InvalidConfigurationError(f"store {name!r}: another process is adding one; repeat the call") from error
+    failpoint("store.reserved")
+    try:
+        create_store(parsed, home.cluster_id, store_id=info.store_id).close()
+    except ClusterAlreadyExistsError:
+        pass  # by an interrupted call; `at` refuses any other store
+    except SparkLogError:
+        home.store.transact(lambda c, _: _delete(c, info.store_id, ADDING))
+        raise
+    failpoint("store.created")
+    copy_brokers(home, home.at(info.store_id))
+    home.store.transact(lambda c, _: _set_state(c, info.store_id, ACTIVE), announce=True)
+    return home.store.read(lambda connection: find_store(connection, name))
+
+
+def remove_store(cluster: Cluster, name: str) -> None:
+    """Remove a data store from the cluster. Its database stays, and may be dropped.
+
+    Raises StoreNotFoundError, and InvalidConfigurationError while a topic is in it.
+    """
+    home = cluster.home
+
+    def remove(connection: sa.Connection, _attempt: Attempt) -> None:
+        info = find_store(connection, name)
+        topics = sa.select(TOPIC.name).where(TOPIC.store_id == info.store_id).limit(1)
+        held = connection.execute(topics).scalar()
+        if held is not None:
+            raise InvalidConfigurationError(f"store {name!r}: it has topics, for example {held!r}: delete them first")
+        _delete(connection, info.store_id, info.state)
+
+    home.store.transact(remove, announce=True)
+
+
+def _set_state(connection: sa.Connection, store_id: StoreId, state: str) -> None:
+    connection.execute(t.store.update().where(STORE.store_id == store_id).values(state=state))
+
+
+def _delete(connection: sa.Connection, store_id: StoreId, state: str) -> None:
+    connection.execute(t.store.delete().where(STORE.store_id == store_id, STORE.state == state))
+
+
+def copy_to_stores(cluster: Cluster) -> None:
+    """Copy the rows of brokers and log dirs to all data stores after a change. A store that does not answer is logged;
+    a coordinator repeats it.
+    """
+    for store_id in cluster.store_ids()[1:]:
+        try:
+            copy_brokers(cluster.home, cluster.at(store_id))
+        except SparkLogError as error:
+            logger.warning("store %s does not follow the home store: %s", store_id, redact(str(error)))
+
+
+def copy_brokers(home: Cluster, data: Cluster) -> None:
+    """Give a data store the brokers and log dirs of home, with the same ids.
+
+    Racks and locations are copied again when they change. Leases and the state of log dirs are the data store's own.
+    Brokers and log dirs that home does not have are removed if they have no replicas.
+    """
+    brokers = home.store.read(lambda c: {row.broker_id: row.rack for row in c.execute(sa.select(t.broker))})
+    infos = home.log_dirs()
+    there = data.log_dirs()
+    there_brokers = data.store.read(lambda c: {row.broker_id: row.rack for row in c.execute(sa.select(t.broker))})
+    places = {log_dir_id: info.uri for log_dir_id, info in infos.items()}
+    if there_brokers == brokers and {log_dir_id: info.uri for log_dir_id, info in there.items()} == places:
+        return
+    new = [_new_row(data, info) for log_dir_id, info in infos.items() if log_dir_id not in there]
+
+    def copy(connection: sa.Connection, _attempt: Attempt) -> None:
+        present = set(connection.execute(sa.select(BROKER.broker_id).with_for_update()).scalars())
+        missing = [_broker_row(each, rack) for each, rack in brokers.items() if each not in present]
+        if missing:
+            connection.execute(t.broker.insert(), missing)
+        for broker_id in brokers.keys() & present:
+            connection.execute(t.broker.update().where(BROKER.broker_id == broker_id).values(rack=brokers[broker_id]))
+        known = set(connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars())
+        if rows := [row for row in new if row["log_dir_id"] not in known]:
+            connection.execute(t.log_dir.insert(), rows)
+        for log_dir_id in places.keys() & known:
+            here = LOG_DIR.log_dir_id == log_dir_id
+            connection.execute(t.log_dir.update().where(here).values(uri=places[log_dir_id]))
+        used = sa.select(REPLICA.log_dir_id)
+        gone = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.log_dir_id.not_in(places), LOG_DIR.log_dir_id.not_in(used))
+        delete_rows_of_log_dirs(connection, gone)
+        connection.execute(t.log_dir.delete().where(LOG_DIR.log_dir_id.in_(gone)))
+        owners = sa.select(LOG_DIR.broker_id)
+        connection.execute(t.broker.delete().where(BROKER.broker_id.not_in(brokers), BROKER.broker_id.not_in(owners)))
+
+    data.store.transact(copy, announce=True)
+
+
+def _broker_row(broker_id: int, rack: str | None) -> dict[str, object]:
+    lease = {"served": False, "holder": None, "epoch": 0, "lease_until_ms": None, "lease_clock_epoch": None}
+    return {"broker_id": broker_id, "rack": rack, **lease}
+
+
+def _new_row(data: Cluster, info: LogDirInfo) -> dict[str, object]:
+    """Return the row of a log dir, after its marker of the data store was written. It is offline if that failed."""
+    marker = Marker(data.cluster_id, info.broker_id, str(uuid.uuid4()), counter=0)
+    failure = None
+    try:
+        LogDir(info.uri).verify(info.uuid)
+        LogDir(info.uri, data.store_id).write_marker(marker)
+    except (SparkLogError, OSError) as error:
+        failure = redact(str(error))
+    row = {"log_dir_id": info.log_dir_id, "broker_id": info.broker_id, "uri": info.uri, "uuid": marker.uuid}
+    return {**row, "counter": 0, "online": failure is None, "failure": failure}

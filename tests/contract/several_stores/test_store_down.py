@@ -1,0 +1,92 @@
+"""A data store, or the home store, does not answer: the topics of the others are appended to and read as before."""
+
+import time
+
+import pytest
+
+from spark_log import Consumer, Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.stores import add_store
+from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailableError, UnsupportedStoreError
+from spark_log.log.append.rules import Appended
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.records import read_all, table
+
+FAR_S_MAX = 60.0
+
+
+@pytest.fixture
+def far(postgres_server, own_postgres_server, tmp_path):
+    """A cluster whose data store is in a server of its own, with a topic in each store."""
+    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        add_store(cluster, "far", own_postgres_server.create_database())
+        create_topic(cluster, "here")
+        create_topic(cluster, "there", store="far")
+        yield cluster
+
+
+def test_a_store_that_hangs_delays_only_its_topics(far, own_postgres_server):
+    alter_settings(far, {"store.answer.timeout.ms": "2000"})
+    address = far.store.address.with_password
+    got, sent = [], {}
+    with (
+        Producer(cluster=address, request_timeout_ms=2_000) as producer,
+        Consumer("here", "there", cluster=address, auto_offset_reset="earliest") as consumer,
+    ):
+        for topic in ("here", "there"):
+            producer.send(topic, b"first").get(30)
+        while len(got) < 2:
+            got += [record.value for records in consumer.poll(500).values() for record in records]
+        own_postgres_server.freeze()
+        try:
+            sent["there"] = producer.send("there", b"late")
+            for n in range(20):
+                producer.send("here", b"%d" % n).get(FAR_S_MAX)
+            assert not sent["there"].is_done
+            deadline = time.monotonic() + FAR_S_MAX
+            while len(got) < 22 and time.monotonic() < deadline:
+                got += [record.value for records in consumer.poll(500).values() for record in records]
+            assert got[2:] == [b"%d" % n for n in range(20)]
+        finally:
+            own_postgres_server.resume()
+        assert sent["there"].get(FAR_S_MAX).offset == 1
+        while len(got) < 23:
+            got += [record.value for records in consumer.poll(500).values() for record in records]
+        assert got[22] == b"late"
+
+
+def test_topics_of_a_data_store_are_used_while_home_is_down(own_postgres_server, postgres_server, tmp_path):
+    home = own_postgres_server
+    with Cluster.init(home.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        add_store(cluster, "far", postgres_server.create_database())
+        topic = create_topic(cluster, "there", store="far")
+        log = ClientLog(cluster)
+        log.append(topic, [Records(0, table("a"))])
+        home.kill()
+        [outcome] = log.append(topic, [Records(0, table("b"))])
+        assert isinstance(outcome, Appended)
+        assert [value for _, _, value in read_all(log.at(topic.store_id), topic)] == ["a", "b"]
+        home.start()
+        log.close()
+
+
+def test_a_topic_is_not_created_in_a_store_that_does_not_answer(far, own_postgres_server):
+    own_postgres_server.kill()
+    try:
+        far.at(1).store.timeout_ms_max = 500
+        with pytest.raises(MetadataStoreUnavailableError):
+            create_topic(far, "new", store="far")
+        assert create_topic(far, "new").store_id == 0, "its name is free again"
+    finally:
+        own_postgres_server.start()
+
+
+def test_a_database_is_only_the_store_that_it_is(far, postgres_server, tmp_path):
+    data = far.at(1).store.address.with_password
+    with pytest.raises(InvalidConfigurationError, match=r"is data store 1 of cluster .*: give the address of its home"):
+        Cluster.open(data)
+    with Cluster.init(str(tmp_path / "small")) as small, pytest.raises(UnsupportedStoreError, match="has one store"):
+        add_store(small, "more", postgres_server.create_database())

@@ -1,0 +1,89 @@
+"""Topics of a data store: they are created, changed, appended to, read and deleted like those of the home store."""
+
+import pytest
+
+from spark_log import Consumer, Producer, ShareConsumer
+from spark_log.cluster.topics import find_topics
+from spark_log.errors import (
+    CrossStoreTransactionError,
+    IllegalArgumentError,
+    StoreNotFoundError,
+    TopicAlreadyExistsError,
+)
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
+from tests.support.records import table
+from tests.support.topics import stored
+
+EAST = 1
+
+
+@pytest.fixture
+def log(stores):
+    log = ClientLog(stores)
+    yield log
+    log.close()
+
+
+def there(stores):
+    """The topics of the data store, as it has them."""
+    return stores.at(EAST).store.read(find_topics)
+
+
+def test_a_topic_is_whole_in_its_store(stores, log):
+    created = create_topic(stores, "t", 2, configs={"retention.ms": "-1"}, store="east")
+    assert log.find_topic("t") == created == there(stores)["t"]
+    assert created.store_id == EAST
+    log.append(created, [Records(0, table("a", "b")), Records(1, table("c"))])
+    assert stored(stores, "t") == {0: ["a", "b"], 1: ["c"]}
+    with pytest.raises(TopicAlreadyExistsError):
+        create_topic(stores, "t")
+    with pytest.raises(StoreNotFoundError, match="there are home, east"):
+        create_topic(stores, "u", store="west")
+
+
+def test_changes_reach_both_stores(stores, log):
+    create_topic(stores, "t", store="east")
+    alter_configs(stores, "t", {"retention.ms": "1000"})
+    add_partitions(stores, "t", 3)
+    assert log.find_topic("t") == there(stores)["t"]
+    assert there(stores)["t"].partition_count == 3
+    assert there(stores)["t"].overrides == {"retention.ms": "1000"}
+    log.append(log.find_topic("t"), [Records(2, table("x"))])
+    delete_topic(stores, "t")
+    assert there(stores) == {} == stores.store.read(find_topics)
+    again = create_topic(stores, "t")
+    assert again.store_id == 0
+    assert stored(stores, "t") == {}
+
+
+def test_clients_use_topics_of_all_stores(stores):
+    address = stores.store.address.with_password
+    create_topic(stores, "near")
+    create_topic(stores, "far", 2, store="east")
+    with Producer(cluster=address, linger_ms=20) as producer:
+        sent = [producer.send(topic, b"%d" % n, partition=0) for n in range(100) for topic in ("near", "far")]
+        offsets = [(each.get(30).topic, each.get(30).offset) for each in sent]
+    assert offsets == [(topic, n) for n in range(100) for topic in ("near", "far")]
+    with Consumer("near", "far", cluster=address, group_id="g", auto_offset_reset="earliest") as consumer:
+        read = {}
+        while sum(map(len, read.values())) < 200:
+            for partition, records in consumer.poll(1_000).items():
+                read.setdefault(partition, []).extend(int(record.value) for record in records)
+        consumer.commit()
+    assert read == {TopicPartition(topic, 0): list(range(100)) for topic in ("near", "far")}
+
+
+def test_transactions_and_share_groups_refuse_topics_of_data_stores(stores):
+    address = stores.store.address.with_password
+    create_topic(stores, "far", store="east")
+    with Producer(cluster=address, transactional_id="t") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        with pytest.raises(CrossStoreTransactionError):
+            producer.send("far", b"x").get(30)
+        producer.abort_transaction()
+    with ShareConsumer("far", cluster=address, group_id="s") as consumer, pytest.raises(IllegalArgumentError):
+        consumer.poll(5_000)
