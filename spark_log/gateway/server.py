@@ -156,6 +156,7 @@ class Gateway:
             await self._loop.run_in_executor(None, services.appender.join, _GRACE_S)
             services.changes.stop()
             services.bulkheads.close()
+            services.stores.close()
 
     def stop(self) -> None:
         """Stop gracefully: leave the list of brokers, append the received records, and close the connections."""

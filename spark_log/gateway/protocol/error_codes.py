@@ -26,6 +26,7 @@ _LOGGED_LENGTH_MAX = 20_000
 _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     # the store or its disk is unavailable: clients try again
     "MetadataStoreUnavailableError": kafka.CoordinatorNotAvailableError,
+    "StoreSilentError": kafka.LeaderNotAvailableError,
     "StorageUnavailableError": kafka.NotEnoughReplicasError,
     "DiskFullError": kafka.NotEnoughReplicasError,
     "SchemaRegistryUnavailableError": kafka.RequestTimedOutError,
@@ -45,10 +46,16 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "CrossStoreTransactionError": kafka.InvalidTxnStateError,
 }
 
-_UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128, "InvalidRecordStateError": 121}
+_UNKNOWN_TO_KAFKA_PYTHON = {
+    "InvalidRegularExpressionError": 128,
+    "InvalidRecordStateError": 121,
+    # TRANSACTION_ABORTABLE: unlike after INVALID_TXN_STATE, a client aborts the transaction and keeps its producer
+    "CrossStoreTransactionError": 120,
+}
 
 INTERNAL: dict[str, str] = {
     "MetadataStoreUnavailableError": "the metadata store does not answer",
+    "StoreSilentError": "the metadata store of the topic does not answer",
     "StorageUnavailableError": "the storage is not available",
     "DiskFullError": "the storage has no room",
     "SchemaRegistryUnavailableError": "the schema registry does not answer",
@@ -131,10 +138,16 @@ def client_message(error: BaseException) -> str:
     name = type(error).__name__
     if isinstance(error, SparkLogError) and name not in INTERNAL and name not in SERVER_FAULTS:
         return redact(str(error)[: 2 * _MESSAGE_LENGTH_MAX])[:_MESSAGE_LENGTH_MAX]
-    text, now_s = f"{name}: {redact(str(error)[:_LOGGED_LENGTH_MAX])}", clock.monotonic_s()
+    log_failed(error)
+    return INTERNAL.get(name, _ANY_OTHER)
+
+
+def log_failed(error: BaseException) -> None:
+    """Log the error of a request, at most once a second."""
+    text = f"{type(error).__name__}: {redact(str(error)[:_LOGGED_LENGTH_MAX])}"
+    now_s = clock.monotonic_s()
     if now_s - _logged_s.get(text, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
         if len(_logged_s) >= _LOGGED_MAX:
             _logged_s.clear()
         _logged_s[text] = now_s
         logger.warning("a request has failed: %s", text)
-    return INTERNAL.get(name, _ANY_OTHER)
