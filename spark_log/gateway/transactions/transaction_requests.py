@@ -98,7 +98,11 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
 
 
 async def add_partitions_to_txn(services: Services, request: Message, client: Client) -> Message:
-    """Begin the transaction. Its partitions become known from its records, not from this request."""
+    """Begin the transaction. Its partitions become known from its records, not from this request.
+
+    Partitions of data stores are refused with TRANSACTION_ABORTABLE. librdkafka then ends the transaction, even if no
+    partition was added, so it is begun.
+    """
     topics = request.v3_and_below_topics
     known = await services.call(services.topics.find, [topic.name for topic in topics])
     missing = {
@@ -116,7 +120,7 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
     code = NONE
     if elsewhere:
         log_failed(elsewhere_error(next(iter(elsewhere))[0]))
-    elif not missing:
+    if "rdkafka" in client.software if elsewhere else not missing:
         producer = WireProducer(
             request.v3_and_below_transactional_id,
             request.v3_and_below_producer_id,
@@ -125,7 +129,7 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
         code = await _begin(services, client, producer, request)
 
     def code_of(place: tuple[str, int]) -> int:
-        if not missing and not elsewhere:
+        if code != NONE or not (missing or elsewhere):
             return code
         if place in elsewhere:
             return error_code(elsewhere_error(place[0]))
