@@ -43,7 +43,6 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "CommitFailedError": kafka.UnknownMemberIdError,
     "LogDirMismatchError": kafka.LogDirNotFoundError,
     "AssignorFailedError": kafka.InconsistentGroupProtocolError,
-    "CrossStoreTransactionError": kafka.InvalidTxnStateError,
 }
 
 _UNKNOWN_TO_KAFKA_PYTHON = {
@@ -82,12 +81,11 @@ SERVER_FAULTS = frozenset({
     "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
     "UnsupportedStoreError", "MetadataStoreError", "MetadataConflictError", "StoreChangedError", "UnsafePathError",
     "ClassicSessionRequiredError",
-    "DeltaNotInstalledError",
+    "DeltaNotInstalledError", "StoreNotFoundError",
     # a broker gives this code when it cannot store a group as one record
     "GroupAssignmentTooLargeError",
     # a gateway never raises these: they belong to clients of the library
     "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError", "WakeupError", "DeadLetterTopicError",
-    "StoreNotFoundError",
 })  # fmt: skip
 """The errors without a code of their own: a client gets UNKNOWN_SERVER_ERROR, and can only report it."""
 

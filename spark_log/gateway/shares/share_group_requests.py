@@ -16,7 +16,6 @@ from spark_log.gateway.shares.share_sessions import CHARACTERS_MAX
 from spark_log.groups.consumer.rules import JOINING, LEAVING
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
-from spark_log.ids import HOME
 
 
 async def share_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
@@ -31,9 +30,6 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
             leave_share_group(services.cluster.store, request.group_id, request.member_id)
             return ShareAnswer(LEAVING, 0)
         topics = None if request.subscribed_topic_names is None else frozenset(request.subscribed_topic_names)
-        for name in topics or ():
-            if services.stores.of(name) != HOME:
-                raise IllegalArgumentError(f"topic {name!r}: share groups read topics of the home store only")
         heartbeat = ShareHeartbeat(
             request.group_id, request.member_id, request.member_epoch, topics, request.rack_id, client.client_id,
             client.host,

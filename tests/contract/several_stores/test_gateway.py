@@ -8,8 +8,8 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import InvalidReplicationAssignmentError
-from kafka.protocol.admin import ElectionType
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.admin import DeleteTopicsRequest, DescribeTopicPartitionsRequest, ElectionType
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from spark_log.cluster.cluster import Cluster
@@ -111,6 +111,25 @@ def fetch(topics):
     )  # fmt: skip
 
 
+def epoch_end(connection, name):
+    """The error code and the end offset of leader epoch 0 of partition 0."""
+    kind = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    partition = kind.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=0)
+    request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[kind(topic=name, partitions=[partition])])
+    [[answer]] = [topic.partitions for topic in connection.exchange(request, 3).topics]
+    return answer.error_code, answer.end_offset
+
+
+def page_of(connection, names):
+    """The error codes of the partitions of each topic in DescribeTopicPartitions."""
+    kind = DescribeTopicPartitionsRequest.TopicRequest
+    request = DescribeTopicPartitionsRequest(
+        topics=[kind(name=name) for name in names], response_partition_limit=100, cursor=None
+    )
+    answer = connection.exchange(request, 0)
+    return {topic.name: [each.error_code for each in topic.partitions] for topic in answer.topics}
+
+
 def read_by_group(address, topics, count):
     consumer = confluent_kafka.Consumer(
         {
@@ -139,7 +158,7 @@ def test_a_producer_and_a_group_use_topics_of_both_stores(stores, gateway, topic
     producer = confluent_kafka.Producer({"bootstrap.servers": gateway.address, "enable.idempotence": True})
     sent = [(*place, b"%d" % number) for number in range(50) for place in places]
     assert delivered(producer, sent) == [(*place, number) for number in range(50) for place in places]
-    assert read_by_group(gateway.address, topics, 150) == dict.fromkeys(places, [b"%d" % n for n in range(50)])
+    assert read_by_group(gateway.address, topics, 150) == {place: [b"%d" % n for n in range(50)] for place in places}
     with KafkaProducer(bootstrap_servers=gateway.address) as plain:  # its request has batches of both stores
         futures = [plain.send(topic, b"x", partition=partition) for topic, partition in places]
         assert [future.get(30).offset for future in futures] == [50, 50, 50]
@@ -192,11 +211,14 @@ def test_admin_clients_change_topics_of_a_data_store(stores, gateway, topics):
         [refused] = admin.alter_partition_reassignments({partition: [9]}).values()
         assert refused is InvalidReplicationAssignmentError
         assert admin.list_partition_reassignments() == {}
+        with WireConnection(gateway.port) as connection:
+            assert epoch_end(connection, name) == (NONE, 3)
+            assert page_of(connection, [near, name]) == {near: [NONE], name: [NONE, NONE]}
         admin.delete_topics([name])
     assert name not in stores.at(EAST).store.read(find_topics)
 
 
-def test_transactions_and_share_groups_on_a_data_store_are_refused(gateway, topics):
+def test_transactions_and_share_groups_on_a_data_store_are_refused(stores, gateway, topics):
     near, far = topics
     producer = confluent_kafka.Producer({"bootstrap.servers": gateway.address, "transactional.id": near})
     producer.init_transactions(30)
@@ -209,7 +231,14 @@ def test_transactions_and_share_groups_on_a_data_store_are_refused(gateway, topi
     producer.abort_transaction(30)
     producer.begin_transaction()  # it is usable for topics of home
     producer.produce(near, b"c")
+    group = confluent_kafka.Consumer({"bootstrap.servers": gateway.address, "group.id": far})
+    offsets = [confluent_kafka.TopicPartition(far, 1, 5)]
+    producer.send_offsets_to_transaction(offsets, group.consumer_group_metadata(), 30)
     producer.commit_transaction(30)
+    [committed] = group.committed([confluent_kafka.TopicPartition(far, 1)], 30)
+    group.close()
+    assert committed.offset == 5
+    assert stored(stores, near) == {0: ["c"]}
     assert f"topic '{far}': a transaction writes to topics of the home store only" in gateway.output
     with WireConnection(gateway.port) as connection:
         heartbeat = ShareGroupHeartbeatRequest(
@@ -240,6 +269,10 @@ def test_topics_of_home_do_not_wait_for_a_lost_store(gateway, proxy, topics):
             fetched = connection.exchange(fetch(topics), 4)
             records = {topic.topic: [bool(each.records) for each in topic.partitions] for topic in fetched.responses}
             assert records == {near: [True], far: [False]}
+            assert page_of(connection, topics) == {near: [NONE], far: [LEADER_NOT_AVAILABLE] * 2}
+            assert epoch_end(connection, far) == (LEADER_NOT_AVAILABLE, -1)
+            [deleted] = connection.exchange(DeleteTopicsRequest(topic_names=[far], timeout_ms=30_000), 5).responses
+            assert deleted.error_code == LEADER_NOT_AVAILABLE
             assert reports == []  # the client repeats it
         finally:
             proxy.answers.set()
