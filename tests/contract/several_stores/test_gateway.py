@@ -21,6 +21,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.topics import stored
 
 EAST = 1
 NONE, UNKNOWN, LEADER_NOT_AVAILABLE, INVALID_REQUEST, NOT_NEEDED = 0, 3, 5, 42, 84
