@@ -94,14 +94,14 @@ def choose_gateway(gateways: Sequence[LiveGateway], zone: str | None, *key: obje
     return max(near, key=lambda each: (_weight(each.gateway_id, *key), each.gateway_id), default=None)
 
 
-def partition_fields(leader: LiveGateway | None, number: int, leader_epoch: int) -> dict[str, object]:
+def partition_fields(leader: LiveGateway | None, number: int, leader_epoch: int | None) -> dict[str, object]:
     """Return the fields of a partition in descriptions of topics. A gateway is its leader and only replica."""
     nodes = [] if leader is None else [leader.gateway_id]
     return {
         "error_code": NONE if nodes else _LEADER_NOT_AVAILABLE,
         "partition_index": number,
         "leader_id": next(iter(nodes), -1),
-        "leader_epoch": leader_epoch,
+        "leader_epoch": -1 if leader_epoch is None else leader_epoch,
         "replica_nodes": nodes,
         "isr_nodes": nodes,
         "offline_replicas": [],

@@ -162,6 +162,7 @@ class Gateway:
             await self._loop.run_in_executor(None, services.appender.join, _GRACE_S)
             services.changes.stop()
             services.bulkheads.close()
+            services.stores.close()
         self._cluster.store.fence.raise_refusal()
 
     def stop(self) -> None:

@@ -26,6 +26,7 @@ from spark_log.gateway.records.appender import Appender
 from spark_log.gateway.records.record_streams import RecordStreams
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.shares.share_sessions import Shares
+from spark_log.gateway.topic_stores import TopicStores
 from spark_log.maintenance.client_log import ClientLog
 
 P = ParamSpec("P")
@@ -53,6 +54,7 @@ class Services:
     settings: GatewaySettings
     bulkheads: Bulkheads
     topics: TopicCache
+    stores: TopicStores
     log: ClientLog
     appender: Appender
     streams: RecordStreams
@@ -75,13 +77,14 @@ class Services:
         """Create the parts of a gateway in its running event loop, without starting them."""
         loop, store = asyncio.get_running_loop(), cluster.store
         bulkheads, topics, counters = Bulkheads(), TopicCache(cluster), Counters()
+        stores = TopicStores(cluster, topics)
         changes = ChangeWatch(store, loop)
         log = ClientLog(cluster, holder="gateway", in_thread=True, inline_bytes_min=_INLINE_BYTES)
         frames, records, responses = (MemoryBudget(settings.memory_bytes_max) for _ in range(3))
         return cls(
-            cluster=cluster, settings=settings, bulkheads=bulkheads, topics=topics, log=log,
-            appender=Appender(log, topics, loop, counters, provisional_offsets=settings.provisional_offsets),
-            streams=RecordStreams(cluster),
+            cluster=cluster, settings=settings, bulkheads=bulkheads, topics=topics, stores=stores, log=log,
+            appender=Appender(log, topics, stores, loop, counters, provisional_offsets=settings.provisional_offsets),
+            streams=RecordStreams(stores),
             changes=changes,
             heartbeats=Heartbeats(store, bulkheads.run_own),
             classic_waits=ClassicWaits(store, changes, bulkheads.run_own),

@@ -17,6 +17,8 @@ from spark_log.process import start_thread
 _CHANNEL = "spark_log"
 _DISCONNECTED_WAIT_S_MAX = 0.05
 """The longest wait while the listener is not connected."""
+_INCLUDED_WAIT_S = 1.0
+"""The longest wait while that of an included store is not: one that is lost must not make readers of others poll."""
 _ANNOUNCE_EVERY_S = 0.002
 _RECONNECT_S = 1.0
 _ASK_EVERY_S = 5.0
@@ -74,9 +76,12 @@ class PostgresqlChanges:
                 left = deadline - clock.monotonic_s()
                 if left <= 0 or self._closed.is_set():
                     return False
-                if not (self._listening and all(other._listening for other in self._included)):
+                if not self._listening:
                     self._condition.wait(min(left, _DISCONNECTED_WAIT_S_MAX))
                     return True  # there may have been a commit: the caller reads the store to find out
+                if left > _INCLUDED_WAIT_S and not all(other._listening for other in self._included):
+                    self._condition.wait(_INCLUDED_WAIT_S)
+                    return True
                 self._condition.wait(left)
             return True
 

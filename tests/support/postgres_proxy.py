@@ -1,4 +1,6 @@
-"""A TCP proxy in front of PostgreSQL that detects each COMMIT, and cuts the client's connection around it."""
+"""A TCP proxy in front of PostgreSQL that detects each COMMIT, and cuts the client's connection around it; it can also
+hold all answers back.
+"""
 
 import contextlib
 import socket
@@ -47,6 +49,9 @@ class PostgresProxy:
         self._lock = threading.Lock()
         self._cut: Cut | None = None
         self._refusals: list[str] = []
+        self.answers = threading.Event()
+        """While it is not set, no answer of the server reaches a client, as if the server was frozen."""
+        self.answers.set()
         threading.Thread(target=self._accept, name="postgres-proxy", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -192,6 +197,7 @@ class _Link:
     def _send_back(self) -> None:
         with contextlib.suppress(OSError):
             while data := self._server.recv(65536):
+                self._proxy.answers.wait()
                 if not self._muted.is_set():
                     self._client.sendall(data)
                     continue

@@ -27,6 +27,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     # the store or its disk is unavailable, or this process must not use it any more: clients try again
     "MetadataStoreUnavailableError": kafka.CoordinatorNotAvailableError,
     "UnsupportedVersionError": kafka.CoordinatorNotAvailableError,
+    "StoreSilentError": kafka.LeaderNotAvailableError,
     "StorageUnavailableError": kafka.NotEnoughReplicasError,
     "DiskFullError": kafka.NotEnoughReplicasError,
     "SchemaRegistryUnavailableError": kafka.RequestTimedOutError,
@@ -43,13 +44,18 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "CommitFailedError": kafka.UnknownMemberIdError,
     "LogDirMismatchError": kafka.LogDirNotFoundError,
     "AssignorFailedError": kafka.InconsistentGroupProtocolError,
-    "CrossStoreTransactionError": kafka.InvalidTxnStateError,
 }
 
-_UNKNOWN_TO_KAFKA_PYTHON = {"InvalidRegularExpressionError": 128, "InvalidRecordStateError": 121}
+_UNKNOWN_TO_KAFKA_PYTHON = {
+    "InvalidRegularExpressionError": 128,
+    "InvalidRecordStateError": 121,
+    # TRANSACTION_ABORTABLE: unlike after INVALID_TXN_STATE, a client aborts the transaction and keeps its producer
+    "CrossStoreTransactionError": 120,
+}
 
 INTERNAL: dict[str, str] = {
     "MetadataStoreUnavailableError": "the metadata store does not answer",
+    "StoreSilentError": "the metadata store of the topic does not answer",
     "StorageUnavailableError": "the storage is not available",
     "DiskFullError": "the storage has no room",
     "SchemaRegistryUnavailableError": "the schema registry does not answer",
@@ -76,12 +82,11 @@ SERVER_FAULTS = frozenset({
     "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
     "UnsupportedStoreError", "MetadataStoreError", "MetadataConflictError", "StoreChangedError", "UnsafePathError",
     "ClassicSessionRequiredError",
-    "DeltaNotInstalledError",
+    "DeltaNotInstalledError", "StoreNotFoundError",
     # a broker gives this code when it cannot store a group as one record
     "GroupAssignmentTooLargeError",
     # a gateway never raises these: they belong to clients of the library
     "NoOffsetForPartitionError", "IllegalStateError", "CheckpointMismatchError", "WakeupError", "DeadLetterTopicError",
-    "StoreNotFoundError",
 })  # fmt: skip
 """The errors without a code of their own: a client gets UNKNOWN_SERVER_ERROR, and can only report it."""
 
@@ -132,10 +137,16 @@ def client_message(error: BaseException) -> str:
     name = type(error).__name__
     if isinstance(error, SparkLogError) and name not in INTERNAL and name not in SERVER_FAULTS:
         return redact(str(error)[: 2 * _MESSAGE_LENGTH_MAX])[:_MESSAGE_LENGTH_MAX]
-    text, now_s = f"{name}: {redact(str(error)[:_LOGGED_LENGTH_MAX])}", clock.monotonic_s()
+    log_failed(error)
+    return INTERNAL.get(name, _ANY_OTHER)
+
+
+def log_failed(error: BaseException) -> None:
+    """Log the error of a request, at most once a second."""
+    text = f"{type(error).__name__}: {redact(str(error)[:_LOGGED_LENGTH_MAX])}"
+    now_s = clock.monotonic_s()
     if now_s - _logged_s.get(text, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
         if len(_logged_s) >= _LOGGED_MAX:
             _logged_s.clear()
         _logged_s[text] = now_s
         logger.warning("a request has failed: %s", text)
-    return INTERNAL.get(name, _ANY_OTHER)

@@ -1,22 +1,25 @@
-"""Appends the records of all connections of a gateway, with one transaction at a time.
+"""Appends the records of all connections of a gateway, with one transaction of each store at a time.
 
 Requests that arrive while a transaction runs share the next one. So the speed of the store, not the number of clients,
-limits the transactions. The clients take turns.
+limits the transactions. The clients take turns. The batches of data stores are handed to appenders of their own.
 """
 
 import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from spark_log import clock
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.records.batch_checks import Accepted, Checked, Outcome, SentBatch, check_batches
 from spark_log.gateway.records.topic_cache import TopicCache
+from spark_log.gateway.topic_stores import StoreSilentError, TopicStores
 from spark_log.gateway.transactions.pending_records import register_records
+from spark_log.ids import HOME, StoreId
 from spark_log.log.append.rules import (
     Acks,
     Appended,
@@ -31,6 +34,8 @@ logger = logging.getLogger(__name__)
 _BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX, _BATCHES_TOGETHER_MAX = 64 * 1024 * 1024, 500_000, 500
 """The limits of one transaction, unless a single request has more."""
 _TIMEOUT_MS = 30_000
+_SILENT_S = 3.0
+"""How long batches wait for a data store. The answers to later requests of their connection wait behind them."""
 
 
 @dataclass(frozen=True)
@@ -125,21 +130,47 @@ def _within_limits(requests: Iterator[_Request]) -> Iterator[_Request]:
         yield request
 
 
+class _Outcomes:
+    """The outcomes of requests of one transaction, whose batches may be in several stores. For the event loop."""
+
+    def __init__(self, requests: Sequence[_Request]) -> None:
+        self._requests = requests
+        self._outcomes: list[Outcome | None] = [None for request in requests for _ in request.batches]
+
+    def fill(self, numbers: Iterable[int], outcomes: Sequence[Outcome]) -> None:
+        """Take the outcomes of the batches with these numbers, and answer the requests that have all of theirs."""
+        for number, outcome in zip(numbers, outcomes, strict=True):
+            self._outcomes[number] = outcome
+        begin = 0
+        for request in self._requests:
+            part = self._outcomes[begin : begin + len(request.batches)]
+            begin += len(part)
+            if not request.done.done() and None not in part:
+                request.done.set_result([outcome for outcome in part if outcome is not None])
+
+
 class Appender(threading.Thread):
-    """The thread that appends. It owns the Log of the gateway, and closes it at the end."""
+    """The thread that appends to topics of one store. That of home owns the Log of the gateway, and closes it at the
+    end.
+    """
 
     def __init__(
         self,
         log: Log,
         topics: TopicCache,
+        stores: TopicStores,
         loop: asyncio.AbstractEventLoop,
         counters: Counters,
         *,
         provisional_offsets: bool = False,
+        store_id: StoreId = HOME,
     ) -> None:
         """`provisional_offsets` is GatewaySettings.provisional_offsets."""
-        super().__init__(name="gateway appender", daemon=True)
-        self._log, self._topics, self._loop, self._counters = log, topics, loop, counters
+        super().__init__(name=f"gateway appender {store_id or ''}".rstrip(), daemon=True)
+        self._log, self._topics, self._stores, self._loop, self._counters = log, topics, stores, loop, counters
+        self._store_id = store_id
+        self._of_stores: dict[StoreId, Appender] = {}
+        self._began_s: float | None = None
         self._provisional_offsets = provisional_offsets
         self._changed = threading.Condition()
         self._queue = _Queue()
@@ -178,39 +209,100 @@ class Appender(threading.Thread):
     def run(self) -> None:
         try:
             while requests := self._take():
+                self._began_s = clock.monotonic_s()
                 self._append(requests)
+                self._began_s = None
         finally:
-            self._log.close()
+            if self._store_id == HOME:
+                for appender in self._of_stores.values():
+                    appender.close()
+                for appender in self._of_stores.values():
+                    appender.join(_SILENT_S)
+                self._log.close()
 
     def _take(self) -> list[_Request]:
         """Wait for the requests of the next transaction of the store. Return an empty list when the appender ends."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            return self._queue.take() if self._queue else []
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                taken = self._queue.take() if self._queue else []
+            if self._store_id == HOME:
+                return taken
+            requests = [request for request in taken if not request.done.done()]  # the others have waited too long
+            if requests or not taken:
+                return requests
 
     def _append(self, requests: Sequence[_Request]) -> None:
         batches = [batch for request in requests for batch in request.batches]
         counters, began_s = self._counters, clock.monotonic_s()
+        answers = _Outcomes(requests)
+        numbers: Sequence[int] = range(len(batches))
         try:
             if requests[0].transactional_id is None:
-                outcomes = self._outcomes(batches, requests[0].acks)
+                checked = self._checked(batches)
+                numbers = self._hand_over(checked, requests[0].acks, answers)
+                outcomes = self._appended([checked[number] for number in numbers], requests[0].acks)
             else:
                 outcomes = self._registered(requests)
         except Exception as error:
             counters.failed_appends += 1
             if not isinstance(error, SparkLogError):
                 logger.exception("an append failed")
-            outcomes = [Outcome(error)] * len(batches)
+            outcomes = [Outcome(error)] * len(numbers)
         counters.appends += 1
         counters.append_seconds += clock.monotonic_s() - began_s
-        begin = 0
-        for request in requests:
-            part = outcomes[begin : begin + len(request.batches)]
-            begin += len(part)
-            self._loop.call_soon_threadsafe(_resolve, request.done, part)
+        self._loop.call_soon_threadsafe(answers.fill, numbers, outcomes)
 
-    def _outcomes(self, batches: Sequence[SentBatch | Checked], acks: Acks) -> list[Outcome]:
-        checked = self._checked(batches)
+    def _hand_over(self, checked: Sequence[Checked], acks: Acks, answers: _Outcomes) -> Sequence[int]:
+        """Hand the batches of other stores to their appenders. Return the numbers of the other batches."""
+        elsewhere: dict[StoreId, list[int]] = {}
+        for number, each in enumerate(checked):
+            if isinstance(each, Accepted) and each.topic.store_id != self._store_id:
+                elsewhere.setdefault(each.topic.store_id, []).append(number)
+        if not elsewhere:
+            return range(len(checked))
+        for store_id, numbers in elsewhere.items():
+            if store_id not in self._of_stores:
+                self._of_stores[store_id] = self._start(store_id)
+            batches = [checked[number] for number in numbers]
+            hand_over = partial(self._of_stores[store_id].submit_or_give_up, batches, acks)
+            self._loop.call_soon_threadsafe(hand_over, partial(answers.fill, numbers))
+        given = {number for numbers in elsewhere.values() for number in numbers}
+        return [number for number in range(len(checked)) if number not in given]
+
+    def _start(self, store_id: StoreId) -> "Appender":
+        appender = Appender(self._log, self._topics, self._stores, self._loop, self._counters, store_id=store_id)
+        appender.start()
+        return appender
+
+    def submit_or_give_up(
+        self, batches: Sequence[Checked], acks: Acks, answer: Callable[[Sequence[Outcome]], None]
+    ) -> None:
+        """Append to a data store. If it does not answer in time, the outcome is StoreSilentError; then the append may
+        still be done. Call it in the event loop.
+        """
+        silent = [Outcome(StoreSilentError(f"store {self._store_id} does not answer"))] * len(batches)
+        began_s = self._began_s
+        stuck = began_s is not None and clock.monotonic_s() - began_s > _SILENT_S
+        if stuck or self._stores.is_lost(self._store_id):
+            answer(silent)
+            return
+
+        def give_up() -> None:
+            if not done.done():
+                done.set_result(silent)
+                self._stores.suspect(self._store_id)
+
+        done = self.submit("", "", batches, acks)
+        timer = self._loop.call_later(_SILENT_S, give_up)
+
+        def end(_: object) -> None:
+            timer.cancel()
+            answer(done.result())
+
+        done.add_done_callback(end)
+
+    def _appended(self, checked: Sequence[Checked], acks: Acks) -> list[Outcome]:
         accepted = [each for each in checked if isinstance(each, Accepted)]
         self._counters.appended_records += sum(each.records.table.num_rows for each in accepted)
         appended = iter(
@@ -248,8 +340,3 @@ class Appender(threading.Thread):
         if isinstance(outcome.error, UnknownTopicOrPartitionError):
             self._topics.forget(accepted.topic.name)
         return Outcome(outcome.error)
-
-
-def _resolve(done: "asyncio.Future[list[Outcome]]", outcomes: list[Outcome]) -> None:
-    if not done.done():
-        done.set_result(outcomes)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
 from spark_log import clock
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.security.acl_rules import Operation
 from spark_log.cluster.topics import Topic
@@ -115,18 +116,29 @@ def _positions(
     legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
     try:
         topics = services.topics.find({tp.topic for tp in legal})
-        here = services.cluster.store.read(lambda connection: find_positions(connection, legal)) if legal else {}
     except MetadataStoreUnavailableError:
         return seen, asked, [_Answer() for _ in asked]  # an empty answer, after which a client asks again
+    here = services.stores.of_partitions(legal, positions_of, topics=topics)
     return seen, asked, [_position(services, each, topics, here) for each in asked]
 
 
+def positions_of(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Found]:
+    return cluster.store.read(lambda connection: find_positions(connection, partitions))
+
+
 def _position(
-    services: Services, asked: _Asked, topics: Mapping[str, Topic], here: Mapping[TopicPartition, Found]
+    services: Services,
+    asked: _Asked,
+    topics: Mapping[str, Topic],
+    here: Mapping[TopicPartition, Found | SparkLogError],
 ) -> _Answer:
     if asked.topic is None:
         return _Answer(_UNKNOWN_TOPIC_ID)
     position, topic = here.get(TopicPartition(asked.topic, asked.partition)), topics.get(asked.topic)
+    if isinstance(position, MetadataStoreUnavailableError):
+        return _Answer()  # an empty answer, after which a client asks again
+    if isinstance(position, SparkLogError):
+        return _Answer(error_code(position))
     by_id = asked.topic_id != _NO_ID
     if position is None or topic is None or topic.topic_id != position.topic_id:
         services.topics.forget(asked.topic)

@@ -9,15 +9,16 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from spark_log.clients.admin.topics import list_partition_offsets
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.security.acl_rules import Operation
-from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.access.rights import each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.error_codes import NONE, error_code, outcome_of
 from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.records.fetch_requests import positions_of
 from spark_log.gateway.services import Services
+from spark_log.gateway.topic_stores import CHANGE_S
 from spark_log.ids import TopicPartition
-from spark_log.log.segments.plan import find_positions
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL = -1, -2, -3, -4
 """All records are local, so the earliest offset and the earliest local offset are the log start offset."""
@@ -81,12 +82,14 @@ def _from_positions(
 ) -> dict[TopicPartition, _Outcome]:
     """Return the outcomes of the partitions for which no record has to be read."""
     legal = [tp for tp in times if is_legal(tp.topic)]
-    positions = outcome_of(lambda: services.cluster.store.read(lambda connection: find_positions(connection, legal)))
+    positions = services.stores.of_partitions(legal, positions_of, CHANGE_S)
     outcomes: dict[TopicPartition, _Outcome] = {}
     for tp, timestamp in times.items():
-        limits = None if positions.result is None else positions.result.get(tp)
+        limits = positions.get(tp)
         if limits is None:
-            outcomes[tp] = positions.code or _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+            outcomes[tp] = _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+        elif isinstance(limits, SparkLogError):
+            outcomes[tp] = error_code(limits), -1, -1
         elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
             outcomes[tp] = NONE, limits.positions.log_start_offset, -1
         elif timestamp == _LATEST:
@@ -101,7 +104,8 @@ def _from_positions(
 def _from_records(services: Services, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, _Outcome]:
     outcomes: dict[TopicPartition, _Outcome] = {}
     for tp, timestamp in times.items():
-        record = outcome_of(partial(list_partition_offsets, services.cluster, {tp: timestamp}))
+        at = partial(list_partition_offsets, specs={tp: timestamp})
+        record = outcome_of(partial(services.stores.call, services.stores.of(tp.topic), at, CHANGE_S))
         offset, timestamp_ms = (-1, -1) if record.result is None else record.result[tp][:2]
         outcomes[tp] = record.code, offset, timestamp_ms
     return outcomes

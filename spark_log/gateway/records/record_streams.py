@@ -7,6 +7,7 @@ Segments that are replaced may contain records that were erased. So streams and 
 their partition, which a fetch reads with the offsets. A reader of a later version, or `forget_rewritten`, drops them.
 """
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Set
@@ -18,7 +19,9 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.ids import LogDirId, OffsetRange, TopicPartition
+from spark_log.errors import SparkLogError, redact
+from spark_log.gateway.topic_stores import CHANGE_S, TopicStores
+from spark_log.ids import LogDirId, OffsetRange, StoreId, TopicPartition
 from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.inline import decoded_bytes
 from spark_log.log.records.kafka_batch.encode import StoredRecords, encode
@@ -29,6 +32,8 @@ from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import Slice
 from spark_log.metadata.sql_columns import PARTITION
+
+logger = logging.getLogger(__name__)
 
 _SCHEMA = read_schema(include_headers=True, columns=["key", "value", "offset", "timestamp", "headers"])
 _SEGMENTS_PLANNED = 32
@@ -65,8 +70,8 @@ class EncodedBatch:
 class RecordStreams:
     """Reads encoded batches, and keeps streams and batches for later reads. Safe to share between threads."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, stores: TopicStores) -> None:
+        self._stores = stores
         self._lock = threading.Lock()
         self._streams: OrderedDict[Place, _Stream] = OrderedDict()
         self._streams_bytes = 0
@@ -76,6 +81,8 @@ class RecordStreams:
         self._encoded_bytes = 0
         self._versions: dict[tuple[int, int], Version] = {}
         """The latest version that a reader of each partition has seen."""
+        self._store_ids: dict[int, StoreId] = {}
+        """The store of each topic that was read, by the topic's id."""
 
     @property
     def cached_bytes(self) -> int:
@@ -107,6 +114,7 @@ class RecordStreams:
 
     def _next(self, place: Place, topic: Topic, end: int) -> EncodedBatch:
         with self._lock:
+            self._store_ids[topic.topic_id] = topic.store_id
             self._is_latest(place)
             known = self._encoded.get(place)
             if known is not None:
@@ -115,7 +123,7 @@ class RecordStreams:
             stream = self._take(place)
         batch = None if stream is None else self._advance(stream)
         if batch is None or stream is None:
-            stream = self._open(topic, place, end)
+            stream = self._stores.call(topic.store_id, lambda cluster: _open(cluster, topic, place, end), CHANGE_S)
             batch = self._advance(stream)
             assert batch is not None
         with self._lock:
@@ -165,22 +173,24 @@ class RecordStreams:
         return self._streams_bytes + sum(stream.bytes for stream in self._in_use)
 
     def forget_rewritten(self) -> None:
-        """Drop the data of partitions that have been rewritten or deleted since. Raises the errors of the store.
+        """Drop the data of partitions that have been rewritten or deleted since, unless their store does not answer.
 
         Fetches do this for the partitions that they read; this function does it for all others.
         """
         with self._lock:
             kept = list(self._versions)
-        topic_ids = {topic_id for topic_id, _ in kept}
-        query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch, PARTITION.rewrites)
-        rows = self._cluster.store.read(
-            lambda connection: connection.execute(query.where(PARTITION.topic_id.in_(topic_ids))).all()
-        )
-        present = {(topic_id, partition): (epoch, rewrites) for topic_id, partition, epoch, rewrites in rows}
-        with self._lock:
-            for which in kept:
-                if present.get(which) != self._versions.get(which):
-                    self._forget(which)
+            topics: dict[StoreId, set[int]] = {}
+            self._store_ids = {topic_id: self._store_ids[topic_id] for topic_id, _ in kept}
+            for topic_id, _ in kept:
+                topics.setdefault(self._store_ids[topic_id], set()).add(topic_id)
+        for store_id, present in self._stores.in_each(topics, _versions_in).items():
+            if isinstance(present, SparkLogError):
+                logger.info("records of store %s stay in memory: %s", store_id, redact(str(present)))
+                continue
+            with self._lock:
+                for which in kept:
+                    if which[0] in topics[store_id] and present.get(which) != self._versions.get(which):
+                        self._forget(which)
 
     def _is_latest(self, place: Place) -> bool:
         """Return whether no reader has seen a later version. Drop the data of an earlier version."""
@@ -209,20 +219,30 @@ class RecordStreams:
             _, old = self._encoded.popitem(last=False)
             self._encoded_bytes -= len(old.data)
 
-    def _open(self, topic: Topic, place: Place, end: int) -> "_Stream":
-        _, partition, _, start = place
-        tp = TopicPartition(topic.name, partition)
-        with self._cluster.store.snapshot() as connection:
-            ranges = {tp: OffsetRange(start, end)}
-            slices = planner.plan(connection, {topic.name: topic}, ranges, segments_max=_SEGMENTS_PLANNED)
-            whole = len(slices) < _SEGMENTS_PLANNED
-            kept = planner.bounded(slices, _INLINE_BYTES_PLANNED, _INLINE_BYTES_PLANNED)
-            slices = planner.with_inline_data(connection, kept)
-            whole = whole and len(slices) == len(kept)
-        covered = end if whole or not slices else slices[-1].end
-        log_dirs = self._cluster.log_dirs() if any(piece.data is None for piece in slices) else {}
-        remote = {log_dir_id for log_dir_id, info in log_dirs.items() if not info.uri.startswith("file:")}
-        return _Stream(Fetcher(log_dirs), slices, start, covered, remote)
+
+def _versions_in(cluster: Cluster, topic_ids: Set[int]) -> dict[tuple[int, int], Version]:
+    """Return the present versions of all partitions of these topics."""
+    query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch, PARTITION.rewrites)
+    rows = cluster.store.read(
+        lambda connection: connection.execute(query.where(PARTITION.topic_id.in_(topic_ids))).all()
+    )
+    return {(topic_id, partition): (epoch, rewrites) for topic_id, partition, epoch, rewrites in rows}
+
+
+def _open(cluster: Cluster, topic: Topic, place: Place, end: int) -> "_Stream":
+    _, partition, _, start = place
+    tp = TopicPartition(topic.name, partition)
+    with cluster.store.snapshot() as connection:
+        ranges = {tp: OffsetRange(start, end)}
+        slices = planner.plan(connection, {topic.name: topic}, ranges, segments_max=_SEGMENTS_PLANNED)
+        whole = len(slices) < _SEGMENTS_PLANNED
+        kept = planner.bounded(slices, _INLINE_BYTES_PLANNED, _INLINE_BYTES_PLANNED)
+        slices = planner.with_inline_data(connection, kept)
+        whole = whole and len(slices) == len(kept)
+    covered = end if whole or not slices else slices[-1].end
+    log_dirs = cluster.log_dirs() if any(piece.data is None for piece in slices) else {}
+    remote = {log_dir_id for log_dir_id, info in log_dirs.items() if not info.uri.startswith("file:")}
+    return _Stream(Fetcher(log_dirs), slices, start, covered, remote)
 
 
 class _Stream:

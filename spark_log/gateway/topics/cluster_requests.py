@@ -1,5 +1,9 @@
 """Handles requests that describe the gateways as brokers, and the log dirs of the cluster."""
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 from kafka.protocol.admin import (
     DescribeClusterRequest,
     DescribeClusterResponse,
@@ -10,15 +14,17 @@ from kafka.protocol.admin import (
 from spark_log.clients.admin.partitions import describe_log_dirs as describe_log_dirs_of_brokers
 from spark_log.cluster.brokers import list_brokers
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.errors import SparkLogError
 from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.live_gateways import choose_gateway
 from spark_log.gateway.protocol.authorized_operations import operations_on
-from spark_log.gateway.protocol.error_codes import NONE, outcome_of
+from spark_log.gateway.protocol.error_codes import NONE, log_failed, outcome_of
 from spark_log.gateway.protocol.request_limits import TINY
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
+from spark_log.ids import HOME, StoreId
 
 _MISMATCHED_ENDPOINT_TYPE = 114
 _BROKERS = 1
@@ -69,7 +75,8 @@ def _describe_log_dirs(services: Services, request: Message) -> Message:
         if shown_by is None or services.is_at(shown_by):
             mine.append(broker.broker_id)
     wanted = None if request.topics is None else {each.topic: list(each.partitions) for each in request.topics}
-    outcome = outcome_of(lambda: describe_log_dirs_of_brokers(services.cluster, wanted, mine))
+    described = services.stores.in_all(lambda cluster: describe_log_dirs_of_brokers(cluster, wanted, mine))
+    outcome = outcome_of(partial(_merged, described))
     kind = DescribeLogDirsResponse.DescribeLogDirsResult
     results = [
         kind(
@@ -91,6 +98,22 @@ def _describe_log_dirs(services: Services, request: Message) -> Message:
         for log_dir in broker["log_dirs"]
     ]
     return DescribeLogDirsResponse(throttle_time_ms=0, error_code=outcome.code, results=results)
+
+
+def _merged(described: Mapping[StoreId, list[dict[str, Any]] | SparkLogError]) -> list[dict[str, Any]]:
+    """Return the log dirs with the topics of all stores that answer. Raises the error of the home store."""
+    home = described[HOME]
+    if isinstance(home, SparkLogError):
+        raise home
+    log_dirs = {(broker["broker"], each["log_dir"]): each for broker in home for each in broker["log_dirs"]}
+    for store_id, brokers in described.items():
+        if isinstance(brokers, SparkLogError):
+            log_failed(brokers)
+        elif store_id != HOME:
+            for broker in brokers:
+                for each in broker["log_dirs"]:
+                    log_dirs.get((broker["broker"], each["log_dir"]), {"topics": []})["topics"] += each["topics"]
+    return home
 
 
 APIS = (

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, ConfigSourceType, ConfigType
@@ -151,9 +152,15 @@ def _alter(services: Services, request: Message, response: type[Message]) -> Mes
             raise IllegalArgumentError(f"resource {wanted.resource_name!r} is in the request more than once")
         changes = _changes(wanted, incremental)
         resource = _resource(wanted.resource_type, wanted.resource_name, changes)
-        alter_resource(services.cluster, resource, validate_only=bool(request.validate_only), incremental=incremental)
+        change = partial(
+            alter_resource, services.cluster, resource,
+            validate_only=bool(request.validate_only), incremental=incremental,
+        )  # fmt: skip
         if wanted.resource_type == _TOPIC:
+            services.stores.change(services.stores.of(wanted.resource_name), change)
             services.topics.forget(wanted.resource_name)
+        else:
+            change()
 
     responses = []
     for wanted in request.resources:

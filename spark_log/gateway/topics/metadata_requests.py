@@ -1,7 +1,7 @@
 """Handles the first requests of a client: for versions, brokers, topics with leaders, and coordinators."""
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from kafka.protocol.metadata import (
     MetadataResponse,
 )
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal, is_legal
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
@@ -31,6 +32,7 @@ from spark_log.gateway.protocol.request_limits import TINY
 from spark_log.gateway.protocol.schemas import ApiVersionsRequest
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Needed, Services
+from spark_log.ids import HOME, StoreId
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.replication.controller.topic_operations import create_topic
 
@@ -100,7 +102,10 @@ def _create(services: Services, names: Sequence[str], access: Access) -> dict[st
             continue
         try:
             with suppress(TopicAlreadyExistsError):
-                create_topic(services.cluster, name, services.settings.partitions_of_new_topics)
+                services.stores.change(
+                    services.stores.of_new_topics(),
+                    partial(create_topic, services.cluster, name, services.settings.partitions_of_new_topics),
+                )
         except SparkLogError as error:
             codes[name] = error_code(error)
     return codes
@@ -136,6 +141,7 @@ def _metadata(
     facts = store.read(read)
     if isinstance(facts, Needed):
         return facts
+    add_epochs_of_data_stores(services, (*facts.by_name.values(), *facts.by_id.values()), facts.epochs)
     answers: list[Message] = []
     for name in facts.by_name if everything else names:
         if name in facts.by_name:
@@ -175,23 +181,44 @@ def _metadata(
 
 
 class _Facts(NamedTuple):
-    """Facts of one moment. `by_id` has topics by uuid, and `epochs` leader epochs by topic id and partition."""
+    """Facts of one moment. `by_id` has topics by uuid, and `epochs` leader epochs by topic id and partition, None where
+    the store of the partition does not answer.
+    """
 
     gateways: Sequence[LiveGateway]
     by_name: Mapping[str, Topic]
     by_id: Mapping[str, Topic]
-    epochs: Mapping[int, Mapping[int, int]]
+    epochs: dict[int, dict[int, int | None]]
 
 
-def leader_epochs(connection: sa.Connection, topic_ids: Collection[int] | None) -> dict[int, dict[int, int]]:
+def leader_epochs(connection: sa.Connection, topic_ids: Collection[int] | None) -> dict[int, dict[int, int | None]]:
     """Return leader epochs by topic id and partition, in this order, of the given topics, or of all topics for None."""
     query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch)
     if topic_ids is not None:
         query = query.where(PARTITION.topic_id.in_(topic_ids))
-    epochs: dict[int, dict[int, int]] = {}
+    epochs: dict[int, dict[int, int | None]] = {}
     for topic_id, number, epoch in connection.execute(query.order_by(PARTITION.topic_id, PARTITION.partition)):
         epochs.setdefault(topic_id, {})[number] = epoch
     return epochs
+
+
+def add_epochs_of_data_stores(
+    services: Services, topics: Iterable[Topic], epochs: dict[int, dict[int, int | None]]
+) -> None:
+    """Add the leader epochs of the topics that are in data stores; None where the store does not answer."""
+    groups: dict[StoreId, list[Topic]] = {}
+    for topic in topics:
+        if topic.store_id != HOME:
+            groups.setdefault(topic.store_id, []).append(topic)
+    for store_id, answer in services.stores.in_each(groups, _epochs_of).items():
+        for topic in groups[store_id]:
+            known = {} if isinstance(answer, SparkLogError) else answer.get(topic.topic_id, {})
+            epochs[topic.topic_id] = {number: known.get(number) for number in range(topic.partition_count)}
+
+
+def _epochs_of(cluster: Cluster, topics: Sequence[Topic]) -> dict[int, dict[int, int | None]]:
+    topic_ids = [topic.topic_id for topic in topics]
+    return cluster.store.read(lambda connection: leader_epochs(connection, topic_ids))
 
 
 def _topic(services: Services, topic: Topic, facts: _Facts, client: Client) -> Message:
@@ -199,7 +226,9 @@ def _topic(services: Services, topic: Topic, facts: _Facts, client: Client) -> M
     zone = client.zone or services.settings.zone
     partitions = [
         kind.MetadataResponsePartition(
-            **partition_fields(choose_gateway(facts.gateways, zone, topic.topic_id, number), number, epoch)
+            **partition_fields(
+                None if epoch is None else choose_gateway(facts.gateways, zone, topic.topic_id, number), number, epoch
+            )
         )
         for number, epoch in facts.epochs.get(topic.topic_id, {}).items()
     ]

@@ -19,6 +19,7 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal, is_legal
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.cluster.topics import Topic, find_topics
@@ -33,7 +34,8 @@ from spark_log.gateway.protocol.error_codes import NONE, client_message, error_c
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Needed, Services
-from spark_log.gateway.topics.metadata_requests import leader_epochs
+from spark_log.gateway.topic_stores import CHANGE_S
+from spark_log.gateway.topics.metadata_requests import add_epochs_of_data_stores, leader_epochs
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
@@ -80,12 +82,14 @@ def page_of(counts: Mapping[str, int], begin: tuple[str, int] | None, limit: int
 
 
 class _Facts(NamedTuple):
-    """Facts of one moment. `epochs` has leader epochs by topic id and partition, of the topics on the page."""
+    """Facts of one moment. `epochs` has leader epochs by topic id and partition, of the topics on the page, None if the
+    partition's store does not answer.
+    """
 
     gateways: Sequence[LiveGateway]
     topics: Mapping[str, Topic]
     page: Page
-    epochs: Mapping[int, Mapping[int, int]]
+    epochs: dict[int, dict[int, int | None]]
 
 
 async def describe_topic_partitions(services: Services, request: Message, client: Client) -> Message:
@@ -116,6 +120,7 @@ def _describe_topic_partitions(services: Services, request: Message, client: Cli
     if isinstance(facts, Needed):
         return facts
     gateways, topics, page, epochs = facts
+    add_epochs_of_data_stores(services, [topics[name] for name, _, _ in page.topics if name in topics], epochs)
     zone = client.zone or services.settings.zone
     kind = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
     described = []
@@ -125,8 +130,9 @@ def _describe_topic_partitions(services: Services, request: Message, client: Cli
         partitions = []
         for number in range(first, last) if topic is not None else ():
             assert topic is not None
-            leader = choose_gateway(gateways, zone, topic.topic_id, number)
-            fields = partition_fields(leader, number, epochs[topic.topic_id][number])
+            epoch = epochs[topic.topic_id][number]
+            leader = None if epoch is None else choose_gateway(gateways, zone, topic.topic_id, number)
+            fields = partition_fields(leader, number, epoch)
             partitions.append(
                 kind.DescribeTopicPartitionsResponsePartition(**fields, eligible_leader_replicas=[], last_known_elr=[])
             )
@@ -161,7 +167,7 @@ def _elect_leaders(services: Services, request: Message) -> Message:
             wanted = [TopicPartition(topic.name, n) for topic in topics for n in range(topic.partition_count)]
         else:
             wanted = [TopicPartition(each.topic, n) for each in request.topic_partitions for n in each.partitions]
-        return elect(services.cluster, wanted, unclean=unclean)
+        return services.stores.of_partitions(wanted, partial(elect, unclean=unclean), CHANGE_S)
 
     outcome = outcome_of(elections)
     kind = ElectLeadersResponse.ReplicaElectionResult
@@ -189,7 +195,8 @@ def _alter_reassignments(services: Services, request: Message) -> Message:
     kind = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
 
     def begun(tp: TopicPartition, replicas: Sequence[int] | None) -> Message:
-        outcome = outcome_of(lambda: begin_reassignments(services.cluster, {tp: replicas}))
+        begin = partial(begin_reassignments, wanted={tp: replicas})
+        outcome = outcome_of(lambda: services.stores.call(services.stores.of(tp.topic), begin, CHANGE_S))
         return kind.ReassignablePartitionResponse(
             partition_index=tp.partition, error_code=outcome.code, error_message=outcome.message
         )
@@ -216,7 +223,16 @@ def _list_reassignments(services: Services, request: Message) -> Message:
     requested = None
     if request.topics is not None:
         requested = {TopicPartition(each.name, number) for each in request.topics for number in each.partition_indexes}
-    outcome = outcome_of(lambda: list_reassignments(services.cluster.store))
+
+    def running() -> dict[TopicPartition, ReassignmentStatus]:
+        found: dict[TopicPartition, ReassignmentStatus] = {}
+        for statuses in services.stores.in_all(lambda cluster: list_reassignments(cluster.store)).values():
+            if isinstance(statuses, SparkLogError):
+                raise statuses
+            found |= statuses
+        return found
+
+    outcome = outcome_of(running)
     kind = ListPartitionReassignmentsResponse.OngoingTopicReassignment
     by_topic: dict[str, list[Message]] = {}
     for tp, status in (outcome.result or {}).items():
@@ -250,18 +266,16 @@ def _offset_for_leader_epoch(services: Services, request: Message) -> Message:
     wanted = {TopicPartition(topic.topic, each.partition) for topic in request.topics for each in topic.partitions}
     legal = [tp for tp in wanted if is_legal(tp.topic)]
 
-    def read(connection: sa.Connection) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
-        positions = find_positions(connection, legal)
-        truncations = read_truncations(connection, [(each.topic_id, tp.partition) for tp, each in positions.items()])
-        return {tp: (each, truncations.get((each.topic_id, tp.partition), [])) for tp, each in positions.items()}
-
-    here = outcome_of(lambda: services.cluster.store.read(read))
+    here = services.stores.of_partitions(legal, _ends_of, CHANGE_S)
     kind = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
 
     def end_of(name: str, asked: Message) -> Message:
-        code, epoch, offset = here.code or _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
-        if here.result is not None and TopicPartition(name, asked.partition) in here.result:
-            positions, truncations = here.result[TopicPartition(name, asked.partition)]
+        code, epoch, offset = _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+        ends = here.get(TopicPartition(name, asked.partition))
+        if isinstance(ends, SparkLogError):
+            code = error_code(ends)
+        elif ends is not None:
+            positions, truncations = ends
             code, epoch, offset = epoch_end(
                 asked.leader_epoch, asked.current_leader_epoch, positions.leader_epoch,
                 positions.positions.high_watermark, truncations,
@@ -273,6 +287,17 @@ def _offset_for_leader_epoch(services: Services, request: Message) -> Message:
         for topic in request.topics
     ]
     return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
+
+
+def _ends_of(
+    cluster: Cluster, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
+    def read(connection: sa.Connection) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
+        positions = find_positions(connection, partitions)
+        truncations = read_truncations(connection, [(each.topic_id, tp.partition) for tp, each in positions.items()])
+        return {tp: (each, truncations.get((each.topic_id, tp.partition), [])) for tp, each in positions.items()}
+
+    return cluster.store.read(read)
 
 
 def epoch_end(

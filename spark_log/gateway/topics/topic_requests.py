@@ -2,7 +2,8 @@
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any
 
 from kafka.admin import ConfigSourceType
@@ -18,6 +19,7 @@ from kafka.protocol.admin import (
 )
 
 from spark_log.clients.admin.configs import entries_of
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.security.acl_rules import Operation
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 from spark_log.config import canonical
@@ -26,15 +28,17 @@ from spark_log.errors import (
     InvalidConfigurationError,
     InvalidReplicationAssignmentError,
     PolicyViolationError,
+    SparkLogError,
     TopicAlreadyExistsError,
 )
 from spark_log.gateway.access.access import EVERYTHING
 from spark_log.gateway.access.rights import each_topic
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.protocol.error_codes import NONE, Outcome, failed, outcome_of
+from spark_log.gateway.protocol.error_codes import NONE, Outcome, error_code, failed, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
+from spark_log.gateway.topic_stores import CHANGE_S
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
@@ -113,7 +117,10 @@ def _created(
                 raise InvalidConfigurationError(f"config {each.name!r}: the value is null")
             configs[each.name] = each.value
         try:
-            return create_topic(services.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only)
+            make = partial(
+                create_topic, services.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only
+            )
+            return services.stores.change(services.stores.of_new_topics(), make)
         except TopicAlreadyExistsError:
             if client.access is EVERYTHING:
                 raise
@@ -176,7 +183,8 @@ def _deleted(services: Services, name: str | None, asked_id: uuid.UUID, topic_id
     unknown: Outcome[None] = Outcome(_UNKNOWN_TOPIC_ID, f"there is no topic with the id {asked_id}")
     outcome = unknown
     if name is not None:
-        outcome = outcome_of(lambda: delete_topic(services.cluster, name, topic_id=topic_id))
+        delete = partial(delete_topic, services.cluster, name, topic_id=topic_id)
+        outcome = outcome_of(lambda: services.stores.change(services.stores.of(name), delete))
         services.topics.forget(name)
         if topic_id is not None and outcome.code == _UNKNOWN_TOPIC_OR_PARTITION:
             outcome = unknown
@@ -194,17 +202,18 @@ def _create_partitions(services: Services, request: Message) -> Message:
     there = services.cluster.store.read(lambda connection: find_topics(connection, names))
     too_many = _too_many(each.count - there[each.name].partition_count for each in request.topics if each.name in there)
 
-    def add(wanted: Message) -> None:
+    def add_to(wanted: Message) -> None:
         if wanted.assignments:
             raise InvalidReplicationAssignmentError(
                 f"topic {wanted.name!r}: spark-log places replicas over brokers and racks, without assignments"
             )
-        add_partitions(services.cluster, wanted.name, wanted.count, validate_only=request.validate_only)
+        add = partial(add_partitions, services.cluster, wanted.name, wanted.count, validate_only=request.validate_only)
+        services.stores.change(services.stores.of(wanted.name), add)
         services.topics.forget(wanted.name)
 
     results = []
     for wanted in request.topics:
-        outcome = too_many or outcome_of(lambda wanted=wanted: add(wanted))  # type: ignore[misc]
+        outcome = too_many or outcome_of(lambda wanted=wanted: add_to(wanted))  # type: ignore[misc]
         results.append(
             CreatePartitionsResponse.CreatePartitionsTopicResult(
                 name=wanted.name, error_code=outcome.code, error_message=outcome.message
@@ -214,7 +223,7 @@ def _create_partitions(services: Services, request: Message) -> Message:
 
 
 async def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
-    """Move the log start offsets of all partitions in one transaction. If one is refused, move each one on its own."""
+    """Move the log start offsets in one transaction of each store. If one is refused, move each on its own."""
     return await services.call(_delete_records, services, request)
 
 
@@ -224,15 +233,19 @@ def _delete_records(services: Services, request: Message) -> Message:
         for topic in request.topics
         for each in topic.partitions
     }
-    together = outcome_of(lambda: delete_records(services.cluster, before))
+
+    def delete(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return delete_records(cluster, {tp: before[tp] for tp in partitions})
+
+    together = services.stores.of_partitions(before, delete, CHANGE_S)
 
     def deleted(tp: TopicPartition) -> Message:
-        outcome = together
-        if together.code != NONE:
-            outcome = outcome_of(lambda: delete_records(services.cluster, {tp: before[tp]}))
-        low = -1 if outcome.result is None else outcome.result[tp]
+        low = together[tp]
+        if isinstance(low, SparkLogError):
+            low = services.stores.of_partitions([tp], delete, CHANGE_S)[tp]
+        low, code = (-1, error_code(low)) if isinstance(low, SparkLogError) else (low, NONE)
         kind = DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult
-        return kind(partition_index=tp.partition, low_watermark=low, error_code=outcome.code)
+        return kind(partition_index=tp.partition, low_watermark=low, error_code=code)
 
     topics = [
         DeleteRecordsResponse.DeleteRecordsTopicResult(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic, topics_of_ids
-from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.errors import CrossStoreTransactionError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
 from spark_log.groups.pending_offsets import read_pending_offsets
 from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
@@ -18,6 +18,11 @@ from spark_log.transactions import wire_transactions
 from spark_log.transactions.fencing_rules import FencingToken
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.wire_transactions import Registration, WireProducer
+
+
+def elsewhere_error(topic: str) -> CrossStoreTransactionError:
+    """Return the error of a transaction that would write to a topic of a data store."""
+    return CrossStoreTransactionError(f"topic {topic!r}: a transaction writes to topics of the home store only")
 
 
 def register_records(

@@ -41,7 +41,10 @@ async def describe_producers(services: Services, request: Message, _client: Clie
 
 def _producers(services: Services, tp: TopicPartition) -> Message:
     kind = DescribeProducersResponse.TopicResponse.PartitionResponse
-    outcome = outcome_of(lambda: inspection.describe_producers(services.cluster.store, [tp])[tp])
+    stores = services.stores
+    outcome = outcome_of(
+        lambda: stores.call(stores.of(tp.topic), lambda cluster: inspection.describe_producers(cluster.store, [tp])[tp])
+    )
     producers = [
         kind.ProducerState(
             producer_id=each.producer_id,

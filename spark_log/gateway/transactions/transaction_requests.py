@@ -27,18 +27,19 @@ from spark_log.gateway.access.rights import CLUSTER, Resource, Whole, each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.groups.committed_offset_requests import commit_outcomes
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.error_codes import NONE, error_code, log_failed
 from spark_log.gateway.protocol.request_limits import TINY
 from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.gateway.transactions import pending_records as transactions
 from spark_log.gateway.transactions.fencing_tokens import TIMEOUT_MS, TokenTakenError
+from spark_log.gateway.transactions.pending_records import elsewhere_error
 from spark_log.groups.committed_offsets import Commit, check_commits
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import add_offsets
 from spark_log.groups.transacted_offsets import Committer
-from spark_log.ids import TopicPartition
+from spark_log.ids import HOME, TopicPartition
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.transactions import transaction_store, wire_transactions
 from spark_log.transactions.fencing_rules import FencingToken, Role
@@ -97,7 +98,11 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
 
 
 async def add_partitions_to_txn(services: Services, request: Message, client: Client) -> Message:
-    """Begin the transaction. Its partitions become known from its records, not from this request."""
+    """Begin the transaction. Its partitions become known from its records, not from this request.
+
+    Partitions of data stores are refused with TRANSACTION_ABORTABLE. librdkafka then ends the transaction, even if no
+    partition was added, so it is begun.
+    """
     topics = request.v3_and_below_topics
     known = await services.call(services.topics.find, [topic.name for topic in topics])
     missing = {
@@ -106,8 +111,16 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
         for number in topic.partitions
         if topic.name not in known or not 0 <= number < known[topic.name].partition_count
     }
+    elsewhere = {
+        (topic.name, number)
+        for topic in topics
+        for number in topic.partitions
+        if topic.name in known and known[topic.name].store_id != HOME
+    }
     code = NONE
-    if not missing:
+    if elsewhere:
+        log_failed(elsewhere_error(next(iter(elsewhere))[0]))
+    if "rdkafka" in client.software if elsewhere else not missing:
         producer = WireProducer(
             request.v3_and_below_transactional_id,
             request.v3_and_below_producer_id,
@@ -116,8 +129,10 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
         code = await _begin(services, client, producer, request)
 
     def code_of(place: tuple[str, int]) -> int:
-        if not missing:
+        if code != NONE or not (missing or elsewhere):
             return code
+        if place in elsewhere:
+            return error_code(elsewhere_error(place[0]))
         return _UNKNOWN_TOPIC_OR_PARTITION if place in missing else _OPERATION_NOT_ATTEMPTED
 
     kind = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult

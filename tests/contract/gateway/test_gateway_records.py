@@ -11,6 +11,8 @@ from kafka.protocol.producer.produce import ProduceRequest
 from spark_log import Consumer
 from spark_log.gateway.records import record_streams
 from spark_log.gateway.records.record_streams import RecordStreams
+from spark_log.gateway.records.topic_cache import TopicCache
+from spark_log.gateway.topic_stores import TopicStores
 from spark_log.log.records.kafka_batch.decode import FEW
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES
@@ -117,7 +119,7 @@ def test_a_running_gateway_forgets_erased_records(cluster, gateway):
 @pytest.mark.delta
 def test_what_was_read_of_a_partition_is_forgotten_without_another_fetch(cluster):
     topic = make(cluster, "flights", 2)
-    log, streams = ClientLog(cluster), RecordStreams(cluster)
+    log, streams = ClientLog(cluster), RecordStreams(TopicStores(cluster, TopicCache(cluster)))
     for number in range(2):
         append_keyed(log, topic, (b"gone", b"private"), (b"stays", b"1"), partition=number)
         streams.read(topic, number, (0, 0), 0, 2, 1_000_000)
@@ -142,7 +144,7 @@ def large_partitions(cluster):
 
 
 def test_streams_of_many_readers_hold_a_bounded_number_of_bytes(cluster, large_partitions, monkeypatch):
-    streams = RecordStreams(cluster)
+    streams = RecordStreams(TopicStores(cluster, TopicCache(cluster)))
     monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 30_000_000)
     monkeypatch.setattr(record_streams, "_DECODING_BYTES", 15_000_000)
     for number in range(5):
@@ -155,7 +157,7 @@ def test_streams_of_many_readers_hold_a_bounded_number_of_bytes(cluster, large_p
 
 
 def test_streams_that_are_not_kept_leave_memory_at_once(cluster, large_partitions, monkeypatch):
-    streams = RecordStreams(cluster)
+    streams = RecordStreams(TopicStores(cluster, TopicCache(cluster)))
     monkeypatch.setattr(record_streams, "_STREAMS_BYTES", 1)
     gc.collect()
     before = pa.total_allocated_bytes()
@@ -173,7 +175,7 @@ def test_streams_that_are_not_kept_leave_memory_at_once(cluster, large_partition
 
 
 def test_records_that_are_being_decoded_are_counted_with_those_of_other_streams(cluster, large_partitions, monkeypatch):
-    streams, held, read = RecordStreams(cluster), [], Fetcher.read
+    streams, held, read = RecordStreams(TopicStores(cluster, TopicCache(cluster))), [], Fetcher.read
 
     def read_and_measure(fetcher, slices, schema):
         held.append((streams.stream_bytes, pa.total_allocated_bytes() - before))

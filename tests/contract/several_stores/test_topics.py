@@ -87,3 +87,15 @@ def test_transactions_and_share_groups_refuse_topics_of_data_stores(stores):
         producer.abort_transaction()
     with ShareConsumer("far", cluster=address, group_id="s") as consumer, pytest.raises(IllegalArgumentError):
         consumer.poll(5_000)
+
+
+def test_readers_do_not_poll_while_the_changes_of_a_data_store_are_not_received(stores):
+    changes = stores.store.changes
+    east = stores.at(EAST).store.changes
+    changes.current()
+    while not (changes._listening and east._listening):
+        changes.wait(changes.current(), 0.1)
+    east.close()  # its listener ends, as after the loss of its connection
+    while east._listening:
+        changes.wait(changes.current(), 0.1)
+    assert not changes.wait(changes.current(), 0.3)
