@@ -152,7 +152,8 @@ class Cluster:
 
     def store_ids(self) -> list[StoreId]:
         """Return the stores of the cluster, home first, without those that are being added."""
-        stores = self.home.store.read(find_stores)
+        # a cluster in a folder has one store
+        stores = [] if self.home.store.sqlite else self.home.store.read(find_stores)
         return [HOME, *(each.store_id for each in stores if each.state != ADDING)]
 
     @cached_property
