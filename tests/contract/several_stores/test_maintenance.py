@@ -93,12 +93,12 @@ def test_each_task_maintains_the_topics_of_both_stores(stores, folder):
     inline = [create_topic(stores, "tail"), create_topic(stores, "tail-far", store="east")]
     append(log, inline, "a", "b")
     changed = {}
-    for report in run_tasks(stores, ["seal", "compact", "merge", "retention"], now=True):
-        changed.setdefault(report.task, []).append(report.topic)
+    for tasks in (["seal", "compact"], ["retention"], ["merge"]):
+        for report in run_tasks(stores, tasks, now=True):
+            changed.setdefault(report.task, set()).add(report.topic)
     log.close()
-    assert sorted(changed.pop("seal")) == ["tail", "tail-far"]
-    assert sorted(changed.pop("compact")) == ["far", "near"]
-    assert sorted(set(changed.pop("retention"))) == ["far", "near"], "the records are of the year 2023"
+    old = {"far", "near"}
+    assert changed == {"seal": {"tail", "tail-far"}, "compact": old, "retention": old}
     for topic in topics:
         assert values(stores, topic) == []
     for topic in inline:
