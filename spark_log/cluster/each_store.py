@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.store_directory import find_store, find_stores, name_of
 from spark_log.cluster.topics import Topic
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, redact
 from spark_log.ids import HOME, HOME_NAME, StoreId
 from spark_log.process import in_parallel
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _AT_ONCE = 8
+_OPEN_TIMEOUT_MS = 2_000
+_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,20 @@ def ask_stores(
     cluster: Cluster, work: Callable[[Cluster], T], store_ids: Iterable[StoreId] | None = None
 ) -> Answers[T]:
     """Call `work` for these stores, by default for all, in parallel. An error of the home store is raised; one of a
-    data store is logged and returned.
+    data store is logged and returned. One that could not be reached is not asked again for some seconds.
     """
     answers: Answers[T] = Answers()
+    failed = cluster.home.failures
 
     def ask(store_id: StoreId) -> T | SparkLogError:
+        until_s, known = failed.get(store_id, (0.0, None))
+        if known is not None and clock.monotonic_s() < until_s:
+            return known
         try:
-            return work(cluster.at(store_id))
+            return work(cluster.at(store_id, timeout_ms=_OPEN_TIMEOUT_MS))
         except SparkLogError as error:
+            if isinstance(error, MetadataStoreUnavailableError):
+                failed[store_id] = (clock.monotonic_s() + _PAUSE_S, error)
             return error
 
     asked = list(cluster.store_ids() if store_ids is None else store_ids)

@@ -141,11 +141,13 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
     offset on records are others than before, because the metadata store was restored and accepted.
     """
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.each_store import ask_stores
     from spark_log.log.partitions.truncations import list_truncations
 
     with Cluster.open(cluster) as opened:
         _partitions(opened, topic or [])
-        losses = [loss for loss in list_truncations(opened.store) if not topic or loss.topic in topic]
+        of_stores = ask_stores(opened, lambda each: list_truncations(each.store)).results.values()
+        losses = [loss for those in of_stores for loss in those if not topic or loss.topic in topic]
     if as_json:
         print_json([asdict(loss) for loss in losses])
     elif not losses:
