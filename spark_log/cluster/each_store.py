@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.store_directory import find_store, find_stores, name_of
-from spark_log.cluster.topics import Topic
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, redact
-from spark_log.ids import HOME, HOME_NAME, StoreId
+from spark_log.ids import HOME, HOME_NAME, StoreId, TopicPartition
 from spark_log.process import in_parallel
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,17 @@ def by_store(topics: Iterable[Topic]) -> dict[StoreId, list[Topic]]:
     for topic in sorted(topics, key=lambda topic: topic.store_id):
         grouped.setdefault(topic.store_id, []).append(topic)
     return grouped
+
+
+def partitions_by_store(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[StoreId, list[TopicPartition]]:
+    """Return the partitions of each store, home first; those of unknown topics are the home store's."""
+    grouped: dict[StoreId, list[TopicPartition]] = {}
+    chosen = list(partitions)
+    topics = cluster.home.store.read(lambda connection: find_topics(connection, {tp.topic for tp in chosen}))
+    for tp in chosen:
+        store_id = topics[tp.topic].store_id if tp.topic in topics else HOME
+        grouped.setdefault(store_id, []).append(tp)
+    return dict(sorted(grouped.items()))
 
 
 def store_names(cluster: Cluster) -> dict[StoreId, str]:

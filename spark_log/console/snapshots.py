@@ -70,7 +70,7 @@ class Snapshots:
             _SLOW_AGE_S_MAX,
             lambda: read_task_runs(cluster, failed=True, from_ms=cluster.store.now().wall_ms - DAY_MS, limit=10),
         )
-        self.balance: Shared[Balance] = Shared(_SLOW_AGE_S_MAX, lambda: load_balance(cluster.store))
+        self.balance: Shared[Balance] = Shared(_SLOW_AGE_S_MAX, lambda: load_balance(cluster))
 
     def now(self) -> ClusterSnapshot:
         return self._state.get()

@@ -92,7 +92,7 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
     from spark_log.replication.controller.balance import load_balance
 
     with Cluster.open(cluster) as opened:
-        loads = load_balance(opened.store)
+        loads = load_balance(opened)
         uris: dict[int, str] = {info.log_dir_id: redact(info.uri) for info in opened.log_dirs().values()}
     if as_json:
         shown = asdict(loads)

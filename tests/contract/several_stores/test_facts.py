@@ -8,15 +8,23 @@ from typer.testing import CliRunner
 from spark_log import Consumer
 from spark_log.cli.main import app
 from spark_log.clients.admin.client import Admin
+from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import ElectionNotNeededError
 from spark_log.facts.groups import group_lag
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics
 from spark_log.facts.metrics.cluster_snapshot import read_cluster, read_sizes
+from spark_log.facts.topics import describe_topics
 from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.replication.controller.balance import load_balance
+from spark_log.replication.controller.reassignment_rows import list_all_reassignments
+from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.controller.requested_elections import elect
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.replicas.replica_moves import run_reassignments
 from tests.support.records import NOON_MS, table
 
 BOTH = ("far", "near")
@@ -60,7 +68,7 @@ def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address):
     up = [each for each in cluster_metrics(snapshot) if each.name == "spark_log_store_up"]
     assert [(s.labels["store"], s.value) for s in up[0].samples] == [("home", 1), ("east", 1)]
     checks = run("doctor", "--cluster", address)
-    assert any("store east" in json.dumps(each) for each in checks)
+    assert any("store east" in json.dumps(each) for each in checks["findings"])
 
 
 def test_clients_query_the_topics_of_all_stores(stores, address):
@@ -91,3 +99,17 @@ def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, 
     assert [(each["topic"], each["records"]) for each in listed] == [("far", 0), ("near", 3)]
     described = run("topic", "describe", "near", "far", "--cluster", address)
     assert [each["available"] for each in described] == [True, False]
+
+
+def test_replicas_of_all_stores_move_and_elect(stores, address, tmp_path):
+    add_broker(stores, 2, [str(tmp_path / "second")])
+    partitions = [TopicPartition(name, 0) for name in BOTH]
+    begin_reassignments(stores, {each: [2] for each in partitions})
+    assert list_all_reassignments(stores).keys() == set(partitions)
+    run_reassignments(stores, stores.store.settings, partitions)
+    described = describe_topics(stores, list(BOTH))
+    assert [each.partitions[0].replicas[0].broker_id for each in described] == [2, 2]
+    refused = {type(error) for error in elect(stores, partitions).values()}
+    assert refused == {ElectionNotNeededError}
+    by_broker = {each.broker_id: each.load.replicas for each in load_balance(stores).brokers}
+    assert by_broker == {1: 0, 2: 2}
