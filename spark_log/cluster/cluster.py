@@ -16,7 +16,13 @@ from spark_log.cluster.log_dir import MARKER, LogDir, LogDirInfo, Marker, open_l
 from spark_log.cluster.log_dir_uris import local_uri, normalise_uri, refuse_overlap, refuse_percent_sign
 from spark_log.cluster.new_file import make_root
 from spark_log.cluster.store_directory import ADDING, find_store_of_id, find_stores
-from spark_log.errors import ClusterAlreadyExistsError, InvalidConfigurationError, LogDirMismatchError, redact
+from spark_log.errors import (
+    ClusterAlreadyExistsError,
+    InvalidConfigurationError,
+    LogDirMismatchError,
+    SparkLogError,
+    redact,
+)
 from spark_log.ids import HOME, BrokerId, LogDirId, StoreId
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
@@ -45,6 +51,8 @@ class Cluster:
         """The cluster as the home store has it."""
         self._checked: dict[LogDirInfo, LogDir] = {}
         self._at: dict[StoreId, Cluster] = {}
+        self.failures: dict[StoreId, tuple[float, SparkLogError]] = {}
+        """The data stores that did not answer `each_store`, with the time until which they are not asked again."""
         self._opening: defaultdict[StoreId, threading.Lock] = defaultdict(threading.Lock)
 
     @classmethod
@@ -127,7 +135,7 @@ class Cluster:
         for each in list(self._at.values()):
             each.store.close()
 
-    def at(self, store_id: StoreId) -> "Cluster":
+    def at(self, store_id: StoreId, *, timeout_ms: int = READ_TIMEOUT_MS) -> "Cluster":
         """Return the cluster as this store has it. A data store is opened at the first call, and closed with home.
 
         Raises StoreNotFoundError, StoreChangedError if the database is not that store, and the errors of `open`.
@@ -141,7 +149,12 @@ class Cluster:
         with home._opening[store_id]:  # one that does not answer delays only its own users
             if store_id not in home._at:
                 info = home.store.read(lambda connection: find_store_of_id(connection, store_id))
-                store = open_store(Address.parse(info.address_to_open()), store_id=store_id, cluster_id=home.cluster_id)
+                store = open_store(
+                    Address.parse(info.address_to_open()),
+                    store_id=store_id,
+                    cluster_id=home.cluster_id,
+                    timeout_ms=timeout_ms,
+                )
                 home.store.include(store)
                 home._at[store_id] = Cluster(store, store_id=store_id, home=home)
             return home._at[store_id]
@@ -152,7 +165,8 @@ class Cluster:
 
     def store_ids(self) -> list[StoreId]:
         """Return the stores of the cluster, home first, without those that are being added."""
-        stores = self.home.store.read(find_stores)
+        # a cluster in a folder has one store
+        stores = [] if self.home.store.sqlite else self.home.store.read(find_stores)
         return [HOME, *(each.store_id for each in stores if each.state != ADDING)]
 
     @cached_property

@@ -303,6 +303,15 @@ class LogDir:
         names = [name for name in self._names_at_top() if _MARKER.fullmatch(name)]
         return [marker for name in names if (marker := self._read_marker(name)) is not None]
 
+    def marked_stores(self) -> set[StoreId]:
+        """Return the numbers of the stores whose marker files are here."""
+        found = [match for name in self._names_at_top() if (match := _MARKER.fullmatch(name))]
+        return {StoreId(int(match[1][1:])) if match[1] else HOME for match in found}
+
+    def delete_marker(self) -> None:
+        """Remove the marker of a store that has left the cluster."""
+        self.delete(self._marker)
+
     def _read_marker(self, name: str) -> Marker | None:
         with self._storage_errors(name):
             try:

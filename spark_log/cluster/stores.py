@@ -96,15 +96,21 @@ def remove_store(cluster: Cluster, name: str) -> None:
     """
     home = cluster.home
 
-    def remove(connection: sa.Connection, _attempt: Attempt) -> None:
+    def remove(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
         info = find_store(connection, name)
         topics = sa.select(TOPIC.name).where(TOPIC.store_id == info.store_id).limit(1)
         held = connection.execute(topics).scalar()
         if held is not None:
             raise InvalidConfigurationError(f"store {name!r}: it has topics, for example {held!r}: delete them first")
         _delete(connection, info.store_id, info.state)
+        return info
 
-    home.store.transact(remove, announce=True)
+    info = home.store.transact(remove, announce=True)
+    for log_dir in home.log_dirs().values():
+        try:
+            LogDir(log_dir.uri, info.store_id).delete_marker()
+        except (SparkLogError, OSError) as error:
+            logger.warning("a marker of store %s stays in a log dir: %s", name, redact(str(error)))
 
 
 def _set_state(connection: sa.Connection, store_id: StoreId, state: str) -> None:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ask_stores
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
@@ -85,3 +87,9 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
         for query in (segments, commits)
         for topic, partition, records, size, count, small in connection.execute(query).all()
     }
+
+
+def usage_of_all(cluster: Cluster) -> dict[tuple[int, int], Usage]:
+    """Return the usage of the topics of all stores that answer, by (topic id, partition)."""
+    answers = ask_stores(cluster, lambda each: each.store.read(usage))
+    return {key: part for found in answers.results.values() for key, part in found.items()}

@@ -1,22 +1,25 @@
 """Describes groups: their list, their members, and their lag. Reads only, each answer from one snapshot."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import sqlalchemy as sa
 
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ask_stores, by_store
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.facts.share_partitions import share_partitions
 from spark_log.groups.classic import group as classic_group
 from spark_log.groups.classic.group import ClassicGroup, ClassicMember
 from spark_log.groups.classic.rows import read_all_classic, read_classic
 from spark_log.groups.classic.rules import advance
-from spark_log.groups.committed_offsets import read_commits
+from spark_log.groups.committed_offsets import Commit, read_commits
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import NO_PARTITIONS, Group, Member, Partitions
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import positions
+from spark_log.log.segments.slices import Positions
 from spark_log.metadata.store import Store, StoreClock
 
 State = Literal["Empty", "Assigning", "Reconciling", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
@@ -201,10 +204,13 @@ def records_behind(committed: int, end: int) -> int:
     return max(0, end - committed)
 
 
-def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
-    """Return the lags of the partitions, in order, that are committed, assigned to a member, or in a target."""
+def group_lag(cluster: Cluster, group_id: str) -> list[PartitionLag]:
+    """Return the lags of the partitions, in order, that are committed, assigned to a member, or in a target; without
+    those whose store does not answer.
+    """
+    store = cluster.store
 
-    def read(connection: sa.Connection) -> list[PartitionLag]:
+    def read(connection: sa.Connection) -> list[PartitionLag] | _GroupPositions:
         described = describe_group(connection, store.clock(connection), group_id)
         if described.type == SHARE_TYPE:
             return [
@@ -214,23 +220,49 @@ def group_lag(store: Store, group_id: str) -> list[PartitionLag]:
                 for each in share_partitions(connection, group_id)
             ]
         commits = read_commits(connection, group_id)
-        owner = {partition: member for member in described.members for partition in member.assignment}
-        wanted = commits.keys() | owner.keys() | {p for member in described.members for p in member.target}
-        limits = positions(connection, find_topics(connection, {p.topic for p in wanted}).values())
-        lags = []
-        for partition in sorted(wanted & limits.keys()):
-            start, end = limits[partition]
-            commit = commits.get(partition)
-            lags.append(
-                PartitionLag(
-                    partition.topic, partition.partition, commit.offset if commit else None, start, end,
-                    records_behind(commit.offset, end) if commit else None, commit.metadata if commit else "",
-                    owner.get(partition),
-                )
-            )  # fmt: skip
-        return lags
+        owners = {partition: member for member in described.members for partition in member.assignment}
+        wanted = commits.keys() | owners.keys() | {p for member in described.members for p in member.target}
+        topics = find_topics(connection, {p.topic for p in wanted})
+        return _GroupPositions(commits, owners, wanted, topics, positions(connection, topics.values()))
 
-    return store.read(read)
+    found = store.read(read)
+    if not isinstance(found, _GroupPositions):
+        return found
+    limits = {**found.limits, **_limits_elsewhere(cluster, found.topics.values())}
+    lags = []
+    for partition in sorted(found.partitions & limits.keys()):
+        start, end = limits[partition]
+        commit = found.commits.get(partition)
+        lags.append(
+            PartitionLag(
+                partition.topic, partition.partition, commit.offset if commit else None, start, end,
+                records_behind(commit.offset, end) if commit else None, commit.metadata if commit else "",
+                found.owners.get(partition),
+            )
+        )  # fmt: skip
+    return lags
+
+
+@dataclass(frozen=True)
+class _GroupPositions:
+    """The partitions of a group, their commits and owners, and the limits of those that the home store has."""
+
+    commits: Mapping[TopicPartition, Commit]
+    owners: Mapping[TopicPartition, MemberDescription]
+    partitions: Set[TopicPartition]
+    topics: Mapping[str, Topic]
+    limits: Mapping[TopicPartition, Positions]
+
+
+def _limits_elsewhere(cluster: Cluster, topics: Iterable[Topic]) -> dict[TopicPartition, Positions]:
+    """Return log start offsets and high watermarks in topics of data stores that answer."""
+    elsewhere = by_store(topic for topic in topics if topic.store_id != cluster.store_id)
+    if not elsewhere:
+        return {}
+    answers = ask_stores(
+        cluster, lambda each: each.store.read(lambda c: positions(c, elsewhere[each.store_id])), elsewhere
+    )
+    return {partition: limit for found in answers.results.values() for partition, limit in found.items()}
 
 
 def live_members(connection: sa.Connection, now: StoreClock, group_id: str) -> list[rows.MemberRow]:

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ask_stores, by_store
 from spark_log.cluster.topics import Topic, find_topics, unknown_topic
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
@@ -71,13 +72,30 @@ class PartitionInfo:
 class TopicDescription:
     topic: Topic
     partitions: tuple[PartitionInfo, ...]
+    """Empty while the store of the topic does not answer."""
 
 
 def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescription]:
     """Return the topics with their partitions and replicas, in the requested order. Raises UnknownTopicOrPartitionError
     if one is missing.
     """
-    return cluster.store.read(lambda c: describe_named(c, names, cluster.store.clock(c)))
+    return with_data_stores(cluster, cluster.store.read(lambda c: describe_named(c, names, cluster.store.clock(c))))
+
+
+def with_data_stores(cluster: Cluster, described: Sequence[TopicDescription]) -> list[TopicDescription]:
+    """Add the partitions of topics of data stores to descriptions from a snapshot of the home store."""
+    elsewhere = by_store(each.topic for each in described if each.topic.store_id != cluster.store_id)
+    if not elsewhere:
+        return list(described)
+
+    def describe_there(data: Cluster) -> dict[TopicId, TopicDescription]:
+        topics = elsewhere[data.store_id]
+        found = data.store.read(lambda c: describe(c, topics, data.store.clock(c)))
+        return {each.topic.topic_id: each for each in found}
+
+    answers = ask_stores(cluster, describe_there, elsewhere)
+    there = {topic_id: each for found in answers.results.values() for topic_id, each in found.items()}
+    return [there.get(each.topic.topic_id, each) for each in described]
 
 
 def describe_named(connection: sa.Connection, names: Sequence[str], now: StoreClock) -> list[TopicDescription]:

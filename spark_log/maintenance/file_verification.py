@@ -52,25 +52,30 @@ def verify_files(cluster: Cluster, topics: Iterable[str] = (), *, checksums: boo
     UnknownTopicOrPartitionError.
     """
     names = sorted(set(topics))
-    found = cluster.store.read(
+    home = cluster.home
+    found = home.store.read(
         lambda c: [find_topic(c, name) for name in names] if names else list(find_topics(c).values())
     )
-    infos = cluster.log_dirs()
     for topic in found:
-        for log_dir_id, info in infos.items():
-            named = cluster.store.read(lambda c, i=log_dir_id, topic=topic: _named(c, topic, i))  # type: ignore[misc]
-            if not named:
-                continue
-            try:
-                log_dir = cluster.log_dir(info)
-                problems = _problems(log_dir, topic, named, checksums)
-            except (SparkLogError, OSError) as error:
-                reason = redact(str(error))
-                problems = {file.file.path: BadFile(file.file.path, file.offsets, reason) for file in named}
-            if problems:  # files that were replaced meanwhile are no problem
-                still = cluster.store.read(lambda c, i=log_dir_id, topic=topic: _named(c, topic, i))  # type: ignore[misc]
-                problems = {file.file.path: problems[file.file.path] for file in still if file.file.path in problems}
-            yield from _replicas(redact(info.uri), topic, named, problems)
+        yield from _verify(home.of(topic), topic, checksums)
+
+
+def _verify(cluster: Cluster, topic: Topic, checksums: bool) -> Iterator[VerifiedReplica]:
+    infos = cluster.log_dirs()
+    for log_dir_id, info in infos.items():
+        named = cluster.store.read(lambda c, i=log_dir_id, topic=topic: _named(c, topic, i))  # type: ignore[misc]
+        if not named:
+            continue
+        try:
+            log_dir = cluster.log_dir(info)
+            problems = _problems(log_dir, topic, named, checksums)
+        except (SparkLogError, OSError) as error:
+            reason = redact(str(error))
+            problems = {file.file.path: BadFile(file.file.path, file.offsets, reason) for file in named}
+        if problems:  # files that were replaced meanwhile are no problem
+            still = cluster.store.read(lambda c, i=log_dir_id, topic=topic: _named(c, topic, i))  # type: ignore[misc]
+            problems = {file.file.path: problems[file.file.path] for file in still if file.file.path in problems}
+        yield from _replicas(redact(info.uri), topic, named, problems)
 
 
 def _replicas(

@@ -14,7 +14,7 @@ from spark_log.metadata.address import Address, cluster_not_found
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.schema_fence import number_of
 from spark_log.metadata.sql_columns import CLUSTER
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store
 from spark_log.metadata.store_schema import read_overrides
 
 
@@ -64,7 +64,13 @@ def create_store(
     return store
 
 
-def open_store(address: Address, *, store_id: StoreId = HOME, cluster_id: str | None = None) -> Store:
+def open_store(
+    address: Address,
+    *,
+    store_id: StoreId = HOME,
+    cluster_id: str | None = None,
+    timeout_ms: int = READ_TIMEOUT_MS,
+) -> Store:
     """Open the store at `address`, and upgrade it if an earlier release created it. It must have this number, and be of
     the cluster `cluster_id` if that is given.
 
@@ -74,7 +80,7 @@ def open_store(address: Address, *, store_id: StoreId = HOME, cluster_id: str | 
     store = Store(address)
     try:
         with store.fence.lifted():
-            found = store.read(_found)
+            found = store.read(_found, timeout_ms=timeout_ms)
             if found.revision is None:
                 raise cluster_not_found(address)
             if not found.usable:

@@ -60,6 +60,7 @@ class Published:
 
 def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
     """Return the path or URI of the topic's table in each log dir. Together the tables contain the whole topic."""
+    cluster = cluster.of(topic)
     log_dir_ids = cluster.store.read(lambda connection: topic_tables.log_dirs_with_replicas(connection, topic))
     infos = cluster.log_dirs()
     return {log_dir_id: LogDir(infos[log_dir_id].uri).location(topic.folder) for log_dir_id in log_dir_ids}
@@ -70,7 +71,7 @@ def publish(cluster: Cluster, topic: Topic) -> None:
 
     A failing table does not stop the others; the first error, usually StorageUnavailableError, is raised at the end.
     """
-    error = publish_all(cluster, [topic], eager=True)[topic.topic_id].error
+    error = publish_all(cluster.of(topic), [topic], eager=True)[topic.topic_id].error
     if error is not None:
         raise error
 

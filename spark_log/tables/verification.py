@@ -51,6 +51,7 @@ def verify(cluster: Cluster, topic: Topic, target: str | None = None) -> Iterato
     The files of a table are read from its log dir, and the log from any good replica. Raises StorageUnavailableError if
     a table cannot be opened, or changes all the time.
     """
+    cluster = cluster.of(topic)
     for table in publication.tables_of(cluster, topic):
         if table.listing and target in (None, table.target):
             yield _verify(cluster, table)
@@ -209,6 +210,7 @@ def rebuild(cluster: Cluster, topic: Topic, target: str) -> int:
     that have begun may fail. Returns the number of tables.
     """
     count = 0
+    cluster = cluster.of(topic)
     for table in publication.tables_of(cluster, topic):
         if table.listing and table.target == target:
             table.log_dir.verify(table.info.uuid)

@@ -95,7 +95,7 @@ def test_the_window_job_ends_at_sigterm_and_continues(spark: SparkSession, log: 
     letters = records(log, "bad")
     assert [letter["value"] for letter in letters] == [b"no JSON", b"[1]"]
     assert all(letter["headers"] for letter in letters), "with the reason"
-    assert [lag.lag for lag in group_lag(log.cluster.store, "windows")] == [0]
+    assert [lag.lag for lag in group_lag(log.cluster, "windows")] == [0]
     reports = read_queries(log.cluster, from_ms=0)
     assert [(report.query_name, report.state, report.lag) for report in reports] == [("window", "terminated", 0)]
 

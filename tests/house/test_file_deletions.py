@@ -18,7 +18,7 @@ DECIDED = {
     "maintenance/removal/retired_file_clean_up.py:delete_left_copies": "delete_left_copies",
     "maintenance/removal/retired_file_clean_up.py:_delete_folder": "delete_retired_topics",
     "log/partitions/retired_replicas.py:_delete_files": "_delete_files",
-    "maintenance/erase/purge.py:_delete_of_previous_topics": "_delete_of_previous_topics",
+    "maintenance/erase/purge.py:_delete_of_previous_topics": "_live_folders",
     "log/append/failed_append_files.py:_delete": "settle",
 }
 """Function that deletes, and the function of the same module that reads the decision from the primary."""
@@ -35,6 +35,7 @@ NOT_FROM_METADATA = {
     "tables/verification.py:rebuild": "the metadata of a table that is made anew",
     "spark/streams/micro_batch.py:forget": "state of a query",
     "cluster/log_dir.py:try_writing": "the file that it has just written",
+    "cluster/log_dir.py:delete_marker": "the marker of a store that has left the cluster",
 }
 """Function that deletes, and why no decision of the metadata is needed. Also: files of batches that an append has
 refused, by `failed_append_files.delete_files`; only this append has written them.

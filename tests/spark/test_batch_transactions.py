@@ -128,7 +128,7 @@ def test_topics_and_offsets_become_visible_at_once_and_once(
     assert seen == {(0, 0, -1), (4, 4, 4)}
     uncommit(checkpoint, 0)
     append(log, "in", "5")
-    assert [(lag.committed, lag.lag) for lag in group_lag(cluster.store, "g")] == [(4, 1)]
+    assert [(lag.committed, lag.lag) for lag in group_lag(cluster, "g")] == [(4, 1)]
     with watched(cluster) as seen:
         run(frame, checkpoint, process)
     assert dones == [False, True, False]

@@ -335,7 +335,7 @@ def test_a_group_gets_the_end_offsets(
     Run(frame, checkpoint).to_end()
     assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 3, TopicPartition("t", 1): 1}
     fill(log, "t", [1, 0], first=3)
-    assert [row.lag for row in group_lag(cluster.store, "g")] == [1, 0], "its lag shows like any other group's"
+    assert [row.lag for row in group_lag(cluster, "g")] == [1, 0], "its lag shows like any other group's"
     query = Run(frame, checkpoint).start()
     try:
         query.processAllAvailable()

@@ -27,7 +27,7 @@ def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> No
     watermark, the replica's LEO), each once, and no rows but theirs can be read from it. A stream of the table has read
     each record once, those at the offsets `twice` perhaps twice.
     """
-    topics = cluster.store.read(find_topics).values()
+    topics = _topics(cluster)
     online = sa.select(t.log_dir.c.log_dir_id).where(t.log_dir.c.online)
     log_dirs = cluster.store.read(lambda connection: set(connection.execute(online).scalars()))
     for log_dir_id, info in cluster.log_dirs().items():
@@ -55,6 +55,11 @@ def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> No
             lag = cluster.store.read(delta_lags).get((topic.topic_id, log_dir_id))
             assert lag is None or lag.sealed_ms is None, f"{where}: nothing is left to publish, but the lag is {lag}"
             assert_stream_sees_each_record_once(cluster, log_dir, topic, twice)
+
+
+def _topics(cluster: Cluster) -> list[Topic]:
+    """The topics of the cluster's store."""
+    return [topic for topic in cluster.store.read(find_topics).values() if topic.store_id == cluster.store_id]
 
 
 def assert_stream_sees_each_record_once(
@@ -115,7 +120,7 @@ def _offsets_of(log_dir: LogDir, topic: Topic, add: dict[str, Any]) -> list[int]
 
 def assert_replicas_are_whole(cluster: Cluster) -> None:
     """Invariant 10: every segment below a replica's LEO is complete in its log dir, if that is online."""
-    topics = cluster.store.read(find_topics).values()
+    topics = _topics(cluster)
     infos = cluster.log_dirs()
     online = cluster.store.read(
         lambda connection: (

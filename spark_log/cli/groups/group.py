@@ -32,7 +32,7 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
 
     with Cluster.open(cluster) as opened:
         listed = list_groups(opened.store, with_topics=as_json)
-        groups = [(group, group_lag(opened.store, group.group_id)) for group in listed]
+        groups = [(group, group_lag(opened, group.group_id)) for group in listed]
     if as_json:
         print_json([{**vars(group), "topics": sorted(group.topics), "lag": _total(lag)} for group, lag in groups])
         return
@@ -68,7 +68,7 @@ def describe(
             [described] = describe_groups(opened.store, [group])
             if described.state == "Dead":
                 raise GroupIdNotFoundError(f"group {group!r}: there is no such group")
-            return described, group_lag(opened.store, group)
+            return described, group_lag(opened, group)
 
         if follow:
             _follow(read)

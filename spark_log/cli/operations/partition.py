@@ -92,7 +92,7 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
     from spark_log.replication.controller.balance import load_balance
 
     with Cluster.open(cluster) as opened:
-        loads = load_balance(opened.store)
+        loads = load_balance(opened)
         uris: dict[int, str] = {info.log_dir_id: redact(info.uri) for info in opened.log_dirs().values()}
     if as_json:
         shown = asdict(loads)
@@ -141,11 +141,13 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
     offset on records are others than before, because the metadata store was restored and accepted.
     """
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.each_store import ask_stores
     from spark_log.log.partitions.truncations import list_truncations
 
     with Cluster.open(cluster) as opened:
         _partitions(opened, topic or [])
-        losses = [loss for loss in list_truncations(opened.store) if not topic or loss.topic in topic]
+        of_stores = ask_stores(opened, lambda each: list_truncations(each.store)).results.values()
+        losses = [loss for those in of_stores for loss in those if not topic or loss.topic in topic]
     if as_json:
         print_json([asdict(loss) for loss in losses])
     elif not losses:

@@ -11,7 +11,7 @@ import typer
 from spark_log.cli.output import bytes_of, count_of, note, print_json, print_table, say
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
-from spark_log.replication.controller.reassignment_rows import ReassignmentStatus, list_reassignments
+from spark_log.replication.controller.reassignment_rows import ReassignmentStatus, list_all_reassignments
 
 Plan = Mapping[TopicPartition, Sequence[int]]
 
@@ -58,13 +58,13 @@ def make_plan(
 def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_run: bool, as_json: bool) -> None:
     """Begin and execute the plan. With `dry_run`, print the plan as JSON, and its cost on stderr."""
     from spark_log.replication.controller.assignment_json import dump_assignments
-    from spark_log.replication.controller.balance import load_replicas
+    from spark_log.replication.controller.balance import load_all_replicas
     from spark_log.replication.controller.reassignment_proposal import moved_bytes
     from spark_log.replication.controller.reassignments import begin_reassignments
 
     now = _assignments(cluster, list(plan))
     sizes: dict[TopicPartition, int] = {}
-    for facts in cluster.store.read(load_replicas):
+    for facts in load_all_replicas(cluster):
         sizes[facts.tp] = max(sizes.get(facts.tp, 0), facts.file_bytes)
     cost = moved_bytes(now, plan, sizes)
     what = f"{count_of(len(plan), 'partition')}, {bytes_of(cost)} to copy"
@@ -81,7 +81,7 @@ def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_
 
 
 def continue_reassignments(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
-    under_way = [tp for tp in list_reassignments(cluster.store) if tp in set(partitions)]
+    under_way = [tp for tp in list_all_reassignments(cluster) if tp in set(partitions)]
     if not under_way:
         print_json([]) if as_json else say("No reassignment is in progress.")
         return
@@ -91,7 +91,7 @@ def continue_reassignments(cluster: Cluster, partitions: Collection[TopicPartiti
 def cancel(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
     from spark_log.replication.controller.reassignments import begin_reassignments
 
-    under_way = [tp for tp in list_reassignments(cluster.store) if tp in set(partitions)]
+    under_way = [tp for tp in list_all_reassignments(cluster) if tp in set(partitions)]
     begin_reassignments(cluster, dict.fromkeys(under_way))
     if as_json:
         print_json([tp._asdict() for tp in under_way])
@@ -100,7 +100,7 @@ def cancel(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bo
 
 
 def show(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
-    statuses = {tp: status for tp, status in list_reassignments(cluster.store).items() if tp in set(partitions)}
+    statuses = {tp: status for tp, status in list_all_reassignments(cluster).items() if tp in set(partitions)}
     if as_json:
         print_json(
             [

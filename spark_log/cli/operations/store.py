@@ -9,6 +9,8 @@ from spark_log.cli.shared_options import Cluster_, Json
 
 app = typer.Typer(no_args_is_help=True, help="Show, add and remove metadata stores, and accept one that was restored.")
 
+Store_ = Annotated[str | None, typer.Option("--store", metavar="NAME", help="The store; the home store by default.")]
+
 _ACCEPT = """\
 A metadata store that was restored from a backup, or promoted without its last transactions, lacks recent metadata.
 After you accept it, files that it does not name are removed from the Delta tables. Clean-up deletes them from the log
@@ -19,16 +21,18 @@ clients append: records that were appended since the restore count as known to a
 
 
 @app.command()
-def status(cluster: Cluster_, as_json: Json = False) -> None:
+def status(cluster: Cluster_, store: Store_ = None, as_json: Json = False) -> None:
     """Show the metadata store: its kind, identity and revision, and the files of the log dirs that it does not name.
 
     Exit code 1 if it is not the store that was recorded.
     """
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.each_store import find_view
     from spark_log.maintenance.removal.unnamed_files import unnamed_files
 
     with Cluster.open(cluster) as opened:
-        facts = opened.store.read(lambda connection: _facts(opened, connection))
+        view = find_view(opened, store)
+        facts = view.store.read(lambda connection: _facts(view, connection))
         unnamed = unnamed_files(opened)
     if as_json:
         print_json({**facts, "unnamed": [vars(each) for each in unnamed]})
@@ -150,10 +154,14 @@ def _replica_fields(replica: Any) -> dict[str, Any]:
 @app.command()
 def accept(
     cluster: Cluster_,
+    store: Store_ = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
     """Accept the metadata store as it is now: clean-up of files and publication to Delta tables continue.
+
+    Each store of a cluster is accepted on its own, with --store. Accept the home store last: it adopts the topics that
+    only a data store knows.
 
     Both stop if the system identifier or timeline of the PostgreSQL server differs from the recorded one, and where a
     Delta table lists segments that the metadata does not know: this is a sign of an older store.
@@ -163,20 +171,21 @@ def accept(
     also on SQLite, before clients start.
     """
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.each_store import find_view
     from spark_log.maintenance.removal.unnamed_files import unnamed_files
     from spark_log.metadata.connections import server_identity
     from spark_log.replication.controller.store_acceptance import accept_store
 
     with Cluster.open(cluster) as opened:
-        store = opened.store
-        before, now = store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
+        view = find_view(opened, store)
+        before, now = view.store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
         if not yes:
             note(f"It was {before or 'not known'}, and is {now or 'not known'}.")
             for line in _ACCEPT.splitlines():
                 note(line)
             _print_unnamed(unnamed_files(opened))
             typer.confirm("Accept it?", abort=True, err=True)
-        accept_store(opened)
+        accept_store(view)
     if as_json:
         print_json({"before": str(before) if before else None, "now": str(now) if now else None})
     else:

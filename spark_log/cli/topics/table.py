@@ -50,9 +50,10 @@ def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
     with Cluster.open(cluster) as opened:
         log_dirs = opened.log_dirs()
         topic = opened.store.read(lambda connection: find_topic(connection, name))
-        now_ms = opened.store.now().wall_ms
-        described = opened.store.read(lambda c: describe_tables(c, [topic], log_dirs, now_ms))[topic.topic_id]
-        tables = {(int(table.info.log_dir_id), table.target): table for table in tables_of(opened, topic)}
+        here = opened.of(topic)
+        now_ms = here.store.now().wall_ms
+        described = here.store.read(lambda c: describe_tables(c, [topic], log_dirs, now_ms))[topic.topic_id]
+        tables = {(int(table.info.log_dir_id), table.target): table for table in tables_of(here, topic)}
         rows = []
         for each in described:
             table = tables.get((each.log_dir_id, each.target))

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 def load_topics(address: str) -> list[dict[str, Any]]:
     """Return the facts of every topic, by name."""
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.each_store import store_names
     from spark_log.cluster.topics import find_topics
-    from spark_log.cluster.usage import Usage, usage
+    from spark_log.cluster.usage import Usage, usage_of_all
 
     with Cluster.open(address) as cluster:
-        topics, used = cluster.store.read(lambda connection: (find_topics(connection), usage(connection)))
+        topics, used = cluster.store.read(find_topics), usage_of_all(cluster)
+        names = store_names(cluster)
     totals: dict[int, Usage] = {}
     for (topic_id, _), part in used.items():
         totals[topic_id] = totals.get(topic_id, Usage()) + part
@@ -32,6 +34,7 @@ def load_topics(address: str) -> list[dict[str, Any]]:
             "replication_factor": topic.replication_factor,
             **totals.get(topic.topic_id, Usage())._asdict(),
             "configs": dict(topic.overrides),
+            "store": names.get(topic.store_id, str(topic.store_id)),
         }
         for topic in sorted(topics.values(), key=lambda topic: topic.name)
     ]
@@ -63,23 +66,42 @@ def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the facts of these topics and of each of their partitions, in the order of the names."""
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.each_store import ask_stores, by_store, store_names
+    from spark_log.cluster.topics import find_topic
     from spark_log.cluster.usage import Usage, usage
-    from spark_log.facts.topics import TopicDescription, describe_named
+    from spark_log.facts.topics import TopicDescription, describe
     from spark_log.tables.table_lag import TableInfo, describe_tables
 
+    used: dict[tuple[int, int], Usage] = {}
+    tables: dict[int, list[TableInfo]] = {}
+    described: dict[int, TopicDescription] = {}
     with Cluster.open(address) as cluster:
         log_dirs = cluster.log_dirs()
+        topics = cluster.store.read(lambda connection: [find_topic(connection, name) for name in names])
+        of_stores = by_store(topics)
 
         def read(
-            connection: "Connection",
+            view: Cluster,
         ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[TableInfo]]]:
-            now = cluster.store.clock(connection)
-            described = describe_named(connection, names, now)
-            used = usage(connection, [description.topic.topic_id for description in described])
-            topics = [description.topic for description in described]
-            return described, used, describe_tables(connection, topics, log_dirs, now.wall_ms)
+            there = of_stores[view.store_id]
 
-        found, used, tables = cluster.store.read(read)
+            def read_there(
+                connection: "Connection",
+            ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[TableInfo]]]:
+                now = view.store.clock(connection)
+                shown = describe(connection, there, now)
+                used_there = usage(connection, [topic.topic_id for topic in there])
+                return shown, used_there, describe_tables(connection, there, log_dirs, now.wall_ms)
+
+            return view.store.read(read_there)
+
+        answers = ask_stores(cluster, read, of_stores)
+        stores = store_names(cluster)
+    for shown, used_there, tables_there in answers.results.values():
+        described |= {each.topic.topic_id: each for each in shown}
+        used |= used_there
+        tables |= tables_there
+    found = [described.get(topic.topic_id, TopicDescription(topic, ())) for topic in topics]
     return [
         {
             "topic": topic.name,
@@ -88,7 +110,9 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
             "created_ms": topic.created_ms,
             "replication_factor": topic.replication_factor,
             "configs": dict(topic.overrides),
-            "tables": [asdict(table) for table in tables[topic.topic_id]],
+            "store": stores.get(topic.store_id, str(topic.store_id)),
+            "available": not answers.unavailable(topic),
+            "tables": [asdict(table) for table in tables.get(topic.topic_id, ())],
             "partitions": [
                 {
                     "partition": part.partition,

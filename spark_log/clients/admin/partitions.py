@@ -18,9 +18,9 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import find_topics, unknown_topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import TopicPartition
-from spark_log.replication.controller.balance import ReplicaFacts, load_replicas
+from spark_log.replication.controller.balance import ReplicaFacts, load_all_replicas
 from spark_log.replication.controller.controller import LEASE
-from spark_log.replication.controller.reassignment_rows import list_reassignments
+from spark_log.replication.controller.reassignment_rows import list_all_reassignments
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.requested_elections import elect
 
@@ -72,7 +72,7 @@ def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dic
             "adding_replicas": list(status.adding),
             "removing_replicas": list(status.removing),
         }
-        for tp, status in list_reassignments(cluster.store).items()
+        for tp, status in list_all_reassignments(cluster).items()
         if chosen is None or tp in chosen
     }
 
@@ -84,7 +84,7 @@ def describe_log_dirs(
 
     The size of a replica is the size of its files; `offset_lag` counts the offsets it lacks below the high watermark.
     """
-    chosen, replicas = cluster.store.read(lambda c: (_chosen(c, topic_partitions), load_replicas(c)))
+    chosen, replicas = cluster.store.read(lambda c: _chosen(c, topic_partitions)), load_all_replicas(cluster)
     wanted = None if topic_partitions is None else set(chosen)
     by_dir: dict[int, list[ReplicaFacts]] = {}
     for facts in replicas:

@@ -17,7 +17,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topic, find_topics, list_topics
 from spark_log.errors import UnknownTopicOrPartitionError
-from spark_log.facts.topics import TopicDescription, describe
+from spark_log.facts.topics import TopicDescription, describe, with_data_stores
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import TimeLookup, plan_time_lookups, positions
 from spark_log.log.segments.timed_offsets import first_records
@@ -138,7 +138,8 @@ def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) 
         there = [known[name] for name in dict.fromkeys(answered) if name in known]
         return answered, describe(connection, there, cluster.store.clock(connection))
 
-    answered, found = cluster.store.read(read)
+    answered, at_home = cluster.store.read(read)
+    found = with_data_stores(cluster, at_home)
     described = {description.topic.name: description for description in found}
     return [_metadata(name, described.get(name)) for name in answered]
 

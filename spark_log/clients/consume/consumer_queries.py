@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 
 import sqlalchemy as sa
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
@@ -13,11 +14,13 @@ from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.clients.consume.subscription import checked_partition
 from spark_log.clients.consume.topic_watch import partition_counts
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import by_store
 from spark_log.cluster.names import is_legal
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import IllegalStateError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed
-from spark_log.log.segments.plan import TimeLookup, find_positions, plan_time_lookups
+from spark_log.ids import StoreId
+from spark_log.log.segments.plan import Found, TimeLookup, find_positions, plan_time_lookups
 from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import first_records
 
@@ -86,7 +89,7 @@ class ConsumerQueries(Guarded):
         return set(range(_partition_count(self.cluster, topic)))
 
     def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
-        return self.cluster.store.read(lambda connection: _ends(connection, partitions))
+        return _all_ends(self.cluster, partitions)
 
     def required_group(self) -> str:
         if self.settings.group_id is None:
@@ -99,10 +102,36 @@ def _partition_count(cluster: Cluster, topic: str) -> int:
     return partition_counts(cluster, [topic]).get(topic, 0) if is_legal(topic) else 0
 
 
+def _all_ends(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
+    """Return log start offsets and high watermarks, in one snapshot of each store. UnknownTopicOrPartitionError names
+    an unknown partition.
+    """
+    wanted = [partition for partition in partitions if is_legal(partition.topic)]
+    positions = cluster.store.read(lambda connection: find_positions(connection, wanted))
+    missing = [partition for partition in wanted if partition not in positions]
+    if missing:
+        for store_id, topics in _elsewhere(cluster, missing).items():
+            names = {topic.name for topic in topics}
+            there = [partition for partition in missing if partition.topic in names]
+            find = partial(find_positions, partitions=there)
+            positions |= cluster.at(store_id).store.read(find)
+    return _checked(positions, partitions)
+
+
+def _elsewhere(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[StoreId, list[Topic]]:
+    """Return the topics of these partitions that are in data stores."""
+    topics = cluster.store.read(lambda connection: find_topics(connection, {topic for topic, _ in partitions}))
+    return by_store(topic for topic in topics.values() if topic.store_id != cluster.store_id)
+
+
 def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
     """Return log start offsets and high watermarks. UnknownTopicOrPartitionError names an unknown partition."""
-    wanted = [partition for partition in partitions if is_legal(partition.topic)]
-    positions = find_positions(connection, wanted)
+    return _checked(find_positions(connection, [each for each in partitions if is_legal(each.topic)]), partitions)
+
+
+def _checked(
+    positions: Mapping[ids.TopicPartition, Found], partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, Positions]:
     for partition in partitions:
         if partition not in positions:
             raise UnknownTopicOrPartitionError(
@@ -116,15 +145,28 @@ def _offsets_for_times(
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """Return the first readable record of each partition with timestamp >= the given one, or None."""
 
+    elsewhere: dict[StoreId, list[Topic]] = {}
+
     def plan(connection: sa.Connection) -> dict[ids.TopicPartition, TimeLookup]:
-        _ends(connection, timestamps_ms)
+        topics = find_topics(connection, {topic for topic, _ in timestamps_ms})
+        away = by_store(topic for topic in topics.values() if topic.store_id != cluster.store_id)
+        elsewhere.clear()
+        elsewhere.update(away)
+        names = {topic.name for those in away.values() for topic in those}
+        _ends(connection, [partition for partition in timestamps_ms if partition.topic not in names])
+        return plan_of(connection, [topic for topic in topics.values() if topic.name not in names])
+
+    def plan_of(connection: sa.Connection, topics: Collection[Topic]) -> dict[ids.TopicPartition, TimeLookup]:
         lookups: dict[ids.TopicPartition, TimeLookup] = {}
-        for name, topic in find_topics(connection, {topic for topic, _ in timestamps_ms}).items():
-            wanted = {number: at_ms for (its, number), at_ms in timestamps_ms.items() if its == name}
+        for topic in topics:
+            wanted = {number: at_ms for (its, number), at_ms in timestamps_ms.items() if its == topic.name}
             lookups |= plan_time_lookups(connection, topic, wanted, rack)
         return lookups
 
     found = first_records(cluster, cluster.store.read(plan))
+    for store_id, topics in elsewhere.items():
+        data = cluster.at(store_id)
+        found |= first_records(data, data.store.read(partial(plan_of, topics=topics)))
     return {
         partition: None if record is None else OffsetAndTimestamp(record.offset, record.timestamp_ms, -1)
         for partition, record in ((partition, found[partition]) for partition in timestamps_ms)

@@ -10,7 +10,7 @@ from spark_log.console.routes import Call, View
 from spark_log.errors import redact
 from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
 from spark_log.replication.controller.balance import Load
-from spark_log.replication.controller.reassignment_rows import list_reassignments
+from spark_log.replication.controller.reassignment_rows import list_all_reassignments
 
 _SHOWN_MAX = 50
 
@@ -138,7 +138,7 @@ def _facts(call: Call) -> Brokers:
             tp.topic, tp.partition, each.replicas, each.reassignment.target, each.adding, each.removing,
             each.bytes_left, each.began_ms,
         )
-        for tp, each in list_reassignments(store).items()
+        for tp, each in list_all_reassignments(call.cluster).items()
         if call.sees(tp.topic)
     ]  # fmt: skip
     return Brokers(

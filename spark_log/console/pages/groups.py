@@ -239,7 +239,7 @@ def _group(call: Call) -> Group:
             ages.get((row.topic, row.partition)) if row.lag else None,
             row.member.member_id if row.member else None,
         )
-        for row in group_lag(call.cluster.store, description.group_id)
+        for row in group_lag(call.cluster, description.group_id)
         if call.sees(row.topic)
     ]
     members = []

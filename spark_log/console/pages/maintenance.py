@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from spark_log.cluster.each_store import ask_stores
 from spark_log.cluster.lease import lease_status
 from spark_log.cluster.usage import Usage
 from spark_log.console.routes import Call, View
@@ -91,7 +92,8 @@ def _facts(call: Call) -> Maintenance:
     runs = read_task_runs(cluster, limit=_RUNS_MAX)
     shown = [run for run in runs if task in ("", run.task) and outcome in ("", run.outcome)]
     lease = lease_status(cluster.store, "coordinator")
-    truncations = [each for each in list_truncations(cluster.store) if call.sees(each.topic)]
+    of_stores = ask_stores(cluster, lambda each: list_truncations(each.store)).results.values()
+    truncations = [each for found in of_stores for each in found if call.sees(each.topic)]
     return Maintenance(
         lease.holder if lease.left_ms else None,
         call.snapshot().needs_coordinator,

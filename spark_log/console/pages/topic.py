@@ -140,8 +140,10 @@ def _facts(call: Call) -> TopicFacts:
     topic = call.topic(call.path["topic"])
     log_dirs = call.cluster.log_dirs()
 
-    def read(connection: sa.Connection) -> tuple[list[PartitionRow], list[TableInfo], list[Schema], bool]:
-        now = call.cluster.store.clock(connection)
+    cluster = call.cluster.of(topic)
+
+    def read(connection: sa.Connection) -> tuple[list[PartitionRow], list[TableInfo]]:
+        now = cluster.store.clock(connection)
         [described] = describe(connection, [topic], now)
         used = usage(connection, [topic.topic_id])
         tails = sa.select(PARTITION.partition, PARTITION.tail_bytes).where(PARTITION.topic_id == topic.topic_id)
@@ -154,9 +156,12 @@ def _facts(call: Call) -> TopicFacts:
             replace(table, location=redact(table.location))
             for table in describe_tables(connection, [topic], log_dirs, now.wall_ms)[topic.topic_id]
         ]
-        return rows, tables, _schemas(connection, topic), is_dead_letter_topic(connection, topic)
+        return rows, tables
 
-    rows, tables, schemas, has_dead_letters = call.cluster.store.read(read)
+    rows, tables = cluster.store.read(read)
+    schemas, has_dead_letters = call.cluster.store.read(
+        lambda connection: (_schemas(connection, topic), is_dead_letter_topic(connection, topic))
+    )
     rates = call.snapshots.rates.get()
     return TopicFacts(
         topic.name,

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import store_names
 from spark_log.cluster.lease import COORDINATOR, read_lease
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.names import is_internal
@@ -27,6 +28,7 @@ from spark_log.facts.doctor.version_rules import check_versions
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
 from spark_log.facts.metrics.history import DAY_MS, HOUR_MS, Kind, read_series, read_task_runs
 from spark_log.facts.transactions import describe_open_transactions
+from spark_log.ids import StoreId
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.connections import server_identity
@@ -114,17 +116,38 @@ def _checks(
         Check(cluster_rules.TRANSACTIONS, lambda: cluster_rules.check_transactions(describe_open_transactions(store))),
         Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
     ]
+    for store_id in cluster.store_ids()[1:]:
+        asking_store += _data_store_checks(cluster, store_id)
     asking_log_dirs = [
         Check(f"{LOG_DIR} {info.log_dir_id}", partial(_check_log_dir, info, growth.result, limit_s / 2))
         for info in log_dirs
     ]
     return [
         *asking_log_dirs,
-        *(replace(check, lane="store") for check in asking_store),
+        *(replace(check, lane=check.lane or "store") for check in asking_store),
         Check(file_rules.PERMISSIONS, partial(_check_modes, given, cluster, log_dirs), Severity.NOTE),
         Check(cluster_rules.TABLES, partial(_check_tables, cluster, topics, limit_s / 2)),
         Check(cluster_rules.TASKS, partial(_check_tasks, cluster), Severity.NOTE),
     ]
+
+
+def _data_store_checks(cluster: Cluster, store_id: StoreId) -> list[Check]:
+    name = store_names(cluster)[store_id]
+
+    def named(findings: Sequence[Finding]) -> list[Finding]:
+        return [replace(each, seen=f"store {name}: {each.seen}") for each in findings]
+
+    checks = [
+        Check(store_rules.STORE, lambda: named(_check_store(cluster.at(store_id).store, None))),
+        Check(
+            store_rules.CLOCK,
+            lambda: named([store_rules.check_clock(*stores.measure_clock(cluster.at(store_id).store))]),
+        ),
+        Check(
+            file_rules.CLEAN_UP, lambda: named([file_rules.check_retired(stores.read_retired(cluster.at(store_id)))])
+        ),
+    ]
+    return [replace(check, lane=f"store {name}") for check in checks]
 
 
 def _file_checks(given: str, address: Address) -> list[Check]:
@@ -212,7 +235,7 @@ def _check_tables(cluster: Cluster, names: Collection[str], limit_s: float) -> l
     oldest = sorted(behind, key=lambda table: -table.age_ms)
     tried = {table.topic: by_name[table.topic] for table in oldest[:_TRIED_MAX]}
     trials = {
-        name: begin(partial(check_publication, cluster, topic), "spark-log-doctor-publication")
+        name: begin(partial(check_publication, cluster.of(topic), topic), "spark-log-doctor-publication")
         for name, topic in tried.items()
     }
     until_s = clock.monotonic_s() + limit_s

@@ -35,6 +35,9 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield from _group_metrics(snapshot, [group for group in snapshot.groups if not group.share])
     yield from _share_metrics(snapshot)
     yield from _table_metrics(snapshot)
+    if snapshot.answering:
+        yield Gauges("spark_log_store_up", "Whether the metadata store answers.", ("store",),
+                     (((name,), int(up)) for name, up in snapshot.answering.items()))  # fmt: skip
     now_ms, oldest_ms = snapshot.now_ms, snapshot.oldest_transaction_ms
     yield _gauge("spark_log_open_transactions", "Open transactions.", snapshot.open_transactions)
     yield _gauge("spark_log_oldest_transaction_seconds", "Age of the oldest open transaction; 0: there is none.",

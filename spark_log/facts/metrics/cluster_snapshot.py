@@ -1,13 +1,16 @@
 """Reads the facts of a cluster that its metrics need, in one snapshot of the metadata store."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.cluster.brokers import BrokerStatus, alive_log_dirs, broker_statuses
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ask_stores, store_names
 from spark_log.cluster.lease import read_lease
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
@@ -15,7 +18,7 @@ from spark_log.config import ClusterSettings
 from spark_log.facts.groups import SHARE_TYPE, read_groups, records_behind
 from spark_log.facts.share_partitions import SharePartition, share_partitions
 from spark_log.groups.share.rows import parsed_configs
-from spark_log.ids import LogDirId, TopicId, TopicPartition
+from spark_log.ids import HOME, LogDirId, TopicId, TopicPartition
 from spark_log.log.columns.key_and_value import PARTS
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import (
@@ -95,6 +98,8 @@ class ClusterSnapshot:
     oldest_transaction_ms: int | None
     share_partitions: tuple[SharePartition, ...] = ()
     record_locks: Mapping[str, int] = field(default_factory=dict)
+    answering: Mapping[str, bool] = field(default_factory=dict)
+    """Whether each store has answered, by its name; empty in a cluster with one store."""
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -126,10 +131,76 @@ class SizeSnapshot:
 
 def read_cluster(cluster: Cluster) -> ClusterSnapshot:
     """Read the facts of the cluster. It takes some milliseconds, and about 20 µs for each partition."""
-    return cluster.store.read(
+    snapshot = cluster.store.read(
         lambda connection: _read_cluster(connection, cluster, cluster.store.clock(connection)),
         timeout_ms=READ_TIMEOUT_MS,
     )
+    stores = cluster.store_ids()
+    if len(stores) == 1:
+        return snapshot
+    commits = cluster.store.read(_commits_elsewhere, timeout_ms=READ_TIMEOUT_MS)
+    answers = ask_stores(cluster, partial(_read_data_store, commits=commits), stores[1:])
+    names = store_names(cluster)
+    found = answers.results.values()
+    return replace(
+        snapshot,
+        partitions=(*snapshot.partitions, *(each for there in found for each in there.partitions)),
+        groups=(*snapshot.groups, *(each for there in found for each in there.groups)),
+        table_lags={**snapshot.table_lags, **{key: lag for there in found for key, lag in there.table_lags.items()}},
+        answering={names[store_id]: store_id not in answers.failures for store_id in stores},
+    )
+
+
+class _Commit(NamedTuple):
+    """A committed offset in a topic of a data store."""
+
+    store_id: int
+    group_id: str
+    topic_id: int
+    partition: int
+    committed_offset: int
+
+
+def _commits_elsewhere(connection: sa.Connection) -> list[_Commit]:
+    query = (
+        sa.select(TOPIC.store_id, GROUP_OFFSET.group_id, TOPIC.topic_id, GROUP_OFFSET.partition,
+                  GROUP_OFFSET.committed_offset)
+        .join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
+        .where(TOPIC.store_id != HOME)
+        .order_by(GROUP_OFFSET.group_id, TOPIC.name, GROUP_OFFSET.partition)
+    )  # fmt: skip
+    return [_Commit(*row) for row in connection.execute(query)]
+
+
+@dataclass(frozen=True)
+class _DataStoreFacts:
+    partitions: tuple[PartitionFacts, ...]
+    groups: tuple[GroupPartitionFacts, ...]
+    table_lags: Mapping[TableKey, TableLag]
+
+
+def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
+    """Read the facts of the topics of a data store."""
+    here = [each for each in commits if each.store_id == data.store_id]
+
+    def read(connection: sa.Connection) -> _DataStoreFacts:
+        now = data.store.clock(connection)
+        topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
+        partitions = tuple(_partitions(connection, topics, alive_log_dirs(connection, now)))
+        groups: list[GroupPartitionFacts] = []
+        for first in range(0, len(here), _COMMITS_AT_ONCE):
+            rows = [each[1:] for each in here[first : first + _COMMITS_AT_ONCE]]
+            columns = (sa.column("group_id", sa.String), sa.column("topic_id", sa.BigInteger),
+                       sa.column("partition", sa.Integer), sa.column("committed_offset", sa.BigInteger))  # fmt: skip
+            given = sa.values(*columns, name="given").data(rows)
+            groups += _group_partitions(connection, now.wall_ms, given)
+        return _DataStoreFacts(partitions, tuple(groups), table_lags(connection))
+
+    return data.store.read(read, timeout_ms=READ_TIMEOUT_MS)
+
+
+_COMMITS_AT_ONCE = 5_000
+"""The number of committed offsets in one statement to a data store."""
 
 
 def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) -> ClusterSnapshot:
@@ -214,22 +285,27 @@ def _partitions(
         )
 
 
-def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupPartitionFacts]:
-    """Yield every committed offset. The time of the next record to read is interpolated in its segment."""
-    here = (SEGMENT.topic_id == GROUP_OFFSET.topic_id) & (SEGMENT.partition == GROUP_OFFSET.partition)
+def _group_partitions(
+    connection: sa.Connection, now_ms: int, commits: sa.FromClause = t.group_offset
+) -> Iterator[GroupPartitionFacts]:
+    """Yield every committed offset. The time of the next record to read is interpolated in its segment. `commits` has
+    the columns of table group_offset.
+    """
+    commit = commits.c
+    here = (SEGMENT.topic_id == commit.topic_id) & (SEGMENT.partition == commit.partition)
     first_unread = (
         sa.select(sa.func.max(SEGMENT.base_offset))
-        .where(here, SEGMENT.base_offset <= GROUP_OFFSET.committed_offset)
-        .correlate(t.group_offset)
+        .where(here, SEGMENT.base_offset <= commit.committed_offset)
+        .correlate(commits)
         .scalar_subquery()
     )
-    same = (PARTITION.topic_id == GROUP_OFFSET.topic_id) & (PARTITION.partition == GROUP_OFFSET.partition)
+    same = (PARTITION.topic_id == commit.topic_id) & (PARTITION.partition == commit.partition)
     query = (
         sa.select(
-            GROUP_OFFSET.group_id,
+            commit.group_id,
             TOPIC.name,
-            GROUP_OFFSET.partition,
-            GROUP_OFFSET.committed_offset,
+            commit.partition,
+            commit.committed_offset,
             PARTITION.high_watermark,
             SEGMENT.base_offset,
             SEGMENT.end_offset,
@@ -237,16 +313,14 @@ def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupP
             SEGMENT.max_timestamp_ms,
         )
         .select_from(
-            t.group_offset.join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
+            commits.join(t.topic, TOPIC.topic_id == commit.topic_id)
             .join(t.partition, same)
             .outerjoin(
                 t.segment,
-                here
-                & (GROUP_OFFSET.committed_offset < PARTITION.high_watermark)
-                & (SEGMENT.base_offset == first_unread),
+                here & (commit.committed_offset < PARTITION.high_watermark) & (SEGMENT.base_offset == first_unread),
             )
         )
-        .order_by(GROUP_OFFSET.group_id, TOPIC.name, GROUP_OFFSET.partition)
+        .order_by(commit.group_id, TOPIC.name, commit.partition)
     )
     for group, topic, partition, committed, end, base, segment_end, low_ms, high_ms in connection.execute(query).all():
         lag_s = None
@@ -257,8 +331,16 @@ def _group_partitions(connection: sa.Connection, now_ms: int) -> Iterator[GroupP
 
 
 def read_sizes(cluster: Cluster) -> SizeSnapshot:
-    """Read the sizes of all partitions. It reads every row of table segment, about 1 µs for each."""
-    return cluster.store.read(_read_sizes, timeout_ms=READ_TIMEOUT_MS)
+    """Read the sizes of all partitions whose store answers. It reads every row of table segment, about 1 µs for
+    each.
+    """
+    answers = ask_stores(cluster, lambda each: each.store.read(_read_sizes, timeout_ms=READ_TIMEOUT_MS))
+    sizes: dict[TopicPartition, PartitionSize] = {}
+    bad_records: dict[str, int] = {}
+    for found in answers.results.values():
+        sizes |= found.sizes
+        bad_records |= found.bad_records
+    return SizeSnapshot(sizes, bad_records)
 
 
 def _read_sizes(connection: sa.Connection) -> SizeSnapshot:

@@ -19,9 +19,12 @@ from spark_log.metadata.sql_columns import WRITE_ID
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
-def register(store: Store, holder: str, lease_ms: int) -> WriteId:
-    """Register a new write id with a lease of `lease_ms` milliseconds. `holder` describes the writer, for operators."""
-    write_id = WriteId(uuid.uuid4().hex)
+def register(store: Store, holder: str, lease_ms: int, write_id: WriteId | None = None) -> WriteId:
+    """Register a write id with a lease of `lease_ms` milliseconds. `holder` describes the writer, for operators.
+
+    It is a new one, or `write_id`, which a writer to topics of several stores has registered in another store.
+    """
+    write_id = write_id or WriteId(uuid.uuid4().hex)
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> None:
         now = store.clock(connection)

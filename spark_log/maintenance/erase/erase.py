@@ -72,6 +72,7 @@ def erase(
     """
     validate_user_topic(topic, "erase from")
     distinct_keys = _distinct(keys)
+    cluster = cluster.of(cluster.home.store.read(lambda connection: find_topic(connection, topic)))
     settings = settings or cluster.store.settings
     if purge:
         cluster.store.read(check_identity)

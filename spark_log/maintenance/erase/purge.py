@@ -110,6 +110,14 @@ def _mark(connection: sa.Connection, topic: Topic, paths: Sequence[str]) -> None
     make_replicas_due(connection, topic)
 
 
+def _live_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> set[str]:
+    """Return the folders of the topics of this store, and of all that the home store knows."""
+    topics = list(log_dirs.decide(find_topics).values())
+    if cluster is not cluster.home:
+        topics += cluster.home.store.read_as_primary(find_topics).values()
+    return {each.folder for each in topics}
+
+
 def _delete_of_previous_topics(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, workers: Workers) -> Deleted:
     """Delete the segment files that hold such keys in the folders of deleted topics of the same name.
 
@@ -119,9 +127,7 @@ def _delete_of_previous_topics(cluster: Cluster, log_dirs: CleanableLogDirs, top
     for log_dir_id, info in log_dirs.infos.items():
         try:
             folders = previous_folders(log_dirs, log_dir_id, topic)
-            live = (
-                {one.folder for one in log_dirs.decide(find_topics).values()} if folders else set()
-            )  # after the listing
+            live = _live_folders(cluster, log_dirs) if folders else set()  # after the listing
             for folder in folders:
                 log_dir = log_dirs.open(log_dir_id)
                 if log_dir is None or folder in live:

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store, store_names
 from spark_log.cluster.log_dir import Entry, LogDir
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
@@ -30,6 +31,7 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
+from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 
@@ -192,19 +194,42 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
     clean-up of the topic.
 
     Deletes a folder only if it has nothing but segment files and temporary files whose write ids are gone, and none of
-    these was modified for a day.
+    these was modified for a day. A home store that was restored may not know a topic, or even a store: so every store
+    must know none of the folders, and every store with a marker in the log dir must be in the cluster.
     """
     deleted = Deleted()
+    stores = store_names(cluster).keys()
     for log_dir_id, log_dir in log_dirs.opened():
         try:
             found = [entry.name for entry in log_dir.entries() if entry.folder and TOPIC_FOLDER.fullmatch(entry.name)]
-            known = cluster.store.read(_known_folders)
-            for folder in found:
-                if folder not in known:
-                    deleted += _delete_unknown(log_dirs, log_dir_id, log_dir, folder)
+            unknown = set(found) - cluster.store.read(_known_folders)
+            if unknown and (foreign := log_dir.marked_stores() - stores):
+                numbers = ", ".join(map(str, sorted(foreign)))
+                why = f"it has the marker of store {numbers}, which is not in the cluster"
+                deleted += Deleted(notes=(redact(f"{log_dir.uri}: folders of unknown topics stay: {why}"),))
+                continue
+            if unknown and len(stores) > 1:
+                try:
+                    unknown -= _known_elsewhere(cluster)
+                except SparkLogError as error:
+                    return deleted + Deleted(notes=(redact(f"folders of unknown topics stay: {error}"),))
+            for folder in sorted(unknown):
+                deleted += _delete_unknown(log_dirs, log_dir_id, log_dir, folder)
         except LOG_DIR_FAILURES as error:
             log_dirs.leave_alone(log_dir_id, error)
     return deleted
+
+
+def _known_elsewhere(cluster: Cluster) -> set[str]:
+    """Return the folders that the data stores know. Raises the error of a store that does not answer."""
+
+    def read(connection: sa.Connection) -> set[str]:
+        check_identity(connection)
+        return _known_folders(connection)
+
+    data_stores = cluster.store_ids()[1:]
+    folders = in_each_store(cluster, lambda data: data.store.read_as_primary(read), data_stores)
+    return set().union(*folders.values())
 
 
 def _needed_of_unknown(

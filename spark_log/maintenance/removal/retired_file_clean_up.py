@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import DELETING, Topic, find_topics
 from spark_log.config import TopicConfig
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
@@ -30,7 +30,15 @@ from spark_log.ids import LogDirId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.log.partitions.retired_files import forget_copies, forget_files, forget_folder
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import LOG_DIR, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_COPY, RETIRED_FILE
+from spark_log.metadata.sql_columns import (
+    LOG_DIR,
+    PUBLICATION,
+    PUBLICATION_CURSOR,
+    REPLICA,
+    RETIRED_COPY,
+    RETIRED_FILE,
+    TOPIC,
+)
 from spark_log.tables.publication import check_publication, publish, try_publish
 from spark_log.tables.publication_resets import compare_whole_tables
 from spark_log.tables.publication_state import LISTS_FILES
@@ -338,7 +346,13 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
             .order_by(RETIRED_FILE.path)
         )
         folders = list(connection.execute(query).scalars())
-        return (folders, {t.folder for t in find_topics(connection).values()}) if folders else None
+        if not folders:
+            return None
+        # a data store that did not answer since then may still have the topic, and publish it
+        unfinished = set(connection.execute(sa.select(TOPIC.uuid).where(TOPIC.state == DELETING)).scalars())
+        ids = {uuid[:8] for uuid in unfinished}
+        deleted = [folder for folder in folders if folder.rpartition("-")[2] not in ids]
+        return deleted, {topic.folder for topic in find_topics(connection).values()}
 
     def forget(connection: sa.Connection, folder: str) -> None:
         fence(connection)

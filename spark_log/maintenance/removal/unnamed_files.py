@@ -7,6 +7,7 @@ from itertools import groupby
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ask_stores
 from spark_log.cluster.log_dir import Entry, LogDir
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, redact
@@ -53,12 +54,12 @@ def unnamed_files(cluster: Cluster) -> list[Unnamed]:
 
 def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[UnnamedFile]:
     """Return each unnamed file of one topic, or of all, by log dir, topic folder and time; only of log dirs that
-    answer.
+    answer, and without the files of topics whose store does not answer.
 
     It lists every file: minutes for millions. A file with replicas is listed in each of their log dirs. If the topic
     was deleted, or the store does not know it, the folders of this name are searched too.
     """
-    log_dirs = CleanableLogDirs.of(cluster)
+    log_dirs = CleanableLogDirs.of(cluster.home)
     unnamed: list[UnnamedFile] = []
     for log_dir_id, log_dir in log_dirs.opened():
         try:
@@ -70,7 +71,13 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
         except (SparkLogError, OSError) as error:
             log_dirs.leave_alone(LogDirId(log_dir_id), error)
             continue
-        named = cluster.store.read(_named)  # after the listing: files that were appended meanwhile are named by now
+        # after the listing: files that were appended meanwhile are named by now
+        answers = ask_stores(cluster, lambda data: data.store.read(_named))
+        named = set().union(*answers.results.values())
+        if answers.failures:  # the files of a store that does not answer are not known
+            known = cluster.home.store.read(find_topics).values()
+            answered = {each.folder for each in known if not answers.unavailable(each)}
+            listed = {folder: files for folder, files in listed.items() if folder in answered}
         for folder, files in sorted(listed.items()):
             unnamed += [
                 UnnamedFile(

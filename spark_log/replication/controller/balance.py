@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ask_stores
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.usage import READABLE, READABLE_RECORDS
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.sql_columns import PARTITION, REASSIGNMENT, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.controller import elect_preferred_leaders
 
@@ -215,14 +217,17 @@ def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
     )  # fmt: skip
 
 
-def load_balance(store: Store) -> Balance:
-    """Return the present balance of the cluster."""
+def load_balance(cluster: Cluster) -> Balance:
+    """Return the present balance of the cluster, with the replicas of all stores that answer."""
+    owners = {log_dir_id: info.broker_id for log_dir_id, info in cluster.log_dirs().items()}
+    replicas = load_all_replicas(cluster)
+    return balance(replicas, owners | {each.log_dir_id: each.broker_id for each in replicas})
 
-    def read(connection: sa.Connection) -> Balance:
-        rows = connection.execute(sa.select(LOG_DIR.log_dir_id, LOG_DIR.broker_id))
-        return balance(load_replicas(connection), {row.log_dir_id: row.broker_id for row in rows})
 
-    return store.read(read)
+def load_all_replicas(cluster: Cluster) -> list[ReplicaFacts]:
+    """Return the replicas of all stores that answer."""
+    answers = ask_stores(cluster, lambda each: each.store.read(load_replicas))
+    return [facts for found in answers.results.values() for facts in found]
 
 
 # auto.leader.rebalance.enable ---------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ask_stores
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key, by_topic
 from spark_log.metadata import tables as t
@@ -43,6 +45,12 @@ class ReassignmentStatus:
     @property
     def removing(self) -> tuple[int, ...]:
         return tuple(broker for broker in self.replicas if broker not in self.reassignment.target)
+
+
+def list_all_reassignments(cluster: Cluster) -> dict[TopicPartition, ReassignmentStatus]:
+    """Return the reassignments in progress in all stores that answer."""
+    answers = ask_stores(cluster, lambda each: list_reassignments(each.store))
+    return {tp: status for found in answers.results.values() for tp, status in found.items()}
 
 
 def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs, keep_brokers
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import partitions_by_store
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.names import is_kept_by_store, validate_topic_name
 from spark_log.cluster.topics import Topic, find_topics, set_replication_factor
@@ -23,7 +24,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.ids import TopicPartition
+from spark_log.ids import HOME, TopicPartition
 from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_replicas import retire_moved_replicas
@@ -44,13 +45,22 @@ def begin_reassignments(
 ) -> None:
     """Begin to move partitions to the given brokers, the preferred leader first; None cancels the reassignment.
 
-    If one is refused, none changes. A new target replaces that of a reassignment in progress. Raises
+    If one is refused, none of its store changes. A new target replaces that of a reassignment in progress. Raises
     InvalidTopicError, UnknownTopicOrPartitionError, PolicyViolationError (`__consumer_offsets`),
     InvalidReplicationAssignmentError, NoReassignmentInProgressError (nothing to cancel), InvalidConfigurationError (the
     throttle).
     """
     _check_throttle(throttle_bytes_per_s)
     targets = {partition: _checked_target(partition, target) for partition, target in wanted.items()}
+
+    if cluster is cluster.home and cluster.store_ids()[1:]:
+        elsewhere = partitions_by_store(cluster, wanted)
+        for store_id in elsewhere.keys() - {HOME}:
+            there = {tp: wanted[tp] for tp in elsewhere[store_id]}
+            begin_reassignments(cluster.at(store_id), there, throttle_bytes_per_s)
+        targets = {tp: targets[tp] for tp in elsewhere.get(HOME, ())}
+        if not targets:
+            return
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         keep_brokers(connection, {broker for target in targets.values() for broker in target or ()})

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import partitions_by_store
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import (
@@ -33,6 +34,17 @@ def elect(
     An unclean election elects only where there is no leader. It may lose records; the truncation is recorded and
     logged. No controller lease is needed, because each transaction itself reads which replicas are alive.
     """
+    if cluster is cluster.home and cluster.store_ids()[1:]:
+        outcomes_of_all: dict[TopicPartition, SparkLogError | None] = {}
+        for store_id, there in partitions_by_store(cluster, partitions).items():
+            outcomes_of_all |= _elect(cluster.at(store_id), there, unclean=unclean)
+        return dict(sorted(outcomes_of_all.items()))
+    return _elect(cluster, partitions, unclean=unclean)
+
+
+def _elect(
+    cluster: Cluster, partitions: Collection[TopicPartition], *, unclean: bool
+) -> dict[TopicPartition, SparkLogError | None]:
     FallbackController(cluster).detect_failures()  # a replica on a failed log dir must not be elected
     before = cluster.store.read(lambda connection: _read_partitions(connection, cluster, partitions))
     keys = {tp: key for tp, (key, _, _) in before.items()}

@@ -6,6 +6,9 @@ the lost log then satisfies, as after an unclean election (`log.partitions.linea
 
     its leader epoch < the epoch of the truncation, and it has diverged if the truncation's offset < its offset
 
+If the home store was restored, topics that only a data store knows are adopted: home gets their rows back. Otherwise
+they would be deleted, like the topics that home has deleted.
+
 Ids of topics and producers that the lost store assigned are left out: a position of a lost topic, or a batch of a lost
 producer, would be taken for one of another topic or producer with the same id.
 """
@@ -15,6 +18,10 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store
+from spark_log.cluster.names import collision_key
+from spark_log.cluster.topics import insert_copy, topics_of_store
+from spark_log.errors import InvalidConfigurationError
 from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.log.partitions.truncations import record_truncation
@@ -33,10 +40,15 @@ IDS_SKIPPED = 1_000_000
 def accept_store(cluster: Cluster) -> Identity | None:
     """Record the current server as the right one, and begin a new leader epoch of every partition, in one transaction.
 
+    Raises the error of a data store that does not answer if the home store is accepted, and InvalidConfigurationError
+    if a topic of a data store has the name of another topic at home.
+
     Returns the server's identity. Records that were appended after the restore, and before this call, count as records
     of the lost log: a reader that has a position in the lost log is not told that they differ.
     """
     store = cluster.store
+    if cluster is cluster.home:
+        in_each_store(cluster, lambda data: _adopt(cluster, data), cluster.store_ids()[1:])
 
     def accept(connection: sa.Connection, _attempt: Attempt) -> Identity | None:
         now = store.clock(connection)
@@ -48,6 +60,27 @@ def accept_store(cluster: Cluster) -> Identity | None:
         return server_identity.accept(connection, now.wall_ms)
 
     return store.transact(accept, announce=True)
+
+
+def _adopt(home: Cluster, data: Cluster) -> None:
+    """Insert the rows of topics of the data store that home does not have."""
+    copies = data.store.read(lambda connection: topics_of_store(connection, data.store_id))
+
+    def adopt(connection: sa.Connection, _attempt: Attempt) -> None:
+        known = topics_of_store(connection, data.store_id)
+        for topic_id, (topic, _) in copies.items():
+            if topic_id in known:
+                continue
+            key = TOPIC.collision_key == collision_key(topic.name)
+            if (taken := connection.execute(sa.select(TOPIC.name).where(key)).scalar()) is not None:
+                raise InvalidConfigurationError(
+                    f"topic {topic.name!r}: store {data.store_id} has a newer topic than topic {taken!r} of the home"
+                    f" store: delete that one first (`spark-log topic delete {taken}`)"
+                )
+            insert_copy(connection, topic)
+
+    if copies:
+        home.store.transact(adopt, announce=True)
 
 
 def _begin_epoch(connection: sa.Connection, key: Key, before: PartitionState, now: StoreClock) -> PartitionState:

@@ -39,8 +39,9 @@ from spark_log.cluster.topics import (
 )
 from spark_log.errors import SparkLogError, redact
 from spark_log.failpoints import failpoint
-from spark_log.ids import HOME, StoreId
+from spark_log.ids import HOME, StoreId, TopicId
 from spark_log.log.partitions.partition_rows import insert_partitions
+from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.metadata.store import Attempt
 from spark_log.replication.controller.placement import place_replicas
@@ -60,8 +61,9 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
     # the data store first: a topic that is not at home when home is read later was deleted, and not just created
     copies = data.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
     stated = home.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
-    for each in copies.keys() - stated.keys():
-        _delete_copy(data, each)
+    if unknown := copies.keys() - stated.keys():
+        for each in unknown - _stated_now(home, store_id):
+            _delete_copy(data, each)
     for each, (topic, state) in stated.items():
         copy = copies.get(each)
         if state == DELETING:
@@ -77,6 +79,18 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
             _copy(home, data, topic, copy.topic)
         if state == CREATING:
             home.store.transact(lambda c, _, i=each: set_live(c, i), announce=True)  # type: ignore[misc]
+
+
+def _stated_now(home: Cluster, store_id: StoreId) -> set[TopicId]:
+    """Return the ids of the topics of a data store that home has. Topics are deleted for what it lacks, so it must be
+    the recorded store, and the primary: `store accept` of a restored home store adopts their topics.
+    """
+
+    def read(connection: sa.Connection) -> set[TopicId]:
+        check_identity(connection)
+        return set(topics_of_store(connection, store_id))
+
+    return home.store.read_as_primary(read)
 
 
 def follow_all(cluster: Cluster) -> None:

@@ -7,6 +7,7 @@ reassignment does it here.
 from collections.abc import Callable, Collection, Mapping
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import partitions_by_store
 from spark_log.cluster.lease import Fence, lease_status
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
@@ -53,6 +54,19 @@ def run_reassignments(
     While no process is the controller, this one acts as the controller and copies to embedded brokers. The call may be
     interrupted at any time, and repeated by any process.
     """
+    if cluster is cluster.home and cluster.store_ids()[1:]:
+        for store_id, there in partitions_by_store(cluster, partitions).items():
+            _run_in_store(cluster.at(store_id), settings, there, progress)
+        return
+    _run_in_store(cluster, settings, partitions, progress)
+
+
+def _run_in_store(
+    cluster: Cluster,
+    settings: ClusterSettings,
+    partitions: Collection[TopicPartition],
+    progress: Callable[[UnderWay], None],
+) -> None:
     chosen = frozenset(partitions)
     followers = Followers(cluster)
     try:

@@ -12,11 +12,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import by_store
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import (
@@ -29,7 +31,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import OffsetRange, StoreId, TopicPartition
 from spark_log.log.append import write_ids
 from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.encoding import Encoding
@@ -37,6 +39,7 @@ from spark_log.log.append.rules import Rejected
 from spark_log.log.append.transfer import Transfer, Transferred, cut_pieces
 from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
 from spark_log.log.reader import LogReader
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
@@ -191,9 +194,13 @@ class Mirror:
         return {tp: lacking.range for tp, lacking in self._lacking(pairs).items()}
 
     def _lacking(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, _Lacking]:
-        source = self.source.store.read(lambda connection: self._source_partitions(connection, pairs))
+        source: dict[TopicPartition, SourcePartition] = {}
+        for store_id in _source_stores(pairs):
+            there = {name: pair for name, pair in pairs.items() if pair.source.store_id == store_id}
+            find = partial(self._source_partitions, pairs=there)
+            source |= self.source.at(store_id).store.read(find)
         lacking_of: dict[TopicPartition, _Lacking] = {}
-        verified: dict[Key, MirrorPosition] = {}
+        verified: dict[StoreId, dict[Key, MirrorPosition]] = {}
         for name, pair in pairs.items():
             for number, target in self._target_partitions(pair.target).items():
                 tp = TopicPartition(name, number)
@@ -217,10 +224,11 @@ class Mirror:
                     self.source.cluster_id, here.topic_uuid, here.leader_epoch, target.log.end, target.leader_epoch
                 )
                 if comparison != IDENTICAL:
-                    verified[pair.target.topic_id, number] = position
+                    verified.setdefault(pair.target.store_id, {})[pair.target.topic_id, number] = position
                 lacking_of[tp] = _Lacking(lacking, position)
-        if verified:
-            self.target.store.transact(lambda connection, _attempt: write_positions(connection, verified))
+        for store_id, positions in verified.items():
+            store = self.target.at(store_id).store
+            store.transact(lambda connection, _attempt: write_positions(connection, positions))  # noqa: B023
         return lacking_of
 
     def _source_partitions(
@@ -247,7 +255,7 @@ class Mirror:
         }
 
     def _target_partitions(self, topic: Topic) -> dict[int, TargetPartition]:
-        return self.target.store.read(lambda connection: read_target(connection, topic.topic_id))
+        return self.target.of(topic).store.read(lambda connection: read_target(connection, topic.topic_id))
 
     def _report_divergence(self, where: str, start: int, end: int) -> None:
         loss = (
@@ -301,11 +309,13 @@ class Mirror:
         lacking = {tp: found for tp, found in lacking.items() if found.size > 0}
         if not lacking:
             return None
-        starts = {tp: found.start for tp, found in lacking.items()}
-        ends = rate_limit(self.settings.offsets_per_step_max, starts, {tp: r.end for tp, r in lacking.items()})
+        store_id = _most_behind(pairs, lacking)  # one append transaction is of one store
+        here = {tp: found for tp, found in lacking.items() if pairs[tp.topic].target.store_id == store_id}
+        store = self.target.at(store_id).store
+        starts = {tp: found.start for tp, found in here.items()}
+        ends = rate_limit(self.settings.offsets_per_step_max, starts, {tp: r.end for tp, r in here.items()})
         taken = {tp: OffsetRange(start, ends[tp]) for tp, start in starts.items() if start < ends[tp]}
-        settings = self.target.store.settings
-        write_id = write_ids.register(self.target.store, "mirror", settings.spark_write_id_lease_ms)
+        write_id = write_ids.register(store, "mirror", store.settings.spark_write_id_lease_ms)
         try:
             positions = {tp: found[tp].at(where.end) for tp, where in taken.items()}
             try:
@@ -318,7 +328,7 @@ class Mirror:
             self._append(pairs, done, write_id, positions)
         except BaseException:
             with contextlib.suppress(SparkLogError):  # else its lease expires; clean-up deletes the files
-                write_ids.release(self.target.store, write_id)
+                write_ids.release(store, write_id)
             raise
         before: dict[TopicPartition, int] = {}
         after: dict[TopicPartition, int] = {}
@@ -331,7 +341,7 @@ class Mirror:
             sum(each.record_bytes for each in done),
             before,
             after,
-            sum(found.end - ends[tp] for tp, found in lacking.items()),
+            sum(found.end - ends.get(tp, found.start) for tp, found in lacking.items()),
         )
 
     def _check_not_truncated(self, pairs: Mapping[str, Pair], copied: Mapping[TopicPartition, MirrorPosition]) -> None:
@@ -341,7 +351,10 @@ class Mirror:
         keys: dict[Key, MirrorPosition] = {
             (pairs[tp.topic].source.topic_id, tp.partition): position for tp, position in copied.items()
         }
-        truncations = self.source.store.read(lambda connection: read_truncations(connection, keys.keys()))
+        truncations: dict[Key, Sequence[Truncation]] = {}
+        for store_id in _source_stores({tp.topic: pairs[tp.topic] for tp in copied}):
+            read = partial(read_truncations, partitions=keys.keys())
+            truncations |= self.source.at(store_id).store.read(read)
         for key, later in truncations.items():
             if diverging_offset(keys[key].end_offset, keys[key].leader_epoch, later) is not None:
                 raise _TruncatedMeanwhile
@@ -349,8 +362,9 @@ class Mirror:
     def _transfers(
         self, pairs: Mapping[str, Pair], taken: Mapping[TopicPartition, OffsetRange], write_id: str
     ) -> list[Transfer]:
-        topics = [pairs[name].source for name in {name for name, _ in taken}]
-        limits = self.source.store.read(lambda connection: planner.positions(connection, topics))
+        limits: dict[TopicPartition, Positions] = {}
+        for store_id, topics in by_store(pairs[name].source for name in {name for name, _ in taken}).items():
+            limits |= self.source.at(store_id).store.read(partial(planner.positions, topics=topics))
         gone = [tp.topic for tp in taken if tp not in limits]
         if gone:
             raise _recreated(gone[0])
@@ -364,7 +378,7 @@ class Mirror:
         for name in sorted({name for name, _ in taken}):
             topic = pairs[name].target
             numbers = sorted(number for topic_name, number in taken if topic_name == name)
-            targets, encoding = self._target_log.targets(topic, numbers), Encoding.of(topic)
+            targets, encoding = self._target_log.at(topic.store_id).targets(topic, numbers), Encoding.of(topic)
             for number in numbers:
                 tp = TopicPartition(name, number)
                 transfers += [
@@ -390,11 +404,25 @@ class Mirror:
             )
         ]
         request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, hooks=hooks)
-        topics: dict[int, Topic] = {pair.target.topic_id: pair.target for pair in pairs.values()}
-        result = self._target_log.append_batches(request, topics)
+        targets = [pairs[name].target for name in {name for name, _ in positions}]
+        topics: dict[int, Topic] = {topic.topic_id: topic for topic in targets}
+        result = self._target_log.at(targets[0].store_id).append_batches(request, topics)
         for batch, outcome in zip(batches, result.outcomes, strict=True):
             if isinstance(outcome, Rejected):
                 raise type(outcome.error)(f"topic {topics[batch.topic_id].name!r}: {outcome.error}") from outcome.error
+
+
+def _source_stores(pairs: Mapping[str, Pair]) -> list[StoreId]:
+    return sorted({pair.source.store_id for pair in pairs.values()})
+
+
+def _most_behind(pairs: Mapping[str, Pair], lacking: Mapping[TopicPartition, OffsetRange]) -> StoreId:
+    """Return the store of the target that lacks the most records."""
+    sizes: dict[StoreId, int] = {}
+    for tp, found in lacking.items():
+        store_id = pairs[tp.topic].target.store_id
+        sizes[store_id] = sizes.get(store_id, 0) + found.size
+    return max(sizes, key=lambda store_id: sizes[store_id])
 
 
 def _recreated(name: str) -> DataLossError:

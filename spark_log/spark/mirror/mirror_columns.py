@@ -14,6 +14,7 @@ from spark_log.cluster.topics import Topic, find_topic, set_overrides
 from spark_log.config import SOURCES
 from spark_log.log.columns.topic_columns import to_text
 from spark_log.registry.topic_schemas import subject_name
+from spark_log.replication.controller.topic_copies import follow
 
 _COLUMN_CONFIGS = tuple(f"{source}.{name}" for source in SOURCES for name in ("columns", "format", "framing", "schema"))
 
@@ -46,7 +47,9 @@ def copy_columns(cluster: Cluster, source: Topic, target: Topic, *, missing: boo
             set_overrides(connection, present.topic_id, {**present.overrides, **configs}, to_text(columns))
         return find_topic(connection, target.name)
 
-    return cluster.store.transact(copy)
+    changed = cluster.store.transact(copy)
+    follow(cluster, changed.store_id, changed.topic_id)
+    return changed
 
 
 def _is_copied(target: Topic) -> bool:

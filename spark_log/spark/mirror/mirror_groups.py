@@ -3,15 +3,18 @@ Driver.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic
 from spark_log.errors import UnknownMemberIdError
 from spark_log.groups.committed_offsets import Commit, commit_offsets, read_commits
 from spark_log.ids import TopicPartition
 from spark_log.log.segments import plan as planner
+from spark_log.log.segments.slices import Positions
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
 
@@ -59,12 +62,14 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
         # without the source's leader epoch: the target has its own
         commit = Commit(offset, metadata.decode(), topic_id=topics[topic].topic_id)
         groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = commit
-    positions, limits = target.store.read(
-        lambda connection: (
-            {group_id: read_commits(connection, group_id, commits.keys()) for group_id, commits in groups.items()},
-            planner.positions(connection, topics.values()),
-        )
+    positions = target.store.read(
+        lambda connection: {
+            group_id: read_commits(connection, group_id, commits.keys()) for group_id, commits in groups.items()
+        }
     )
+    limits: dict[TopicPartition, Positions] = {}
+    for store_id, there in by_store(topics.values()).items():
+        limits |= target.at(store_id).store.read(partial(planner.positions, topics=there))
     ends = {partition: found.high_watermark for partition, found in limits.items()}
     copied: dict[str, int] = {}
     for group_id, commits in groups.items():

@@ -116,6 +116,7 @@ class _State:
             shown = {} if record and _has_other_columns(connection, found) else shown_tables(connection, found)
             return found, shown, planner.positions(connection, [found])
 
+        cluster = cluster.of(cluster.home.store.read(lambda connection: find_topic(connection, topic)))
         found, shown, limits = cluster.store.read(read)
         watermarks = {each.partition: limit.high_watermark for each, limit in limits.items()}
         starts = {each.partition: limit.log_start_offset for each, limit in limits.items() if limit.log_start_offset}

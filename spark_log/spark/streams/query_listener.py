@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -26,16 +27,16 @@ from pyspark.sql.streaming.listener import (
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.each_store import by_store
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import InvalidConfigurationError, SparkLogError, install_extra, redact
 from spark_log.facts.metrics.query_facts import QueryFacts, query_record, with_progress
 from spark_log.facts.metrics.recorded_topics import METRICS
 from spark_log.ids import TopicPartition
 from spark_log.log.segments import plan as planner
 from spark_log.maintenance.recorded_appends import append_records
-from spark_log.metadata.sql_columns import CLUSTER
 from spark_log.process import stop_at_exit
-from spark_log.spark.datasource.checkpoint.stream_offsets import StreamOffset
+from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +55,6 @@ _PAUSE_S = 10.0
 """The time after a failure during which the store is not read."""
 _TIMEOUT_MS = 2_000
 _CLOSE_S = 10.0
-_CLUSTER_ID = sa.select(CLUSTER.cluster_id)
 
 
 @dataclass
@@ -307,22 +307,32 @@ def lag_by_partition(cluster: Cluster, ends: Sequence[str]) -> dict[TopicPartiti
     if not found:
         return None
 
-    def read(connection: sa.Connection) -> dict[TopicPartition, int] | None:
-        cluster_id = connection.execute(_CLUSTER_ID).scalar_one()
-        ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster_id)]
-        if not ours:
-            return None
-        lags: dict[TopicPartition, int] = {}
-        for positions in ours:
-            topics = find_topics(connection, {name for name, _ in positions.offsets})
-            for here, limits in planner.positions(connection, topics.values()).items():
-                same = positions.topic_ids.get(here.topic, topics[here.topic].topic_id) == topics[here.topic].topic_id
-                done = positions.offsets.get(here, 0) if same else 0
-                lag = max(0, limits.high_watermark - max(done, limits.log_start_offset))
-                lags[here] = max(lag, lags.get(here, 0))
-        return lags
+    ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster.cluster_id)]
+    if not ours:
+        return None
+    names = {name for positions in ours for name, _ in positions.offsets}
+    topics = cluster.home.store.read(lambda connection: find_topics(connection, names), timeout_ms=_TIMEOUT_MS)
+    lags: dict[TopicPartition, int] = {}
+    for store_id, those in by_store(topics.values()).items():
+        there = {topic.name: topic for topic in those}
+        work = partial(_lag_in_store, ours=ours, topics=there)
+        lags |= cluster.at(store_id).store.read(work, timeout_ms=_TIMEOUT_MS)
+    return lags
 
-    return cluster.store.read(read, timeout_ms=_TIMEOUT_MS)
+
+def _lag_in_store(
+    connection: sa.Connection, ours: Sequence[Positions], topics: Mapping[str, Topic]
+) -> dict[TopicPartition, int]:
+    """Return the lags in the topics of one store."""
+    lags: dict[TopicPartition, int] = {}
+    for positions in ours:
+        read = [topics[name] for name in {name for name, _ in positions.offsets} if name in topics]
+        for here, limits in planner.positions(connection, read).items():
+            same = positions.topic_ids.get(here.topic, topics[here.topic].topic_id) == topics[here.topic].topic_id
+            done = positions.offsets.get(here, 0) if same else 0
+            lag = max(0, limits.high_watermark - max(done, limits.log_start_offset))
+            lags[here] = max(lag, lags.get(here, 0))
+    return lags
 
 
 def _stream_offset(text: str) -> StreamOffset | None:

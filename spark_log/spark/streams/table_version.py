@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic, find_topic
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import OffsetRange, StoreId, TopicPartition
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
 from spark_log.log.reader import LogReader, ReadPlan, Wanted
@@ -105,11 +105,21 @@ def read_version(log: LogReader, name: str, at: TableVersion | None = None) -> t
 
     The version equals `at` if all records of `at` are still there. Raises UnknownTopicOrPartitionError.
     """
-    return log.cluster.store.read(lambda connection: _read_version(connection, name, at))
+    topic, version = log.cluster.store.read(lambda connection: _read_version(connection, name, at))
+    if topic.store_id != log.cluster.store_id:  # this store does not have its partitions
+        return read_version(log.at(topic.store_id), name, at)
+    return topic, version
 
 
 class _GoneError(Exception):
     """Records of the version have been removed from the log."""
+
+
+class _ElsewhereError(Exception):
+    """The topic is in another store."""
+
+    def __init__(self, store_id: StoreId) -> None:
+        self.store_id = store_id
 
 
 def plan_at(log: LogReader, name: str, version: TableVersion, ranges: Mapping[int, OffsetRange]) -> ReadPlan | None:
@@ -120,12 +130,16 @@ def plan_at(log: LogReader, name: str, version: TableVersion, ranges: Mapping[in
 
     def wanted(connection: sa.Connection) -> Wanted:
         topic, now = _read_version(connection, name, version)
+        if topic.store_id != log.cluster.store_id:
+            raise _ElsewhereError(topic.store_id)
         if now != version:
             raise _GoneError
         return Wanted({name: topic}, {TopicPartition(name, number): found for number, found in ranges.items()})
 
     try:
         return log.plan_in_snapshot(wanted)
+    except _ElsewhereError as elsewhere:
+        return plan_at(log.at(elsewhere.store_id), name, version, ranges)
     except _GoneError:
         return None
 

@@ -162,6 +162,7 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
         times = sa.select(SEGMENT.name, SEGMENT.appended_ms).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
         return topic, limits, slices, {row.name: row.appended_ms for row in connection.execute(times)}
 
+    cluster = cluster.of(cluster.home.store.read(lambda connection: find_topic(connection, name)))
     topic, limits, slices, appended_ms = cluster.store.read(read)
     log_dirs = cluster.log_dirs()  # after the slices: all that the slices name are among them
     if record and topic.columns is None:

@@ -83,7 +83,7 @@ def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address
     }  # fmt: skip
     for name, number in of_partition.items():
         assert value(found, f"kafka_topic_partition_{name}", topic="t", partition=0) == number, name
-    [lag] = group_lag(cluster.store, "g")
+    [lag] = group_lag(cluster, "g")
     here = {"consumergroup": "g", "topic": "t", "partition": 0}
     assert value(found, "kafka_consumergroup_lag", **here) == lag.lag == 4
     assert value(found, "kafka_consumergroup_current_offset", **here) == 2

@@ -288,7 +288,7 @@ def test_descriptions_and_deletion_on_the_wire(cluster, connect):
         delete_group(cluster.store, "g")
     with pytest.raises(UnknownMemberIdError):
         commit_offsets(cluster.store, "g", {TopicPartition("t", 0): 9})
-    [row] = group_lag(cluster.store, "g")
+    [row] = group_lag(cluster, "g")
     assert row.committed == 3
     remove_from_group(cluster.store, "g", [member.member_id])
     assert member.beat() == UNKNOWN_MEMBER_ID

@@ -546,12 +546,12 @@ def test_groups_are_described(cluster, log):
     assert 0 < one.session_left_ms <= 600_000
     assert described(cluster, "no-such").state == "Dead"
     a.member.commit({tp(0): at(1, "m")})
-    assert [(x.partition, x.committed, x.log_end, x.lag, x.metadata) for x in group_lag(cluster.store, "g")] == [
+    assert [(x.partition, x.committed, x.log_end, x.lag, x.metadata) for x in group_lag(cluster, "g")] == [
         (0, 1, 3, 2, "m"),
         (1, None, 0, None, ""),
     ]
-    assert {x.member.member_id for x in group_lag(cluster.store, "g")} == {a.member.member_id, b.member.member_id}
-    assert [x.member for x in group_lag(cluster.store, "idle")] == [None]
+    assert {x.member.member_id for x in group_lag(cluster, "g")} == {a.member.member_id, b.member.member_id}
+    assert [x.member for x in group_lag(cluster, "idle")] == [None]
 
 
 def test_offsets_are_reset(cluster, log):

@@ -310,7 +310,7 @@ def test_another_group_is_no_share_group(cluster, member):
 
 def test_the_lag_of_groups_of_all_types_is_read_alike(cluster, member):
     member.acknowledge(member.poll(4), AcknowledgeType.ACCEPT)
-    assert [(each.partition, each.committed, each.log_end, each.lag) for each in group_lag(cluster.store, GROUP)] == [
+    assert [(each.partition, each.committed, each.log_end, each.lag) for each in group_lag(cluster, GROUP)] == [
         (0, 4, 10, 6),
         (1, 0, 0, 0),
     ]

@@ -34,7 +34,7 @@ def test_bytes_and_records_of_each_replica(brokers, log, tmp_path):
     assert (facts[0, 1].bytes, facts[0, 1].records) == (used.bytes, used.records)
     assert facts[0, 1].bytes > facts[0, 1].file_bytes
     assert (facts[1, 3].bytes, facts[1, 3].records, facts[1, 3].preferred, facts[1, 3].leads) == (0, 0, True, True)
-    report = load_balance(brokers.store)
+    report = load_balance(brokers)
     assert [broker.load.leaders for broker in report.brokers] == [1, 0, 1]
     assert [skew.tp for skew in report.skewed] == [TopicPartition("t", 0)]
 

@@ -224,7 +224,7 @@ class NameReuse(RuleBasedStateMachine):
         client = Cluster.open(self.address)
         before = self.incarnation
         with self.recreated_before(gap):
-            found = group_lag(client.store, "g")
+            found = group_lag(client, "g")
         client.close()
         known = [(self.committed.get(i), len(self.contents[i])) for i in (before, self.incarnation)]
         assert all((lag.committed, lag.log_end) in known for lag in found)

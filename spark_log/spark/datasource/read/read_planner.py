@@ -4,14 +4,16 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import DataLossError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
-from spark_log.ids import OffsetRange, TopicId, TopicPartition
+from spark_log.ids import HOME, OffsetRange, StoreId, TopicId, TopicPartition
 from spark_log.log.partitions.lineage import UNKNOWN_EPOCH
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.replication_rules import Truncation
@@ -51,6 +53,16 @@ class Available:
     commits: "dict[TopicPartition, Commit]" = field(default_factory=dict)
     """Commits of option group.id, if startingOffsets is committed."""
 
+    def include(self, other: "Available") -> None:
+        """Add the partitions of topics of another store."""
+        self.ranges.update(other.ranges)
+        self.epochs.update(other.epochs)
+        self.truncations.update(other.truncations)
+
+    def store_ids(self, partitions: Iterable[TopicPartition]) -> list[StoreId]:
+        """Return the stores of these partitions."""
+        return sorted({self.topics[name].store_id for name in {tp.topic for tp in partitions} if name in self.topics})
+
     @property
     def topic_ids(self) -> dict[str, TopicId]:
         return {name: topic.topic_id for name, topic in self.topics.items()}
@@ -76,7 +88,15 @@ class ReadPlanner:
         """Return what the subscription matches now. Raises UnknownTopicOrPartitionError if a topic of `subscribe` is
         missing and `must_exist` is set.
         """
-        return self.cluster.store.read(lambda connection: self._available(connection, must_exist))
+        available = self.cluster.store.read(lambda connection: self._available(connection, must_exist))
+        elsewhere = [topic for topic in available.topics.values() if topic.store_id != HOME]
+        # after the commits: no committed offset is beyond the high watermarks
+        for store_id, topics in by_store(elsewhere).items():
+            there = {topic.name: topic for topic in topics}
+            numbers = self._partitions(there)
+            found = self.cluster.at(store_id).store.read(partial(_find_partitions, topics=there, numbers=numbers))
+            available.include(found)
+        return available
 
     def _available(self, connection: sa.Connection, must_exist: bool) -> Available:
         match self.options.subscription:
@@ -93,19 +113,16 @@ class ReadPlanner:
                 topics = {name: everything[name] for name in pattern.select(everything)}
             case AssignPartitions(partitions):
                 topics = find_topics(connection, {partition.topic for partition in partitions})
-        numbers = [TopicPartition(name, n) for name, topic in topics.items() for n in range(topic.partition_count)]
+        here = {name: topic for name, topic in topics.items() if topic.store_id == HOME}
+        available = Available(topics, {}, commits=self._commits(connection, topics))
+        available.include(_find_partitions(connection, here, self._partitions(here)))
+        return available
+
+    def _partitions(self, topics: Mapping[str, Topic]) -> list[TopicPartition]:
+        """Return the partitions of these topics that the subscription names."""
         if isinstance(self.options.subscription, AssignPartitions):
-            numbers = [tp for tp in self.options.subscription.partitions if tp.topic in topics]
-        by_partition = planner.find_positions(connection, numbers)
-        keys: dict[Key, TopicPartition] = {(topics[tp.topic].topic_id, tp.partition): tp for tp in by_partition}
-        truncations = read_truncations(connection, keys.keys())
-        return Available(
-            topics,
-            {tp: OffsetRange(*by_partition[tp].positions) for tp in numbers if tp in by_partition},
-            {tp: here.leader_epoch for tp, here in by_partition.items()},
-            {keys[key]: those for key, those in truncations.items()},
-            self._commits(connection, topics),
-        )
+            return [tp for tp in self.options.subscription.partitions if tp.topic in topics]
+        return [TopicPartition(name, n) for name, topic in topics.items() for n in range(topic.partition_count)]
 
     def starting(self, available: Available) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Return the offsets where the query starts, and their leader epochs; for committed offsets of a group the
@@ -200,7 +217,11 @@ class ReadPlanner:
             if tp in starts and starts[tp] < end
         }
         most = max(_SEGMENTS_MIN, _SEGMENTS_MAX // max(1, len(ranges)))
-        slices = self.cluster.store.read(lambda c: planner.plan(c, available.topics, ranges, segments_max=most))
+        slices: list[Slice] = []
+        for store_id in available.store_ids(ranges):
+            there = {tp: found for tp, found in ranges.items() if available.topics[tp.topic].store_id == store_id}
+            plan = partial(planner.plan, topics=available.topics, ranges=there, segments_max=most)
+            slices += self.cluster.at(store_id).store.read(plan)
         segments: dict[TopicPartition, list[tuple[int, int]]] = {}
         for piece in slices:
             segments.setdefault(piece.topic_partition, []).append((piece.end, piece.size))
@@ -259,11 +280,32 @@ class ReadPlanner:
         )
         plan = self.log.plan(pruned, pruning.times, available.topics, self.options.client_rack)
         if pruning.fields:
-            slices = self.cluster.store.read(
-                lambda connection: without_excluded(connection, available.topics, plan.slices, pruning.fields)
-            )
+            slices: list[Slice] = []
+            for store_id in available.store_ids(pruned):
+                there = [each for each in plan.slices if available.topics[each.topic].store_id == store_id]
+                keep = partial(without_excluded, topics=available.topics, slices=there, filters=pruning.fields)
+                slices += self.cluster.at(store_id).store.read(keep)
             plan = ReadPlan(slices, plan.log_dirs)
         return list(_cut(packed, plan, pruning))
+
+
+def _find_partitions(
+    connection: sa.Connection, topics: Mapping[str, Topic], numbers: Sequence[TopicPartition]
+) -> Available:
+    """Read the present state of these partitions of topics of one store."""
+    by_partition = {
+        tp: here
+        for tp, here in planner.find_positions(connection, numbers).items()
+        if here.topic_id == topics[tp.topic].topic_id
+    }
+    keys: dict[Key, TopicPartition] = {(topics[tp.topic].topic_id, tp.partition): tp for tp in by_partition}
+    truncations = read_truncations(connection, keys.keys())
+    return Available(
+        {},
+        {tp: OffsetRange(*by_partition[tp].positions) for tp in numbers if tp in by_partition},
+        {tp: here.leader_epoch for tp, here in by_partition.items()},
+        {keys[key]: those for key, those in truncations.items()},
+    )
 
 
 def _cut(packed: Iterable[tuple[PartitionRange, ...]], plan: ReadPlan, pruning: Pruning) -> Iterable[ReadTask]:

@@ -80,8 +80,9 @@ def read_topic(
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     log = TaskReader(opened, holder="read_topic")
     try:
-        columns = log.find_topic(topic).columns if record else None
-        plan = log.plan_in_snapshot(find, TimestampBounds(since_ms), client_rack or None)
+        found = log.find_topic(topic)
+        columns = found.columns if record else None
+        plan = log.at(found.store_id).plan_in_snapshot(find, TimestampBounds(since_ms), client_rack or None)
         if record and plan.slices:
             columns = plan.slices[0].columns  # of the snapshot
     finally:

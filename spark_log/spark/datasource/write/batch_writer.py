@@ -1,4 +1,8 @@
-"""Writes a batch DataFrame to topics. All its records become visible, or none."""
+"""Writes a batch DataFrame to topics. All its records become visible, or none.
+
+Rows for topics of several metadata stores are appended in one transaction of each store. So they need txnAppId and
+txnVersion: the write is repeated after a failure, and appends where its rows are missing.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,14 +52,15 @@ class BatchWriter(DataSourceArrowWriter):
                 count = sum(output.record_count for output in outputs)
                 target = self._plan.topic or ""
                 batch = SparkBatch(f"txn:{self._txn.app_id}", target, self._txn.version, count, "", strict=False)
-            commit_write(address, outputs, write_id, batch)
+            commit_write(address, outputs, write_id, batch, store_ids=self._plan.store_ids)
         address_handoff.forget(write_id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         from spark_log.spark.datasource.write.write_commit import abort_write
 
         outputs = [message for message in messages if isinstance(message, TaskOutput)]
-        abort_write(address_handoff.take(self._plan.write_id), outputs, self._plan.write_id)
+        plan = self._plan
+        abort_write(address_handoff.take(plan.write_id), outputs, plan.write_id, store_ids=plan.store_ids)
         address_handoff.forget(self._plan.write_id)
 
     def __getstate__(self) -> dict[str, Any]:

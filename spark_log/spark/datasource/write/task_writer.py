@@ -44,7 +44,7 @@ class TaskWriter:
         self._open: OrderedDict[tuple[int, int], _Part] = OrderedDict()
         self._waiting_bytes = 0
         self._passed_bytes = 0
-        self._output = TaskOutput(plan.write_id)
+        self._output = TaskOutput(plan.write_id, store_ids=plan.store_ids)
         self._since_boot_ms = plan.boot_ms if clock.boot_id() == plan.boot_id else clock.boot_ms()
 
     def write(self, batch: pa.RecordBatch) -> None:

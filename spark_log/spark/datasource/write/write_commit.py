@@ -2,18 +2,21 @@
 store.
 """
 
+import contextlib
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import by_store
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
-from spark_log.errors import UnknownTopicOrPartitionError
-from spark_log.ids import WriteId
+from spark_log.errors import CrossStoreTransactionError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.ids import HOME, StoreId, WriteId
 from spark_log.log.append import write_ids
 from spark_log.log.append.append_transaction import AppendRequest, AppendResult
 from spark_log.log.append.encoding import Encoding
@@ -41,28 +44,40 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     not exist.
     """
     with Cluster.open(options.cluster) as cluster:
-        topics = cluster.store.read(lambda connection: _topic_plans(connection, options))
+        topics, plans = cluster.store.read(lambda connection: _topic_plans(connection, options))
+        elsewhere = by_store(topic for topic in topics.values() if topic.store_id != HOME)
+        for store_id, there in elsewhere.items():
+            read = partial(_plans_of, topics=there, options=options)
+            plans |= cluster.at(store_id).store.read(read)
         now_ms, boot_ms = cluster.store.now().wall_ms, clock.boot_ms()
-        write_id = write_ids.register(
-            cluster.store, f"spark write on {socket.gethostname()}", cluster.store.settings.spark_write_id_lease_ms
-        )
+        holder, lease_ms = f"spark write on {socket.gethostname()}", cluster.store.settings.spark_write_id_lease_ms
+        store_ids = tuple(elsewhere if options.topic and elsewhere else [HOME, *elsewhere])
+        write_id = write_ids.register(cluster.at(store_ids[0]).store, holder, lease_ms)
+        for store_id in store_ids[1:]:
+            write_ids.register(cluster.at(store_id).store, holder, lease_ms, write_id)
         log_dirs = cluster.log_dirs()
         inline_bytes_max = cluster.store.settings.commit_inline_bytes_per_task_max
     return WritePlan(
-        write_id, options.topic, topics, log_dirs, now_ms, inline_bytes_max, fingerprint, clock.boot_id(), boot_ms
-    )
+        write_id, options.topic, plans, log_dirs, now_ms, inline_bytes_max, fingerprint, clock.boot_id(), boot_ms,
+        store_ids,
+    )  # fmt: skip
 
 
-def _topic_plans(connection: sa.Connection, options: WriteOptions) -> dict[str, TopicPlan]:
-    """Return the plan of the topic of option `topic`, or of all topics that users write to."""
+def _topic_plans(connection: sa.Connection, options: WriteOptions) -> tuple[dict[str, Topic], dict[str, TopicPlan]]:
+    """Return the topic of option `topic`, or all topics that users write to, with the plans of those at home."""
     name = options.topic
     topics = find_topics(connection, None if name is None else [name])
     if name is not None and name not in topics:
         raise UnknownTopicOrPartitionError(
             f"topic {name!r}: unknown topic or partition (make it with `spark-log topic create {name}`)"
         )
-    codec = options.compression_type
-    return {name: _topic_plan(connection, topic, codec) for name, topic in topics.items() if not is_internal(name)}
+    topics = {name: topic for name, topic in topics.items() if not is_internal(name)}
+    return topics, _plans_of(connection, [topic for topic in topics.values() if topic.store_id == HOME], options)
+
+
+def _plans_of(connection: sa.Connection, topics: Iterable[Topic], options: WriteOptions) -> dict[str, TopicPlan]:
+    """Return the plans of topics of one store."""
+    return {topic.name: _topic_plan(connection, topic, options.compression_type) for topic in topics}
 
 
 def _topic_plan(connection: sa.Connection, topic: Topic, codec: str | None) -> TopicPlan:
@@ -77,29 +92,80 @@ def commit_write(
     write_id: WriteId,
     batch: SparkBatch | None,
     ends: BatchEnds | None = None,
+    *,
+    store_ids: Sequence[StoreId] | None = None,
 ) -> None:
     """Append the batches of the tasks, in task order, all or nothing. Raises the error of a refused batch. A repeated
     write is dropped.
 
-    With `ends` the group's offsets are committed in the same transaction.
+    With `ends` the group's offsets are committed in the same transaction. `store_ids` are those of the plan. If the
+    batches are for topics of several stores, there is a transaction for each store, that of the home store last, with
+    the offsets: a repeated write appends where its batches are missing. Raises CrossStoreTransactionError for such a
+    write without `batch`, which could not be repeated.
     """
     written, blobs = _written(outputs)
     with Cluster.open(cluster_address) as cluster:
-        batches, hooks = written, []
-        if batch is not None:
-            last = find_last(cluster.store, batch.application, batch.target)
-            batches = not_appended(last, batch, written)
-            hooks.append(append_once_hook(batch, _topic_ids(cluster, batch, batches)))
+        parts = _by_store(cluster, written, store_ids or _store_ids(outputs))
+        if batch is None and sum(map(bool, parts.values())) > 1:
+            raise CrossStoreTransactionError(
+                "the rows are for topics of several metadata stores: give txnAppId and txnVersion, so that the write"
+                " can be repeated, or write the topics of each store on their own"
+            )
         if ends is not None:
-            from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook  # imports kafka-python
+            parts.setdefault(HOME, [])
+        registered = store_ids or _store_ids(outputs)
+        used = [store_id for store_id, part in parts.items() if part or (ends is not None and store_id == HOME)]
+        for store_id in sorted(used or registered[:1], reverse=True):
+            here = cluster.at(store_id)
+            mine = blobs if len(parts) == 1 else {b.name: blobs[b.name] for b in parts[store_id] if b.inline}
+            id_here = write_id if store_id in registered else None
+            _commit_part(here, parts[store_id], mine, id_here, batch, ends if store_id == HOME else None)
+        for store_id in set(registered) - set(used or registered[:1]):
+            with contextlib.suppress(SparkLogError):  # else its lease ends
+                _drop(cluster.at(store_id), (), write_id)
 
-            offsets = {Committer(ends.group_id): ends.commits(cluster)}
-            hooks.append(commit_offsets_hook(cluster.store, offsets))
-        request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=True, hooks=hooks)
-        if append_whole(cluster, request, micro_batch=batch is not None and batch.strict).committed_before:
+
+def _commit_part(
+    cluster: Cluster,
+    written: Sequence[Batch],
+    blobs: Mapping[str, bytes],
+    write_id: WriteId | None,
+    batch: SparkBatch | None,
+    ends: BatchEnds | None,
+) -> None:
+    """Append the batches for the topics of one store in a transaction of it."""
+    batches, hooks = list(written), []
+    if batch is not None:
+        last = find_last(cluster.store, batch.application, batch.target)
+        batches = not_appended(last, batch, written)
+        hooks.append(append_once_hook(batch, _topic_ids(cluster, batch, batches)))
+    if ends is not None:
+        from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook  # imports kafka-python
+
+        offsets = {Committer(ends.group_id): ends.commits(cluster)}
+        hooks.append(commit_offsets_hook(cluster.store, offsets))
+    release = write_id is not None
+    request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=release, hooks=hooks)
+    if append_whole(cluster, request, micro_batch=batch is not None and batch.strict).committed_before:
+        if write_id is not None:
             _drop(cluster, written, write_id)
-        elif len(batches) < len(written):
-            _delete(cluster, [each for each in written if each not in batches])
+    elif len(batches) < len(written):
+        _delete(cluster, [each for each in written if each not in batches])
+
+
+def _store_ids(outputs: Sequence[TaskOutput]) -> Sequence[StoreId]:
+    return outputs[0].store_ids if outputs else (HOME,)
+
+
+def _by_store(cluster: Cluster, batches: Sequence[Batch], store_ids: Sequence[StoreId]) -> dict[StoreId, list[Batch]]:
+    """Return the batches for the topics of each of these stores, in order. Those of deleted topics are in the first."""
+    if len(store_ids) == 1:
+        return {store_ids[0]: list(batches)}
+    topics = _topics(cluster.home, batches)
+    parts: dict[StoreId, list[Batch]] = {store_id: [] for store_id in store_ids}
+    for each in batches:
+        parts[topics[each.topic_id].store_id if each.topic_id in topics else store_ids[0]].append(each)
+    return parts
 
 
 def _topic_ids(cluster: Cluster, batch: SparkBatch, batches: Sequence[Batch]) -> set[int]:
@@ -118,6 +184,9 @@ def register_write(
     batches = [batch for batch in written if batch.topic_id > pending.after_topic_id]
     stored = [PendingBatch(first + position, batch) for position, batch in enumerate(batches)]
     with Cluster.open(cluster_address) as cluster:
+        parts = _by_store(cluster, written, _store_ids(outputs))
+        if any(part for store_id, part in parts.items() if store_id != HOME):
+            raise CrossStoreTransactionError("a transaction writes to topics of the home store only")
         register(
             cluster.store, pending.ref, stored, blobs, write_id=write_id, release_write_id=True, durable=True
         )  # fmt: skip
@@ -152,10 +221,18 @@ def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, byte
     return batches, {name: data for output in outputs for name, data in output.blobs.items()}
 
 
-def abort_write(cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId) -> None:
+def abort_write(
+    cluster_address: str,
+    outputs: Sequence[TaskOutput],
+    write_id: WriteId,
+    *,
+    store_ids: Sequence[StoreId] | None = None,
+) -> None:
     """Delete the files of the tasks, unless a commit whose answer was lost has appended them."""
     with Cluster.open(cluster_address) as cluster:
-        _drop(cluster, _written(outputs)[0], write_id)
+        parts = _by_store(cluster, _written(outputs)[0], store_ids or _store_ids(outputs))
+        for store_id, batches in parts.items():
+            _drop(cluster.at(store_id), batches, write_id)
 
 
 def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None:

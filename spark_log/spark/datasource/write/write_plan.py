@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from spark_log.ids import WriteId
+from spark_log.ids import HOME, StoreId, WriteId
 from spark_log.log.append.encoding import Encoding, Target
 from spark_log.log.append.rules import Batch
 from spark_log.log.segments.slices import LogDirs
@@ -40,6 +40,8 @@ class WritePlan:
     fingerprint: bool
     boot_id: str
     boot_ms: int
+    store_ids: tuple[StoreId, ...] = (HOME,)
+    """The stores that have the write id: all that have one of `topics`."""
 
 
 @dataclass
@@ -52,6 +54,7 @@ class TaskOutput(WriterCommitMessage):
     record_count: int = 0
     fingerprint: int = 0
     query_id: str | None = None
+    store_ids: tuple[StoreId, ...] = (HOME,)
 
     def __repr__(self) -> str:
         return f"TaskOutput({self.record_count} records in {len(self.batches)} batches)"

@@ -55,7 +55,7 @@ def run(arguments: ProduceArguments) -> int:
         seconds = stopwatch.seconds
         after = end_offsets(cluster, [topic.name])
         written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
-        expired = find_expired(cluster.store, topic, written)
+        expired = find_expired(cluster.of(topic).store, topic, written)
     summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired, stages=stages)
     print_lines(*summary_lines(summary, shared.json))
     end_session(spark)

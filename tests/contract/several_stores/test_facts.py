@@ -1,0 +1,115 @@
+"""Every view of a cluster shows the topics of all stores, and those of a store that does not answer as unavailable."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from spark_log import Consumer
+from spark_log.cli.main import app
+from spark_log.clients.admin.client import Admin
+from spark_log.cluster.brokers import add_broker
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import ElectionNotNeededError
+from spark_log.facts.groups import group_lag
+from spark_log.facts.metrics.cluster_metrics import cluster_metrics
+from spark_log.facts.metrics.cluster_snapshot import read_cluster, read_sizes
+from spark_log.facts.topics import describe_topics
+from spark_log.groups.committed_offsets import Commit, commit_offsets
+from spark_log.ids import TopicPartition
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.replication.controller.balance import load_balance
+from spark_log.replication.controller.reassignment_rows import list_all_reassignments
+from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.controller.requested_elections import elect
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.replicas.replica_moves import run_reassignments
+from tests.support.records import NOON_MS, table
+
+BOTH = ("far", "near")
+
+
+@pytest.fixture
+def address(stores):
+    """A cluster with three records in topic near at home and in far of the data store; group g has read one of each."""
+    topics = [create_topic(stores, "near"), create_topic(stores, "far", store="east")]
+    log = ClientLog(stores)
+    for topic in topics:
+        log.append(topic, [Records(0, table("a", "b", "c"))])
+    log.close()
+    commits = {TopicPartition(topic.name, 0): Commit(1, "", topic_id=topic.topic_id) for topic in topics}
+    commit_offsets(stores.store, "g", commits)
+    return stores.store.address.with_password
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address):
+    listed = [each for each in run("topic", "list", "--cluster", address) if each["topic"] in BOTH]
+    shown = [(each["topic"], each["store"], each["records"]) for each in listed]
+    assert shown == [("far", "east", 3), ("near", "home", 3)]
+    described = run("topic", "describe", "near", "far", "--cluster", address)
+    ends = [(each["topic"], each["store"], each["partitions"][0]["high_watermark"]) for each in described]
+    assert ends == [("near", "home", 3), ("far", "east", 3)]
+    assert run("status", "--cluster", address)["records"] == 6
+    assert [(each.topic, each.lag) for each in group_lag(stores, "g")] == [("far", 2), ("near", 2)]
+    assert run("table", "describe", "far", "--cluster", address)
+    snapshot = read_cluster(stores)
+    assert sorted(each.topic for each in snapshot.partitions if each.replicas) == list(BOTH)
+    lags = {each.topic: (each.lag, each.lag_s) for each in snapshot.groups}
+    assert lags["far"][0] == lags["near"][0] == 2
+    assert lags["far"][1] == pytest.approx(lags["near"][1], abs=1) and lags["far"][1] > 1
+    assert {each.topic for each in read_sizes(stores).sizes} == set(BOTH)
+    up = [each for each in cluster_metrics(snapshot) if each.name == "spark_log_store_up"]
+    assert [(s.labels["store"], s.value) for s in up[0].samples] == [("home", 1), ("east", 1)]
+    checks = run("doctor", "--cluster", address)
+    assert any("store east" in json.dumps(each) for each in checks["findings"])
+
+
+def test_clients_query_the_topics_of_all_stores(stores, address):
+    partitions = [TopicPartition(name, 0) for name in BOTH]
+    with Consumer(cluster=address) as consumer:
+        assert consumer.beginning_offsets(partitions) == dict.fromkeys(partitions, 0)
+        assert consumer.end_offsets(partitions) == dict.fromkeys(partitions, 3)
+        found = consumer.offsets_for_times(dict.fromkeys(partitions, NOON_MS))
+        assert {each.topic: at.offset for each, at in found.items()} == {"far": 0, "near": 0}
+        consumer.assign(partitions)
+        consumer.seek_to_end(*partitions)
+        assert [consumer.position(each) for each in partitions] == [3, 3]
+        consumer.seek_to_beginning(*partitions)
+        assert [consumer.position(each) for each in partitions] == [0, 0]
+    with Admin(cluster=address) as admin:
+        described = admin.describe_topics(list(BOTH))
+        assert [[p["leader_id"] for p in each["partitions"]] for each in described] == [[1], [1]]
+
+
+def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, monkeypatch):
+    monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
+    with Cluster.open(address) as cluster:
+        snapshot = read_cluster(cluster)
+        assert snapshot.answering == {"home": True, "east": False}
+        assert [each.topic for each in snapshot.partitions if each.replicas] == ["near"]
+        assert [each.topic for each in group_lag(cluster, "g")] == ["near"]
+    listed = [each for each in run("topic", "list", "--cluster", address) if each["topic"] in BOTH]
+    assert [(each["topic"], each["records"]) for each in listed] == [("far", 0), ("near", 3)]
+    described = run("topic", "describe", "near", "far", "--cluster", address)
+    assert [each["available"] for each in described] == [True, False]
+
+
+def test_replicas_of_all_stores_move_and_elect(stores, address, tmp_path):
+    add_broker(stores, 2, [str(tmp_path / "second")])
+    partitions = [TopicPartition(name, 0) for name in BOTH]
+    begin_reassignments(stores, {each: [2] for each in partitions})
+    assert list_all_reassignments(stores).keys() == set(partitions)
+    run_reassignments(stores, stores.store.settings, partitions)
+    described = describe_topics(stores, list(BOTH))
+    assert [each.partitions[0].replicas[0].broker_id for each in described] == [2, 2]
+    refused = {type(error) for error in elect(stores, partitions).values()}
+    assert refused == {ElectionNotNeededError}
+    by_broker = {each.broker_id: each.load.replicas for each in load_balance(stores).brokers}
+    assert by_broker == {1: 0, 2: 2}

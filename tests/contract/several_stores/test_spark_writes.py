@@ -1,0 +1,68 @@
+"""Commits of Spark writes to topics of two stores, without Spark: one transaction in each store, and its replay."""
+
+import pyarrow as pa
+import pytest
+
+from spark_log.errors import CrossStoreTransactionError, WriteIdExpiredError
+from spark_log.ids import HOME
+from spark_log.log.append.spark_batch_rules import SparkBatch
+from spark_log.log.append.write_ids import take
+from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
+from spark_log.metadata import tables as t
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.datasource.options.source_options import WriteOptions
+from spark_log.spark.datasource.write.task_writer import TaskWriter
+from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
+from tests.support.topics import stored
+
+EAST = 1
+BATCH = SparkBatch("txn:a", "", 1, 4, "", strict=False)
+FILES = {"inline.max.bytes": "0"}
+
+
+@pytest.fixture
+def topics(stores):
+    create_topic(stores, "near", configs=FILES)
+    create_topic(stores, "far", configs=FILES, store="east")
+
+
+def written(stores, *topics):
+    """The output of a task with two rows for each of the topics."""
+    address = stores.store.address.with_password
+    plan = plan_write(WriteOptions(address, None if len(topics) > 1 else topics[0]), fingerprint=False)
+    writer = TaskWriter(plan, f"{plan.write_id}-0", 0)
+    names = pa.array([topic for topic in topics for _ in range(2)])
+    values = pa.array([b"a", b"b"] * len(topics))
+    writer.write(pa.record_batch({"value": values, "topic": names}))
+    return address, [writer.finish()], plan.write_id
+
+
+def write_ids(stores):
+    return [
+        view.store.read(lambda c: c.execute(t.write_id.select()).all()) for view in (stores.at(HOME), stores.at(EAST))
+    ]
+
+
+def test_a_replay_appends_in_the_store_that_lacks_the_batch(stores, topics):
+    address, outputs, write_id = written(stores, "near", "far")
+    stores.store.transact(lambda c, _: take(c, write_id))  # as if it had expired: the second transaction fails
+    with pytest.raises(WriteIdExpiredError):
+        commit_write(address, outputs, write_id, BATCH)
+    assert (stored(stores, "near"), stored(stores, "far")) == ({}, {0: ["a", "b"]})
+    abort_write(address, outputs, write_id)
+    for _ in range(2):
+        commit_write(*written(stores, "near", "far"), BATCH)
+        assert (stored(stores, "near"), stored(stores, "far")) == ({0: ["a", "b"]}, {0: ["a", "b"]})
+    assert write_ids(stores) == [[], []]
+    assert [each.folder[:4] for each in list_unnamed_files(stores)] == ["near"], "of the expired id: for clean-up"
+
+
+def test_a_write_to_one_store_uses_no_other(stores, topics):
+    commit_write(*written(stores, "far"), None)
+    assert stored(stores, "far") == {0: ["a", "b"]}
+    address, outputs, write_id = written(stores, "near", "far")
+    with pytest.raises(CrossStoreTransactionError):
+        commit_write(address, outputs, write_id, None)
+    abort_write(address, outputs, write_id)
+    assert (stored(stores, "near"), stored(stores, "far")) == ({}, {0: ["a", "b"]})
+    assert write_ids(stores) == [[], []] and list_unnamed_files(stores) == []
