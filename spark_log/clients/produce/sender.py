@@ -263,13 +263,18 @@ class Sender(threading.Thread):
             return
         self._has_data_stores |= any(batch.topic.store_id != HOME for batch in batches)
         if not self._has_data_stores:
-            self._settle(batches, *timed(self._prepare(batches, timeout_ms)))
+            self._settle(batches, *timed(lambda: self._prepare(batches, timeout_ms)()))
             return
         by_store: dict[StoreId, list[ProducerBatch]] = {}
         for batch in batches:
             by_store.setdefault(batch.topic.store_id, []).append(batch)
         for store_id, part in by_store.items():
-            self._appends.start(store_id, part, self._prepare(part, timeout_ms))
+            try:
+                append = self._prepare(part, timeout_ms)
+            except Exception as error:  # the home store did not give the producer an id
+                self._failed(part, error)
+            else:
+                self._appends.start(store_id, part, append)
 
     def _prepare(self, batches: Sequence[ProducerBatch], timeout_ms: int) -> Callable[[], list[Appended | Rejected]]:
         """Return a function that appends the batches, and that any thread may call."""
