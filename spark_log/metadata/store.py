@@ -25,11 +25,11 @@ from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.connections import engine as engines
 from spark_log.metadata.connections.answer_watch import AnswerLimit
 from spark_log.metadata.connections.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
+from spark_log.metadata.connections.schema_fence import SchemaFence
 from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
 from spark_log.metadata.connections.writer_queue import WriterQueue
 from spark_log.metadata.outage import Outage
 from spark_log.metadata.prepared import Prepared
-from spark_log.metadata.schema_fence import SchemaFence
 from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
 from spark_log.metadata.store_schema import read_overrides
 

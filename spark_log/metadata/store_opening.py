@@ -12,7 +12,7 @@ from spark_log.ids import HOME, StoreId
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address, cluster_not_found
 from spark_log.metadata.connections import server_identity
-from spark_log.metadata.schema_fence import number_of
+from spark_log.metadata.connections.schema_fence import number_of
 from spark_log.metadata.sql_columns import CLUSTER
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store
 from spark_log.metadata.store_schema import read_overrides

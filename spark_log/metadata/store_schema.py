@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 
 from spark_log.errors import UnsupportedVersionError
-from spark_log.metadata import schema_fence, tables
+from spark_log.metadata import tables
 from spark_log.metadata.address import Address
-from spark_log.metadata.schema_fence import number_of
+from spark_log.metadata.connections import schema_fence
+from spark_log.metadata.connections.schema_fence import number_of
 from spark_log.metadata.sql_columns import CLUSTER
 
 _REVISIONS = sa.Table(

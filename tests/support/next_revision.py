@@ -7,7 +7,7 @@ import pytest
 
 from spark_log.metadata import migrations
 from spark_log.metadata import tables as t
-from spark_log.metadata.schema_fence import number_of
+from spark_log.metadata.connections.schema_fence import number_of
 
 REPOSITORY = Path(__file__).parents[2]
 

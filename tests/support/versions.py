@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_log.metadata import tables as t
-from spark_log.metadata.schema_fence import number_of
+from spark_log.metadata.connections.schema_fence import number_of
 from tests.support.next_revision import REPOSITORY, next_revision, write_next_version
 from tests.support.python_process import PythonProcess
 

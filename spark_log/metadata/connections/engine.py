@@ -23,10 +23,10 @@ from spark_log.metadata.address import (
 )
 from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
 from spark_log.metadata.connections import sqlite_connections
+from spark_log.metadata.connections.schema_fence import SchemaFence
 from spark_log.metadata.connections.server_identity import ask_server
 from spark_log.metadata.connections.write_ahead_log import BYTES_MAX
 from spark_log.metadata.prepared import LastChanges, Prepared
-from spark_log.metadata.schema_fence import SchemaFence
 
 if TYPE_CHECKING:
     from spark_log.metadata.connections.postgresql_connection import Hosts

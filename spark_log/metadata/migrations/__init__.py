@@ -6,8 +6,8 @@ OLDEST_REVISION of `metadata.tables`.
 
 After a migration with `additive = True`, processes of the revision before it go on. It adds tables, or columns with a
 default, and changes the meaning neither of what that code reads nor of what it writes. After any other migration, that
-code is refused (`metadata/schema_fence.py`). To remove a column while old processes run, let one release stop using it,
-and remove it in a later one.
+code is refused (`metadata/connections/schema_fence.py`). To remove a column while old processes run, let one release
+stop using it, and remove it in a later one.
 """
 
 import threading

@@ -12,7 +12,7 @@ import confluent_kafka as rdkafka
 import pytest
 
 from spark_log.metadata import tables as t
-from spark_log.metadata.schema_fence import number_of
+from spark_log.metadata.connections.schema_fence import number_of
 from tests.support.numbered_producer import value
 from tests.support.ports import free_port
 from tests.support.rolling_reader import wait_until

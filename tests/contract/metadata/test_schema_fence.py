@@ -16,7 +16,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import migrations
 from spark_log.metadata import tables as t
-from spark_log.metadata.schema_fence import number_of
+from spark_log.metadata.connections.schema_fence import number_of
 from spark_log.metadata.store_schema import revision_of
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.next_revision import become_next_version
