@@ -76,13 +76,13 @@ class ClientLog(Log):
         With `more_to_come` (after a micro-batch) another log will append to the same topics: tails are sealed as often
         as delta.max.lag.ms needs, not after every append.
         """
-        for other in list(self._others.values()):
-            cast(ClientLog, other).close(more_to_come=more_to_come)
         if self._followers.woken:
             self._followers.drain(_DRAIN_S)
             self._followers.close(_DRAIN_S)
         self._loop.close(_DRAIN_S, more_to_come=more_to_come)
         super().close()
+        for other in list(self._others.values()):  # after the home store: they may not answer
+            cast(ClientLog, other).close(more_to_come=more_to_come)
 
     def _open_at(self, cluster: Cluster) -> "ClientLog":
         return ClientLog(cluster, **self._options)
