@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ask_stores
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, SEGMENT, TOPIC
@@ -89,7 +90,12 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
     }
 
 
-def usage_of_all(cluster: Cluster) -> dict[tuple[int, int], Usage]:
-    """Return the usage of the topics of all stores that answer, by (topic id, partition)."""
-    answers = ask_stores(cluster, lambda each: each.store.read(usage))
-    return {key: part for found in answers.results.values() for key, part in found.items()}
+def topics_with_usage(cluster: Cluster) -> tuple[dict[str, Topic], dict[tuple[int, int], Usage]]:
+    """Return all topics by name, and the usage by (topic id, partition) in the stores that answer, as of one snapshot
+    of each store.
+    """
+    topics, used = cluster.store.read(lambda connection: (find_topics(connection), usage(connection)))
+    answers = ask_stores(cluster, lambda data: data.store.read(usage), cluster.store_ids()[1:])
+    for there in answers.results.values():
+        used |= there
+    return topics, used

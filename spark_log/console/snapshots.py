@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.usage import Usage, usage_of_all
+from spark_log.cluster.usage import Usage, topics_with_usage
 from spark_log.console.access.roles import Role
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
 from spark_log.facts.metrics.history import DAY_MS, latest_rates, read_task_runs
@@ -83,7 +83,7 @@ class Snapshots:
 
 def _sizes(cluster: Cluster) -> dict[int, Usage]:
     found: dict[int, Usage] = {}
-    for (topic_id, _), part in usage_of_all(cluster).items():
+    for (topic_id, _), part in topics_with_usage(cluster)[1].items():
         found[topic_id] = found.get(topic_id, Usage()) + part
     return found
 

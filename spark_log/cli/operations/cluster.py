@@ -111,13 +111,12 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
     """Show the cluster: its store, whether its log dirs are reachable, and the size of the topics of users."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.names import is_internal
-    from spark_log.cluster.topics import find_topics
-    from spark_log.cluster.usage import Usage, usage_of_all
+    from spark_log.cluster.usage import Usage, topics_with_usage
     from spark_log.facts.transactions import list_transactions
     from spark_log.transactions.rules import ONGOING
 
     with Cluster.open(cluster) as opened:
-        found, used = opened.store.read(find_topics), usage_of_all(opened)
+        found, used = topics_with_usage(opened)
         topics = {topic.topic_id: topic for topic in found.values() if not is_internal(topic.name)}
         dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
         open_ms = [each.open_ms or 0 for each in list_transactions(opened.store, [ONGOING])]

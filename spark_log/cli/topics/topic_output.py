@@ -18,11 +18,10 @@ def load_topics(address: str) -> list[dict[str, Any]]:
     """Return the facts of every topic, by name."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.each_store import store_names
-    from spark_log.cluster.topics import find_topics
-    from spark_log.cluster.usage import Usage, usage_of_all
+    from spark_log.cluster.usage import Usage, topics_with_usage
 
     with Cluster.open(address) as cluster:
-        topics, used = cluster.store.read(find_topics), usage_of_all(cluster)
+        topics, used = topics_with_usage(cluster)
         names = store_names(cluster)
     totals: dict[int, Usage] = {}
     for (topic_id, _), part in used.items():
@@ -67,7 +66,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
     """Return the facts of these topics and of each of their partitions, in the order of the names."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.each_store import ask_stores, by_store, store_names
-    from spark_log.cluster.topics import find_topic
+    from spark_log.cluster.topics import Topic, find_topic
     from spark_log.cluster.usage import Usage, usage
     from spark_log.facts.topics import TopicDescription, describe
     from spark_log.tables.table_lag import TableInfo, describe_tables
@@ -77,30 +76,24 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
     described: dict[int, TopicDescription] = {}
     with Cluster.open(address) as cluster:
         log_dirs = cluster.log_dirs()
-        topics = cluster.store.read(lambda connection: [find_topic(connection, name) for name in names])
-        of_stores = by_store(topics)
 
-        def read(
-            view: Cluster,
-        ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[TableInfo]]]:
-            there = of_stores[view.store_id]
+        def read(connection: "Connection", view: Cluster, there: Sequence[Topic]) -> None:
+            now = view.store.clock(connection)
+            described.update({each.topic.topic_id: each for each in describe(connection, there, now)})
+            used.update(usage(connection, [topic.topic_id for topic in there]))
+            tables.update(describe_tables(connection, there, log_dirs, now.wall_ms))
 
-            def read_there(
-                connection: "Connection",
-            ) -> tuple[list[TopicDescription], dict[tuple[int, int], Usage], dict[int, list[TableInfo]]]:
-                now = view.store.clock(connection)
-                shown = describe(connection, there, now)
-                used_there = usage(connection, [topic.topic_id for topic in there])
-                return shown, used_there, describe_tables(connection, there, log_dirs, now.wall_ms)
+        def read_home(connection: "Connection") -> list[Topic]:
+            found = [find_topic(connection, name) for name in names]
+            read(connection, cluster, [topic for topic in found if topic.store_id == cluster.store_id])
+            return found
 
-            return view.store.read(read_there)
-
-        answers = ask_stores(cluster, read, of_stores)
+        topics = cluster.store.read(read_home)
+        elsewhere = by_store(topic for topic in topics if topic.store_id != cluster.store_id)
+        answers = ask_stores(
+            cluster, lambda data: data.store.read(lambda c: read(c, data, elsewhere[data.store_id])), elsewhere
+        )
         stores = store_names(cluster)
-    for shown, used_there, tables_there in answers.results.values():
-        described |= {each.topic.topic_id: each for each in shown}
-        used |= used_there
-        tables |= tables_there
     found = [described.get(topic.topic_id, TopicDescription(topic, ())) for topic in topics]
     return [
         {

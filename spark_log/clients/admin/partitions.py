@@ -18,7 +18,7 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import find_topics, unknown_topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import TopicPartition
-from spark_log.replication.controller.balance import ReplicaFacts, load_all_replicas
+from spark_log.replication.controller.balance import ReplicaFacts, load_replicas, replicas_of_data_stores
 from spark_log.replication.controller.controller import LEASE
 from spark_log.replication.controller.reassignment_rows import list_all_reassignments
 from spark_log.replication.controller.reassignments import begin_reassignments
@@ -84,7 +84,8 @@ def describe_log_dirs(
 
     The size of a replica is the size of its files; `offset_lag` counts the offsets it lacks below the high watermark.
     """
-    chosen, replicas = cluster.store.read(lambda c: _chosen(c, topic_partitions)), load_all_replicas(cluster)
+    chosen, replicas = cluster.store.read(lambda c: (_chosen(c, topic_partitions), load_replicas(c)))
+    replicas += replicas_of_data_stores(cluster)
     wanted = None if topic_partitions is None else set(chosen)
     by_dir: dict[int, list[ReplicaFacts]] = {}
     for facts in replicas:

@@ -226,7 +226,12 @@ def load_balance(cluster: Cluster) -> Balance:
 
 def load_all_replicas(cluster: Cluster) -> list[ReplicaFacts]:
     """Return the replicas of all stores that answer."""
-    answers = ask_stores(cluster, lambda each: each.store.read(load_replicas))
+    return cluster.store.read(load_replicas) + replicas_of_data_stores(cluster)
+
+
+def replicas_of_data_stores(cluster: Cluster) -> list[ReplicaFacts]:
+    """Return the replicas of the data stores that answer."""
+    answers = ask_stores(cluster, lambda data: data.store.read(load_replicas), cluster.store_ids()[1:])
     return [facts for found in answers.results.values() for facts in found]
 
 
