@@ -4,6 +4,7 @@ import sqlalchemy as sa
 from spark_log.metadata.address import Address
 from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
 from spark_log.metadata.connections.engine import create_engine
+from spark_log.metadata.connections.schema_fence import SchemaFence
 
 
 @pytest.fixture
@@ -11,8 +12,11 @@ def engines(tmp_path):
     """Two engines, each of its own SQLite file."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    engines = [create_engine(Address.parse(str(tmp_path / name)), create=True) for name in ("a", "b")]
-    yield engines
+    addresses = [Address.parse(str(tmp_path / name)) for name in ("a", "b")]
+    fences = [SchemaFence(address) for address in addresses]
+    engines = [create_engine(each, fence, create=True) for each, fence in zip(addresses, fences, strict=True)]
+    with fences[0].lifted(), fences[1].lifted():  # the files have no tables
+        yield engines
     for engine in engines:
         engine.dispose()
 
