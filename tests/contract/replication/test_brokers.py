@@ -28,7 +28,7 @@ CONFIGS = {"inline.max.bytes": "1500", "inline.tail.bytes": "20000"}
 """Every tenth record of a steady producer is a file, and the tails between them are sealed from time to time."""
 
 
-def wait_until(condition, what, seconds=180):
+def wait_until(condition, what, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
