@@ -6,34 +6,26 @@ longer, the store is asked whether it answers at all. Until it does, calls fail 
 
 import concurrent.futures
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import sqlalchemy as sa
-
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.store_directory import ADDING, find_store, find_stores
+from spark_log.cluster.store_probe import SILENT_S, StoreProbe
 from spark_log.cluster.topics import Topic
-from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, redact
+from spark_log.errors import MetadataStoreUnavailableError, SparkLogError
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.ids import HOME, HOME_NAME, StoreId, TopicPartition
-from spark_log.process import start_thread
-
-logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-SILENT_S = 1.0
-"""How long a read waits for a data store, and how long the store has to answer before it counts as lost."""
 CHANGE_S = 60.0
 """How long a change, or a call that also reads files, waits for a data store that answers other calls."""
 _LOOK_S = 0.1
-_PROBE_EVERY_S = 0.5
 _STORES_FRESH_S = 1.0
 _THREADS = sum(lane.threads for lane in Lane)
 
@@ -148,11 +140,11 @@ class TopicStores:
 
     def is_lost(self, store_id: StoreId) -> bool:
         """Whether a data store does not answer."""
-        return store_id != HOME and self._at(store_id).is_lost
+        return store_id != HOME and self._at(store_id).probe.is_lost
 
     def suspect(self, store_id: StoreId) -> None:
         """Find out whether a data store answers."""
-        self._at(store_id).suspect()
+        self._at(store_id).probe.suspect()
 
     def close(self) -> None:
         for store in list(self._data.values()):
@@ -171,24 +163,16 @@ class TopicStores:
 
 
 class _DataStore:
-    """The threads of a data store, and whether it answers."""
+    """The threads of a data store."""
 
     def __init__(self, home: Cluster, store_id: StoreId) -> None:
         self._home, self._store_id = home, store_id
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix=f"gateway store {store_id}")
-        self._lock = threading.Lock()
-        self._suspected_s: float | None = None
-        """The time since which it is not known whether the store answers."""
-        self._failed = False
         self._closed = threading.Event()
-
-    @property
-    def is_lost(self) -> bool:
-        since_s = self._suspected_s
-        return since_s is not None and (self._failed or clock.monotonic_s() - since_s >= SILENT_S)
+        self.probe = StoreProbe(home, store_id, self._closed)
 
     def begin(self, function: Callable[[Cluster], R]) -> "concurrent.futures.Future[R]":
-        if self.is_lost:
+        if self.probe.is_lost:
             raise self._silent()
         return self._pool.submit(lambda: function(self._home.at(self._store_id)))
 
@@ -196,40 +180,17 @@ class _DataStore:
         until_s = clock.monotonic_s() + wait_s
         concurrent.futures.wait([job], max(0.0, min(wait_s, SILENT_S)))
         while not job.done():
-            self.suspect()
+            self.probe.suspect()
             left_s = until_s - clock.monotonic_s()
-            if left_s <= 0 or self.is_lost:
+            if left_s <= 0 or self.probe.is_lost:
                 job.cancel()
                 raise self._silent()
             concurrent.futures.wait([job], min(left_s, _LOOK_S))
         try:
             return job.result()
         except MetadataStoreUnavailableError as error:
-            self.suspect()
+            self.probe.suspect()
             raise StoreSilentError(str(error)) from error
-
-    def suspect(self) -> None:
-        with self._lock:
-            if self._suspected_s is None and not self._closed.is_set():
-                self._suspected_s, self._failed = clock.monotonic_s(), False
-                start_thread(self._probe, f"gateway probe of store {self._store_id}")
-
-    def _probe(self) -> None:
-        """Read from the store until that succeeds."""
-        while not self._closed.is_set():
-            try:
-                self._home.at(self._store_id).store.read(lambda c: c.execute(sa.select(sa.literal(1))), timeout_ms=0)
-            except Exception as error:
-                if not self._failed:
-                    logger.warning("store %s does not answer: %s", self._store_id, redact(str(error)))
-                self._failed = True
-                self._closed.wait(_PROBE_EVERY_S)
-                continue
-            if self._failed:
-                logger.info("store %s answers again", self._store_id)
-            with self._lock:
-                self._suspected_s = None
-            return
 
     def _silent(self) -> StoreSilentError:
         return StoreSilentError(f"store {self._store_id} does not answer")

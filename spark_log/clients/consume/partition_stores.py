@@ -1,6 +1,5 @@
 """Finds the store of each partition that a consumer reads, and leaves out stores that do not answer."""
 
-import logging
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -8,28 +7,24 @@ from contextlib import contextmanager
 from kafka.structs import TopicPartition
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.topics import find_topics
-from spark_log.errors import RetriableError, SparkLogError, redact
+from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.ids import HOME, StoreId
-from spark_log.process import start_thread
-
-logger = logging.getLogger(__name__)
-
-_PROBE_S = 0.5
 
 
 class PartitionStores:
     """The stores of topics. For one thread.
 
-    A data store that does not answer delays one call: afterwards a thread asks it, and it is left out until it answers.
+    A data store that does not answer delays one call. Then it is left out until it answers its probe.
     """
 
     def __init__(self, cluster: Cluster, closed: threading.Event) -> None:
         """`closed` ends the threads."""
         self._cluster = cluster
         self._of_topics: dict[str, StoreId] = {}
-        self._failed: dict[StoreId, threading.Thread | None] = {}
-        """The data stores that are left out, with the threads that ask them."""
+        self._probes: dict[StoreId, StoreProbe] = {}
+        """Of the data stores that have failed."""
         self._closed = closed
 
     def of(self, partitions: Collection[TopicPartition]) -> Iterator[tuple[Cluster, list[TopicPartition]]]:
@@ -47,31 +42,22 @@ class PartitionStores:
         for partition in partitions:
             by_store.setdefault(self._of_topics.get(partition.topic, HOME), []).append(partition)
         for store_id in sorted(by_store):
-            if store_id not in self._failed:
+            probe = self._probes.get(store_id)
+            if probe is None or not probe.is_lost:
                 with self.attempt(store_id):
                     yield self._cluster.at(store_id), by_store[store_id]
 
     @contextmanager
     def attempt(self, store_id: StoreId) -> Iterator[None]:
-        """Surround a read of a store. After an error that may end by itself, a data store is left out for a while."""
+        """Surround a read of a store. A data store that does not answer is left out."""
         try:
             yield
-        except RetriableError as error:
+        except MetadataStoreUnavailableError as error:
             if store_id == HOME:
                 raise
-            logger.warning("store %s: its topics are left out until it answers: %s", store_id, redact(str(error)))
-            self._failed[store_id] = None
-            self._failed[store_id] = start_thread(lambda: self._probe(store_id), f"spark-log-probe-{store_id}")
-
-    def _probe(self, store_id: StoreId) -> None:
-        while not self._closed.wait(_PROBE_S):
-            try:
-                self._cluster.at(store_id).store.read(lambda _: None, timeout_ms=0)
-            except SparkLogError:
-                continue
-            logger.warning("store %s answers again", store_id)
-            del self._failed[store_id]
-            return
+            if store_id not in self._probes:
+                self._probes[store_id] = StoreProbe(self._cluster, store_id, self._closed)
+            self._probes[store_id].suspect(error)
 
     def forget(self, topics: Collection[str]) -> None:
         """Look these topics up again: they were deleted, and may be created again in another store."""

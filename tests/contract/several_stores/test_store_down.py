@@ -1,12 +1,15 @@
 """A data store, or the home store, does not answer: the topics of the others are appended to and read as before."""
 
+import threading
 import time
 
 import pytest
+import sqlalchemy as sa
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.stores import add_store
 from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailableError, UnsupportedStoreError
 from spark_log.log.append.rules import Appended
@@ -56,6 +59,24 @@ def test_a_store_that_hangs_delays_only_its_topics(far, own_postgres_server):
         while len(got) < 23:
             got += [record.value for records in consumer.poll(500).values() for record in records]
         assert got[22] == b"late"
+
+
+def test_a_store_is_lost_until_it_answers(far, own_postgres_server):
+    closed = threading.Event()
+    probe = StoreProbe(far, far.at(1).store_id, closed)
+    far.at(1).store.read(lambda connection: connection.execute(sa.select(sa.literal(1))))  # leaves a pooled connection
+    own_postgres_server.freeze()
+    try:
+        probe.suspect(MetadataStoreUnavailableError("no answer"))
+        [asking] = [thread for thread in threading.enumerate() if thread.name == "spark-log probe of store 1"]
+        asking.join(timeout=1)
+        assert asking.is_alive()
+        assert probe.is_lost
+    finally:
+        own_postgres_server.resume()
+    asking.join(timeout=FAR_S_MAX)
+    assert not probe.is_lost
+    closed.set()
 
 
 def test_topics_of_a_data_store_are_used_while_home_is_down(own_postgres_server, postgres_server, tmp_path):
