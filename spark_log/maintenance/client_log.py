@@ -11,7 +11,7 @@ from spark_log.ids import StoreId
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.append.rules import Acks, Appended, Rejected
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.append_in_stores import append_in_stores
+from spark_log.log.data_store_append import append_with_producers
 from spark_log.log.log import Log, Records
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import ExpiredWatch
@@ -96,26 +96,31 @@ class ClientLog(Log):
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         hooks: Sequence[CommitHook] = (),
     ) -> list[Appended | Rejected]:
-        """As `Log.append_prepared`, in one transaction of each store. With several stores, an error of one of them
-        refuses only its batches.
-
-        Raises CrossStoreTransactionError for `hooks`, which run in the home store, with a topic of a data store.
+        """As `Log.append_prepared`, in the store of the topics. Raises CrossStoreTransactionError for topics of several
+        stores, and for `hooks`, which run in the home store, with a topic of a data store.
         """
-        append = partial(Log.append_prepared, acks=acks, codec=codec, timeout_ms=timeout_ms)
-        if hooks or self._has_all(items):
+        data = None if hooks else self._data_log(items)
+        if data is None:
             return super().append_prepared(items, acks=acks, codec=codec, timeout_ms=timeout_ms, hooks=hooks)
-        return append_in_stores(self, items, append)
+        return append_with_producers(
+            data, items, partial(Log.append_prepared, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        )
 
     def append_each(
         self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> list[Appended | Rejected]:
-        """As `Log.append_each`, in one transaction of each store."""
-        if self._has_all(items):
+        """As `Log.append_each`, in the store of the topics. Raises CrossStoreTransactionError for several stores."""
+        data = self._data_log(items)
+        if data is None:
             return super().append_each(items, acks=acks, timeout_ms=timeout_ms)
-        return append_in_stores(self, items, partial(Log.append_each, acks=acks, timeout_ms=timeout_ms))
+        return append_with_producers(data, items, partial(Log.append_each, acks=acks, timeout_ms=timeout_ms))
 
-    def _has_all(self, items: Sequence[tuple[Topic, Records]]) -> bool:
-        return all(topic.store_id == self.cluster.store_id for topic, _ in items)
+    def _data_log(self, items: Sequence[tuple[Topic, Records]]) -> Log | None:
+        """Return the log of the one data store that has these topics, or None."""
+        store_ids = {topic.store_id for topic, _ in items}
+        if len(store_ids) != 1 or store_ids == {self.cluster.store_id}:
+            return None
+        return self.at(store_ids.pop())
 
     def seal_at_close(self, topics: Iterable[Topic]) -> None:
         """Seal the tails of these topics at close, as if this log had appended to them. It serves the micro-batches of
