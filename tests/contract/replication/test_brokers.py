@@ -23,6 +23,9 @@ from tests.support.producing import stored
 from tests.support.python_process import PythonProcess
 from tests.support.replicas import every_replica_is_whole
 
+pytestmark = pytest.mark.xdist_group("test_brokers.py")
+"""One after the other: each has seven busy processes, and followers do not catch up if three tests share two cores."""
+
 PARTITIONS = 3
 CONFIGS = {"inline.max.bytes": "1500", "inline.tail.bytes": "20000"}
 """Every tenth record of a steady producer is a file, and the tails between them are sealed from time to time."""
