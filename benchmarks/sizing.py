@@ -1,4 +1,4 @@
-"""What the services of a cluster take in CPU, memory and write-ahead log: `python -m benchmarks.sizing`.
+"""CPU, memory and write-ahead log of the services of a cluster: `python -m benchmarks.sizing`.
 
 - CPU, of one gateway, the coordinator and the metadata store, for records of 1,000 bytes in batches of a client of
   librdkafka: per MB produced, until the Delta table has it, and per MB fetched; and for appends of one record each.
@@ -102,7 +102,7 @@ def _cpu_s(pid: int, ended: bool = False) -> float:
 
 
 def _load(address: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
-    """What records cost a gateway, the coordinator and PostgreSQL."""
+    """The cost of records for a gateway, the coordinator and PostgreSQL."""
     server = PostgreSQL(address) if address.startswith("postgresql") else None
     with _services(folder, address, {"coordinator": ["coordinator"]}) as pids:
 

@@ -305,8 +305,8 @@ class LogDir:
 
     def marked_stores(self) -> set[StoreId]:
         """Return the numbers of the stores whose marker files are here."""
-        found = [match for name in self._names_at_top() if (match := _MARKER.fullmatch(name))]
-        return {StoreId(int(match[1][1:])) if match[1] else HOME for match in found}
+        markers = [match for name in self._names_at_top() if (match := _MARKER.fullmatch(name))]
+        return {StoreId(int(match[1][1:])) if match[1] else HOME for match in markers}
 
     def delete_marker(self) -> None:
         """Remove the marker of a store that has left the cluster."""

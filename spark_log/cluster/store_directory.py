@@ -63,8 +63,8 @@ def find_store(connection: sa.Connection, name: str) -> StoreInfo:
     for each in stores:
         if each.name == name:
             return each
-    known = ", ".join([HOME_NAME, *(each.name for each in stores)])
-    raise StoreNotFoundError(f"store {name!r}: there is no such store; there are {known}")
+    names = ", ".join([HOME_NAME, *(each.name for each in stores)])
+    raise StoreNotFoundError(f"store {name!r}: there is no such store; there are {names}")
 
 
 def find_store_of_id(connection: sa.Connection, store_id: StoreId) -> StoreInfo:

@@ -140,12 +140,12 @@ def copy_brokers(home: Cluster, data: Cluster) -> None:
     """
     brokers = home.store.read(lambda c: {row.broker_id: row.rack for row in c.execute(sa.select(t.broker))})
     infos = home.log_dirs()
-    there = data.log_dirs()
-    there_brokers = data.store.read(lambda c: {row.broker_id: row.rack for row in c.execute(sa.select(t.broker))})
+    copied = data.log_dirs()
+    copied_brokers = data.store.read(lambda c: {row.broker_id: row.rack for row in c.execute(sa.select(t.broker))})
     places = {log_dir_id: info.uri for log_dir_id, info in infos.items()}
-    if there_brokers == brokers and {log_dir_id: info.uri for log_dir_id, info in there.items()} == places:
+    if copied_brokers == brokers and {log_dir_id: info.uri for log_dir_id, info in copied.items()} == places:
         return
-    new = [_new_row(data, info) for log_dir_id, info in infos.items() if log_dir_id not in there]
+    new = [_new_row(data, info) for log_dir_id, info in infos.items() if log_dir_id not in copied]
 
     def copy(connection: sa.Connection, _attempt: Attempt) -> None:
         present = set(connection.execute(sa.select(BROKER.broker_id).with_for_update()).scalars())
@@ -154,12 +154,13 @@ def copy_brokers(home: Cluster, data: Cluster) -> None:
             connection.execute(t.broker.insert(), missing)
         for broker_id in brokers.keys() & present:
             connection.execute(t.broker.update().where(BROKER.broker_id == broker_id).values(rack=brokers[broker_id]))
-        known = set(connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars())
-        if rows := [row for row in new if row["log_dir_id"] not in known]:
+        log_dir_ids = set(connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars())
+        if rows := [row for row in new if row["log_dir_id"] not in log_dir_ids]:
             connection.execute(t.log_dir.insert(), rows)
-        for log_dir_id in places.keys() & known:
-            here = LOG_DIR.log_dir_id == log_dir_id
-            connection.execute(t.log_dir.update().where(here).values(uri=places[log_dir_id]))
+        for log_dir_id in places.keys() & log_dir_ids:
+            connection.execute(
+                t.log_dir.update().where(LOG_DIR.log_dir_id == log_dir_id).values(uri=places[log_dir_id])
+            )
         used = sa.select(REPLICA.log_dir_id)
         gone = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.log_dir_id.not_in(places), LOG_DIR.log_dir_id.not_in(used))
         delete_rows_of_log_dirs(connection, gone)

@@ -80,22 +80,22 @@ def open_store(
     store = Store(address)
     try:
         with store.fence.lifted():
-            found = store.read(_found, timeout_ms=timeout_ms)
-            if found.revision is None:
+            stored = store.read(_read_cluster, timeout_ms=timeout_ms)
+            if stored.revision is None:
                 raise cluster_not_found(address)
-            if not found.usable:
-                store_schema.check_known(found.revision, address)
+            if not stored.usable:
+                store_schema.check_known(stored.revision, address)
                 store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
-                found = store.read(_found)
-        _check_number(found, store_id, cluster_id, address)
-        store.keep_settings(found.settings)
+                stored = store.read(_read_cluster)
+        _check_number(stored, store_id, cluster_id, address)
+        store.keep_settings(stored.settings)
     except BaseException:
         store.close()
         raise
     return store
 
 
-class _Found(NamedTuple):
+class _StoredCluster(NamedTuple):
     """The store at an address. The revision is None without a cluster. Unless it is usable, this version cannot use the
     store as it is, and nothing else was read.
     """
@@ -107,24 +107,24 @@ class _Found(NamedTuple):
     settings: Mapping[str, str] = MappingProxyType({})
 
 
-def _found(connection: sa.Connection) -> _Found:
+def _read_cluster(connection: sa.Connection) -> _StoredCluster:
     revision = store_schema.revision_of(connection)
     if store_schema.is_empty(connection, revision):
-        return _Found(None)
+        return _StoredCluster(None)
     if not store_schema.is_usable(connection, revision):
-        return _Found(revision)
+        return _StoredCluster(revision)
     [(store_id, cluster_id)] = connection.execute(sa.select(CLUSTER.store_id, CLUSTER.cluster_id))
-    return _Found(revision, True, store_id, cluster_id, read_overrides(connection))
+    return _StoredCluster(revision, True, store_id, cluster_id, read_overrides(connection))
 
 
-def _check_number(found: _Found, store_id: StoreId, cluster_id: str | None, address: Address) -> None:
-    if cluster_id not in (None, found.cluster_id):
-        raise InvalidConfigurationError(f"store {store_id} at {address}: it is of another cluster, {found.cluster_id}")
-    if found.store_id == store_id:
+def _check_number(stored: _StoredCluster, store_id: StoreId, cluster_id: str | None, address: Address) -> None:
+    if cluster_id not in (None, stored.cluster_id):
+        raise InvalidConfigurationError(f"store {store_id} at {address}: it is of another cluster, {stored.cluster_id}")
+    if stored.store_id == store_id:
         return
-    number = f"data store {found.store_id}" if found.store_id else "the home store"
+    number = f"data store {stored.store_id}" if stored.store_id else "the home store"
     if store_id == HOME:
         raise InvalidConfigurationError(
-            f"cluster: {address} is {number} of cluster {found.cluster_id}: give the address of its home store"
+            f"cluster: {address} is {number} of cluster {stored.cluster_id}: give the address of its home store"
         )
     raise InvalidConfigurationError(f"store {store_id} at {address}: this database is {number} of the cluster")
