@@ -64,7 +64,7 @@ def find_store(connection: sa.Connection, name: str) -> StoreInfo:
         if each.name == name:
             return each
     names = ", ".join([HOME_NAME, *(each.name for each in stores)])
-    raise StoreNotFoundError(f"store {name!r}: there is no such store; there are {names}")
+    raise StoreNotFoundError(f"store {name!r}: there is no such store; the stores are: {names}")
 
 
 def find_store_of_id(connection: sa.Connection, store_id: StoreId) -> StoreInfo:

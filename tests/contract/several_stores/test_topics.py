@@ -40,7 +40,7 @@ def test_a_topic_is_whole_in_its_store(stores, log):
     assert stored(stores, "t") == {0: ["a", "b"], 1: ["c"]}
     with pytest.raises(TopicAlreadyExistsError):
         create_topic(stores, "t")
-    with pytest.raises(StoreNotFoundError, match="there are home, east"):
+    with pytest.raises(StoreNotFoundError, match="the stores are: home, east"):
         create_topic(stores, "u", store="west")
 
 
