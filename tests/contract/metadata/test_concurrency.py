@@ -34,14 +34,12 @@ def work(address, writer, producer_id, flushes, start, progress, outcomes):
     log = ClientLog(Cluster.open(address))
     topic = log.find_topic("t")
     order = [(writer + shift) % PARTITIONS for shift in range(PARTITIONS)]
-    acked, longest = [], 0.0
+    acked = []
     start.wait(timeout=60)
     for number in range(flushes):
         sequence = ProducerSequence(producer_id, 0, number) if producer_id else None
         flush = [Records(partition, table(value(f"{writer}-{partition}", number)), sequence) for partition in order]
-        began = time.monotonic()
         told = log.append(topic, flush)
-        longest = max(longest, time.monotonic() - began)
         if sequence and number % 5 == 0:
             assert [(o.base_offset, o.duplicate) for o in log.append(topic, flush)] == [
                 (o.base_offset, True) for o in told
@@ -49,7 +47,7 @@ def work(address, writer, producer_id, flushes, start, progress, outcomes):
         acked += [(partition, outcome.base_offset) for partition, outcome in zip(order, told, strict=True)]
         progress[writer] += 1
     log.close()
-    outcomes.put((writer, acked, longest, list(progress)))
+    outcomes.put((writer, acked, list(progress)))
 
 
 def maintenance(address, start, done):
@@ -118,9 +116,8 @@ def test_eight_processes_append_at_once(cluster, cluster_address):
     create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
     told = run(cluster, cluster_address)
     check(cluster, told)
-    _, _, _, when_the_first_was_done = told[0]
+    _, _, when_the_first_was_done = told[0]
     assert min(when_the_first_was_done) >= FLUSHES // 10, f"a writer starved: {when_the_first_was_done}"
-    assert max(longest for _, _, longest, _ in told) < 20
 
 
 def test_appends_survive_crashes_of_postgresql_under_load(own_postgres_server, tmp_path):
