@@ -6,6 +6,7 @@ SparkLogError
 │   ├── StorageUnavailableError
 │   │   └── DiskFullError             (a StorageUnavailableError)
 │   ├── UnknownTopicOrPartitionError  retriable as in Kafka
+│   │   └── TopicMovedError           (an UnknownTopicOrPartitionError)
 │   ├── NotLeaderForPartitionError
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
@@ -107,6 +108,14 @@ class UnknownTopicOrPartitionError(RetriableError):
     because another process may be about to create it.
 
     Remedy: check the name with `spark-log topic list`; create the topic, or add partitions to it.
+    """
+
+
+class TopicMovedError(UnknownTopicOrPartitionError):
+    """The topic is being moved to another metadata store, or has been moved. Clients look it up again and repeat the
+    call.
+
+    Remedy: repeat the call with the topic as the cluster has it now; abort and repeat a transaction.
     """
 
 

@@ -21,5 +21,17 @@ def upgrade() -> None:
         "state", sa.String(16), nullable=False, server_default="live", comment=t.topic.c.state.comment
     )
     op.add_column("topic", state)
+    op.add_column("topic", sa.Column("move", sa.Text(), nullable=True, comment=t.topic.c.move.comment))
+    frozen: sa.Column[bool] = sa.Column(
+        "frozen", sa.Boolean(), nullable=False, server_default=sa.false(), comment=t.partition.c.frozen.comment
+    )
+    op.add_column("partition", frozen)
+    op.create_index(
+        "ix_partition_frozen",
+        "partition",
+        ["topic_id"],
+        sqlite_where=sa.text("frozen = 1"),
+        postgresql_where=sa.text("frozen"),
+    )
     if op.get_bind().dialect.name == "postgresql":
         op.create_table_comment("topic", t.topic.comment)
