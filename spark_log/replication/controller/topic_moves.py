@@ -18,6 +18,7 @@ copies and decides in one transaction.
 
 import logging
 import uuid
+from collections.abc import Iterator
 
 import sqlalchemy as sa
 
@@ -25,8 +26,9 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.store_directory import ACTIVE, find_store
-from spark_log.cluster.stores import copy_brokers
+from spark_log.cluster.stores import copy_brokers, set_draining
 from spark_log.cluster.topics import (
+    LIVE,
     StatedTopic,
     Topic,
     TopicMove,
@@ -38,6 +40,7 @@ from spark_log.cluster.topics import (
     set_deleting,
     set_move,
     stated_topic,
+    topics_of_store,
     topics_with_name,
 )
 from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError, redact
@@ -127,6 +130,19 @@ def cancel_move(cluster: Cluster, name: str) -> bool:
     for store_id in (stated.topic.store_id, stated.move.to):
         follow(home, store_id, stated.topic.topic_id)
     return True
+
+
+def drain_store(cluster: Cluster, name: str, to: str) -> Iterator[tuple[str, int]]:
+    """Let a store take no new topics, and move its topics to the store `to`. Yields the name of each topic that was
+    moved, and the number of those left. Raises StoreNotFoundError and the errors of `move_topic`.
+    """
+    home = cluster.home
+    info = set_draining(home, name)
+    topics = home.store.read(lambda connection: topics_of_store(connection, info.store_id))
+    names = [stated.topic.name for stated in topics.values() if stated.state == LIVE]
+    for left, topic in enumerate(reversed(names)):
+        move_topic(home, topic, to)
+        yield topic, len(names) - left - 1
 
 
 def continue_move(cluster: Cluster, topic: Topic, move: TopicMove) -> None:
