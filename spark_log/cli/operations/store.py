@@ -7,9 +7,7 @@ import typer
 from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json
 
-app = typer.Typer(
-    no_args_is_help=True, help="Show, add, drain and remove metadata stores, and accept one that was restored."
-)
+app = typer.Typer(no_args_is_help=True, help="Show and change metadata stores, and accept one that was restored.")
 
 Store_ = Annotated[str | None, typer.Option("--store", metavar="NAME", help="The store; the home store by default.")]
 

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.cluster.topics import topic_config
+from spark_log.cluster.topics import Topic, topic_config, topics_of_ids
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared, in_list, one_message
@@ -249,6 +249,13 @@ def topics_elsewhere(connection: sa.Connection, keys: Collection[Key]) -> set[in
     frozen = set(connection.execute(here.where(PARTITION.frozen)).scalars())
     gone = sa.select(TOPIC.topic_id).where(TOPIC.topic_id.in_(topic_ids), TOPIC.topic_id.not_in(here))
     return frozen | set(connection.execute(gone).scalars())
+
+
+def topic_here(connection: sa.Connection, topic: Topic) -> Topic | None:
+    """Return the topic as it is now, or None if it was deleted, or is being moved or was moved to another store."""
+    now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)
+    elsewhere = now is None or now.store_id != topic.store_id or topic.topic_id in frozen_topics(connection)
+    return None if elsewhere else now
 
 
 def frozen_topics(connection: sa.Connection) -> list[int]:

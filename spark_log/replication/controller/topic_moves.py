@@ -162,8 +162,8 @@ def continue_move(cluster: Cluster, topic: Topic, move: TopicMove) -> None:
         follow(home, view.store_id, topic.topic_id)
         failpoint("move.followed")
     now = home.store.read(lambda connection: stated_topic(connection, topic.topic_id))
-    if now is None or (now.topic.store_id != move.to and now.move is None):
-        raise IllegalStateError(f"topic {topic.name!r}: its move was cancelled, or the topic was deleted")
+    if now is None or now.topic.store_id != move.to:
+        raise IllegalStateError(f"topic {topic.name!r}: its move was cancelled, or the topic was deleted or moved on")
 
 
 def continue_moves(cluster: Cluster) -> None:
