@@ -6,8 +6,8 @@ SparkLogError
 │   ├── StorageUnavailableError
 │   │   └── DiskFullError             (a StorageUnavailableError)
 │   ├── UnknownTopicOrPartitionError  retriable as in Kafka
-│   │   └── TopicMovedError           (an UnknownTopicOrPartitionError)
 │   ├── NotLeaderForPartitionError
+│   │   └── TopicMovedError           (a NotLeaderForPartitionError)
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
 │   ├── NotCoordinatorError, CoordinatorNotAvailableError, NotControllerError
@@ -111,19 +111,19 @@ class UnknownTopicOrPartitionError(RetriableError):
     """
 
 
-class TopicMovedError(UnknownTopicOrPartitionError):
-    """The topic is being moved to another metadata store, or has been moved. Clients look it up again and repeat the
-    call.
-
-    Remedy: repeat the call with the topic as the cluster has it now; abort and repeat a transaction.
-    """
-
-
 class NotLeaderForPartitionError(RetriableError):
     """The partition has no leader, or it elected another one since the writer last asked.
 
     Remedy: repeat the call. If the partition stays without a leader (`spark-log topic describe`), bring one of its
     in-sync brokers or log dirs back.
+    """
+
+
+class TopicMovedError(NotLeaderForPartitionError):
+    """The topic is being moved to another metadata store, or has been moved. Clients look it up again and repeat the
+    call.
+
+    Remedy: repeat the call with the topic as the cluster has it now; abort and repeat a transaction.
     """
 
 

@@ -37,6 +37,7 @@ from spark_log.errors import (
     OutOfOrderSequenceNumberError,
     ProducerFencedError,
     SparkLogError,
+    TopicMovedError,
     UnknownProducerIdError,
     UnknownTopicOrPartitionError,
     WriteIdExpiredError,
@@ -340,7 +341,7 @@ class Sender(threading.Thread):
         if not batch.attempts:
             return True
         try:
-            force = isinstance(batch.last_error, UnknownTopicOrPartitionError)
+            force = isinstance(batch.last_error, UnknownTopicOrPartitionError | TopicMovedError)
             known_topic = self._topics.refresh(batch.topic.name, force=force)
         except SparkLogError as error:
             self._retry_later(batch, error)

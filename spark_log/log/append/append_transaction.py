@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
-from spark_log.errors import TopicMovedError, UnknownTopicOrPartitionError, WriteIdExpiredError
+from spark_log.errors import SparkLogError, TopicMovedError, UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
 from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
 from spark_log.log.append.rules import (
@@ -154,7 +154,7 @@ def _assign(request: AppendRequest, locked: _Locked, moved: Collection[int]) -> 
         state = assigned.partitions.get(key)
         if state is None:
             where = f"topic {batch.topic_id}, partition {batch.partition}"
-            gone = UnknownTopicOrPartitionError(f"{where}: deleted meanwhile")
+            gone: SparkLogError = UnknownTopicOrPartitionError(f"{where}: deleted meanwhile")
             if batch.topic_id in moved:
                 gone = TopicMovedError(f"{where}: it is being moved to another store")
             assigned.outcomes.append(Rejected(gone))
