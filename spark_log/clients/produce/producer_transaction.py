@@ -104,9 +104,7 @@ def after_error(state: State, error: Exception) -> State:
 
 
 def may_commit_again(error: SparkLogError) -> bool:
-    """Whether a commit that failed with this error may be called again. After the deletion or the move of a topic it may
-    not.
-    """
+    """Whether a commit that failed with this error may be called again. It may not if a topic was deleted or moved."""
     return error.retriable and not isinstance(error, UnknownTopicOrPartitionError | TopicMovedError)
 
 

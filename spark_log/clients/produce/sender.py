@@ -250,7 +250,12 @@ class Sender(threading.Thread):
 
     def _append(self, heads: Sequence[ProducerBatch]) -> None:
         now_s = clock.monotonic_s()
-        batches = [batch for batch in heads if self._wanted(batch, now_s)]
+        # a topic may have been moved to a store that is busy
+        batches = [
+            batch
+            for batch in heads
+            if self._wanted(batch, now_s) and not self._appends.is_busy(batch.topic.store_id)
+        ]
         if not batches:
             return
         left_ms = (min(batch.deadline_s for batch in batches) - now_s) * 1000

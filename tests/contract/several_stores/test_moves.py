@@ -147,15 +147,13 @@ def test_an_interrupted_move_is_continued(stores, address, way, point):
         point = "copied"  # in the same transaction
     topic = create(stores, source)
     with load(address) as acknowledged:
-        while len(acknowledged[1]) < 10:
-            pass
+        wait_until(lambda: len(acknowledged[1]) >= 10)
         killed_at(f"move.{point}", "-c", PROGRAM, address, target)
         follow_all(stores)
         continue_moves(stores)
         follow_all(stores)
         reached = len(acknowledged[1])
-        while len(acknowledged[1]) < reached + 10:
-            pass
+        wait_until(lambda: len(acknowledged[1]) >= reached + 10)
     assert_is_in(stores, target, topic)
     assert stored(stores, "t") == acknowledged
 
@@ -218,8 +216,7 @@ def test_processes_move_a_topic_at_once_while_it_is_written(stores, address):
         continue_moves(stores)
         follow_all(stores)
         reached = len(acknowledged[1])
-        while len(acknowledged[1]) < reached + 5:
-            pass
+        wait_until(lambda: len(acknowledged[1]) >= reached + 5)
     assert_is_in(stores, store_of(stores), topic)
     assert stored(stores, "t") == acknowledged
 
@@ -248,8 +245,7 @@ def test_open_transactions_are_waited_for(stores, address):
         producer.send("t", LONG.encode(), partition=0).get(timeout=30)
         mover = threading.Thread(target=move_topic, args=(stores, "t", "east"))
         mover.start()
-        while stores.store.read(lambda c: c.execute(sa.select(t.topic.c.move)).scalar()) is None:
-            pass
+        wait_until(lambda: stores.store.read(lambda c: c.execute(sa.select(t.topic.c.move)).scalar()) is not None)
         producer.commit_transaction()
         mover.join(timeout=60)
     assert_is_in(stores, "east", topic)
