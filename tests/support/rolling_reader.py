@@ -1,7 +1,6 @@
 """Consumers of librdkafka that run in threads, one after the other in the same place: a rolling restart."""
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,11 +99,3 @@ class RollingReader:
             consumer.close()
         except BaseException as error:
             self.error = error
-
-
-def wait_until(condition: Any, what: str) -> None:
-    """Until the function returns a true value."""
-    deadline = time.monotonic() + _WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)

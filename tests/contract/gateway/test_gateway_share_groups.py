@@ -155,7 +155,7 @@ def test_a_partition_is_forgotten_while_a_fetch_waits_for_it(gateway, client, cl
         fetch_next(other, 2, forget=(1,))
         with Producer(cluster=cluster_address) as producer:
             producer.send("jobs", b"late", partition=1)
-        assert waiting.result(20) == [(0, 0, 1)]
+        assert waiting.result(60) == [(0, 0, 1)]
         assert other.acknowledge(3, (0, 0, [ACCEPT]), partition=1) == (NONE, [NONE])
 
 
@@ -170,7 +170,7 @@ def test_a_session_that_is_opened_again_gets_the_records_instead_of_a_fetch_befo
         with Producer(cluster=cluster_address) as producer:
             producer.send("jobs", b"late", partition=1)
         assert other.acquired(1, (1,), wait_ms=10_000) == [(0, 0, 1)]
-        assert waiting.result(20) == []
+        assert waiting.result(60) == []
 
 
 def fetch_next(client, epoch, **keywords):

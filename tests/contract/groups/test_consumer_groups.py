@@ -374,7 +374,7 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
             word, *rest = line.split()
             if word == "processed":
                 processed[int(rest[0])].append(int(rest[1]))
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         last_commit = {partition: committed(cluster).get(("t", partition), 0) for partition in (0, 1)}
     process = start(2)
     run(process, 72 - sum(last_commit.values()))

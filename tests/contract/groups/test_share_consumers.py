@@ -335,7 +335,7 @@ def test_a_consumer_without_references_is_collected(cluster, cluster_address, co
     assert there() is None
     for thread in threading.enumerate():
         if thread.name == "spark-log-share-consumer-workers":
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
