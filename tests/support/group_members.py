@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from spark_log.groups.consumer.rules import Assignment
 from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Store
+from spark_log.metadata.store import Attempt, Store
 from tests.support.waiting import LIMIT_S
 
 T = TypeVar("T")
@@ -92,7 +93,11 @@ def move_session_end(store: Store, member_id: str, until_ms: int) -> None:
     """Let a member's session end at a time by the store's clock; 0 has passed."""
     for table in _MEMBERS:
         moved = table.update().where(table.c.member_id == member_id).values(until_ms=until_ms)
-        store.transact(lambda connection, _, moved=moved: connection.execute(moved))
+        store.transact(partial(_execute, statement=moved))
+
+
+def _execute(connection: sa.Connection, _attempt: Attempt, statement: sa.Executable) -> None:
+    connection.execute(statement)
 
 
 _MEMBERS = (t.group_member, t.classic_member)

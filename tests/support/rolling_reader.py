@@ -6,8 +6,9 @@ from typing import Any
 
 import confluent_kafka as rdkafka
 
+from tests.support.waiting import LIMIT_S
+
 _POLL_S = 0.05
-_WAIT_S = 60.0
 
 
 class Ownership:
@@ -64,7 +65,7 @@ class RollingReader:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._thread.join(_WAIT_S)
+        self._thread.join(LIMIT_S)
         assert not self._thread.is_alive(), f"{self.name} does not close"
         assert self.error is None, self.error
 

@@ -439,6 +439,8 @@ class Rolling:
 )
 def test_rolling_upgrade_and_downgrade_lose_and_double_nothing(cluster, gateways, classic):
     make(cluster, "t", 6)
+    # It is also librdkafka's time limit of a heartbeat. After a lost one, the member may be fenced.
+    alter_settings(cluster, {"group.consumer.heartbeat.interval.ms": "1000"})
     rolling = Rolling(cluster, gateways)
     try:
         for protocol in (classic, CONSUMER, classic):
@@ -459,6 +461,8 @@ def test_consumers_of_spark_log_and_both_protocols_share_a_group_and_gateways_ar
     cluster, cluster_address, gateways
 ):
     make(cluster, "t", 6)
+    # It is also librdkafka's time limit of a heartbeat. After a lost one, the member may be fenced.
+    alter_settings(cluster, {"group.consumer.heartbeat.interval.ms": "1000"})
     rolling = Rolling(cluster, gateways)
     ours = Consumer(
         "t", cluster=cluster_address, group_id="g", auto_offset_reset="earliest", heartbeat_interval_ms=100,
