@@ -237,7 +237,7 @@ def test_offsets_of_manually_assigned_partitions(cluster, log, consume):
     fill(log, "t", [5])
     consumer = consume(max_poll_records=2, enable_auto_commit=False)
     consumer.assign([P0])
-    consumer.poll(5_000)
+    consumer.poll(60_000)
     consumer.commit()
     assert consumer.committed(P0) == 2
     consumer.close()
