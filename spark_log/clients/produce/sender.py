@@ -252,9 +252,7 @@ class Sender(threading.Thread):
         now_s = clock.monotonic_s()
         # a topic may have been moved to a store that is busy
         batches = [
-            batch
-            for batch in heads
-            if self._wanted(batch, now_s) and not self._appends.is_busy(batch.topic.store_id)
+            batch for batch in heads if self._wanted(batch, now_s) and not self._appends.is_busy(batch.topic.store_id)
         ]
         if not batches:
             return

@@ -32,6 +32,7 @@ from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_a
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import table
 from tests.support.topics import stored
+from tests.support.waiting import wait_until
 
 EAST = 1
 STORES = ("home", "east")
@@ -147,13 +148,13 @@ def test_an_interrupted_move_is_continued(stores, address, way, point):
         point = "copied"  # in the same transaction
     topic = create(stores, source)
     with load(address) as acknowledged:
-        wait_until(lambda: len(acknowledged[1]) >= 10)
+        wait_until(lambda: len(acknowledged[1]) >= 10, "records before the move")
         killed_at(f"move.{point}", "-c", PROGRAM, address, target)
         follow_all(stores)
         continue_moves(stores)
         follow_all(stores)
         reached = len(acknowledged[1])
-        wait_until(lambda: len(acknowledged[1]) >= reached + 10)
+        wait_until(lambda: len(acknowledged[1]) >= reached + 10, "records after the move")
     assert_is_in(stores, target, topic)
     assert stored(stores, "t") == acknowledged
 
@@ -216,7 +217,7 @@ def test_processes_move_a_topic_at_once_while_it_is_written(stores, address):
         continue_moves(stores)
         follow_all(stores)
         reached = len(acknowledged[1])
-        wait_until(lambda: len(acknowledged[1]) >= reached + 5)
+        wait_until(lambda: len(acknowledged[1]) >= reached + 5, "records after the moves")
     assert_is_in(stores, store_of(stores), topic)
     assert stored(stores, "t") == acknowledged
 
@@ -245,7 +246,10 @@ def test_open_transactions_are_waited_for(stores, address):
         producer.send("t", LONG.encode(), partition=0).get(timeout=30)
         mover = threading.Thread(target=move_topic, args=(stores, "t", "east"))
         mover.start()
-        wait_until(lambda: stores.store.read(lambda c: c.execute(sa.select(t.topic.c.move)).scalar()) is not None)
+        wait_until(
+            lambda: stores.store.read(lambda c: c.execute(sa.select(t.topic.c.move)).scalar()) is not None,
+            "the move begins",
+        )
         producer.commit_transaction()
         mover.join(timeout=60)
     assert_is_in(stores, "east", topic)
