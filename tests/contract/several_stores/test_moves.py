@@ -10,7 +10,7 @@ from kafka.structs import TopicPartition
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.stores import remove_store
-from spark_log.cluster.topics import find_topic, list_topics
+from spark_log.cluster.topics import find_topic, list_topics, moving_topics
 from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError
 from spark_log.ids import HOME
 from spark_log.log.log import Records
@@ -246,10 +246,7 @@ def test_open_transactions_are_waited_for(stores, address):
         producer.send("t", LONG.encode(), partition=0).get(timeout=30)
         mover = threading.Thread(target=move_topic, args=(stores, "t", "east"))
         mover.start()
-        wait_until(
-            lambda: stores.store.read(lambda c: c.execute(sa.select(t.topic.c.move)).scalar()) is not None,
-            "the move begins",
-        )
+        wait_until(lambda: stores.store.read(moving_topics), "the move begins")
         producer.commit_transaction()
         mover.join(timeout=60)
     assert_is_in(stores, "east", topic)
