@@ -7,6 +7,7 @@ SparkLogError
 │   │   └── DiskFullError             (a StorageUnavailableError)
 │   ├── UnknownTopicOrPartitionError  retriable as in Kafka
 │   ├── NotLeaderForPartitionError
+│   │   └── TopicMovedError           (a NotLeaderForPartitionError)
 │   ├── NotEnoughReplicasError
 │   ├── NotEnoughReplicasAfterAppendError
 │   ├── NotCoordinatorError, CoordinatorNotAvailableError, NotControllerError
@@ -115,6 +116,14 @@ class NotLeaderForPartitionError(RetriableError):
 
     Remedy: repeat the call. If the partition stays without a leader (`spark-log topic describe`), bring one of its
     in-sync brokers or log dirs back.
+    """
+
+
+class TopicMovedError(NotLeaderForPartitionError):
+    """The topic is being moved to another metadata store, or has been moved. Clients look it up again and repeat the
+    call.
+
+    Remedy: repeat the call with the topic as the cluster has it now; abort and repeat a transaction.
     """
 
 

@@ -10,11 +10,13 @@ from spark_log.cluster.log_dir import LogDir, LogDirInfo, Marker
 from spark_log.cluster.store_directory import (
     ACTIVE,
     ADDING,
+    DRAINING,
     StoreInfo,
     check_name,
     find_store,
     find_stores,
 )
+from spark_log.cluster.topics import moving_topics
 from spark_log.errors import (
     ClusterAlreadyExistsError,
     InvalidConfigurationError,
@@ -92,7 +94,7 @@ def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
 def remove_store(cluster: Cluster, name: str) -> None:
     """Remove a data store from the cluster. Its database stays, and may be dropped.
 
-    Raises StoreNotFoundError, and InvalidConfigurationError while a topic is in it.
+    Raises StoreNotFoundError, and InvalidConfigurationError while a topic is in it or is being moved to it.
     """
     home = cluster.home
 
@@ -101,7 +103,12 @@ def remove_store(cluster: Cluster, name: str) -> None:
         topics = sa.select(TOPIC.name).where(TOPIC.store_id == info.store_id).limit(1)
         held = connection.execute(topics).scalar()
         if held is not None:
-            raise InvalidConfigurationError(f"store {name!r}: it has topics, for example {held!r}: delete them first")
+            raise InvalidConfigurationError(
+                f"store {name!r}: it has topics, for example {held!r}: move them away first (`spark-log store drain`)"
+            )
+        for stated in moving_topics(connection).values():
+            if stated.move is not None and stated.move.to == info.store_id:
+                raise InvalidConfigurationError(f"store {name!r}: topic {stated.topic.name!r} is being moved to it")
         _delete(connection, info.store_id, info.state)
         return info
 
@@ -111,6 +118,21 @@ def remove_store(cluster: Cluster, name: str) -> None:
             LogDir(log_dir.uri, info.store_id).delete_marker()
         except (SparkLogError, OSError) as error:
             logger.warning("a marker of store %s stays in a log dir: %s", name, redact(str(error)))
+
+
+def set_draining(cluster: Cluster, name: str, *, draining: bool = True) -> StoreInfo:
+    """Let a data store take no new topics any more, or take them again. Raises StoreNotFoundError, and
+    InvalidConfigurationError for a store that is being added.
+    """
+
+    def change(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
+        info = find_store(connection, name)
+        if info.state == ADDING:
+            raise InvalidConfigurationError(f"store {name!r}: it is being added")
+        _set_state(connection, info.store_id, DRAINING if draining else ACTIVE)
+        return info
+
+    return cluster.home.store.transact(change, announce=True)
 
 
 def _set_state(connection: sa.Connection, store_id: StoreId, state: str) -> None:

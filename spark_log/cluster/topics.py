@@ -18,7 +18,7 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.ids import HOME, StoreId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
-from spark_log.metadata.sql_columns import TOPIC
+from spark_log.metadata.sql_columns import PARTITION, TOPIC
 from spark_log.metadata.store import StoreClock
 
 if TYPE_CHECKING:
@@ -64,11 +64,26 @@ class Topic:
         return topic_folder(self.name, self.uuid)
 
 
+@dataclass(frozen=True)
+class TopicMove:
+    """A move of a topic to another store. `move_id` is unique."""
+
+    move_id: str
+    to: StoreId
+    began_ms: int
+
+
 class StatedTopic(NamedTuple):
-    """A topic in the home store, and its state there."""
+    """A topic, its state in the store that was asked, and its move, if it is being moved."""
 
     topic: Topic
     state: str
+    move: TopicMove | None = None
+
+    @property
+    def stores(self) -> set[StoreId]:
+        """The stores that may have rows of the topic."""
+        return {self.topic.store_id} if self.move is None else {self.topic.store_id, self.move.to}
 
 
 @lru_cache(maxsize=1024)
@@ -105,8 +120,9 @@ _TOPIC_COLUMNS = (
     TOPIC.typed_columns,
     TOPIC.store_id,
 )
+_STATED = sa.select(*_TOPIC_COLUMNS, TOPIC.state, TOPIC.move).order_by(TOPIC.topic_id)
 LIVE, CREATING, DELETING = "live", "creating", "deleting"
-"""States of a topic. Only live ones are found by these functions (`topic_copies`)."""
+"""States of a topic. Only live ones are found by the functions of clients (`topic_copies`)."""
 IS_LIVE: sa.ColumnElement[bool] = sa.literal_column(f"'{LIVE}'") == TOPIC.state
 """The condition in SQL, without a parameter, as prepared statements need it."""
 
@@ -203,8 +219,10 @@ def insert_topic_row(
     return _topic_of(connection.execute(t.topic.insert().returning(*_TOPIC_COLUMNS), values).one())
 
 
-def insert_copy(connection: sa.Connection, topic: Topic) -> None:
-    """Insert the row of a topic of the home store in the data store that has its partitions."""
+def insert_copy(connection: sa.Connection, topic: Topic, move: TopicMove | None = None) -> None:
+    """Insert the row of a topic of the home store in the data store that has its partitions, or that gets them by this
+    move.
+    """
     values = {
         "topic_id": topic.topic_id,
         "uuid": topic.uuid,
@@ -215,8 +233,9 @@ def insert_copy(connection: sa.Connection, topic: Topic) -> None:
         "configs": _configs_json(topic.overrides),
         "created_ms": topic.created_ms,
         "typed_columns": topic.typed_columns,
-        "store_id": topic.store_id,
-        "state": LIVE,
+        "store_id": topic.store_id if move is None else move.to,
+        "state": LIVE if move is None else CREATING,
+        "move": None if move is None else json.dumps(vars(move), sort_keys=True),
     }
     connection.execute(t.topic.insert(), values)
 
@@ -225,10 +244,54 @@ def topics_of_store(
     connection: sa.Connection, store_id: StoreId, topic_id: int | None = None
 ) -> dict[TopicId, StatedTopic]:
     """Return the topics of a store, or one of them, by id, in whichever state they are."""
-    query = sa.select(*_TOPIC_COLUMNS, TOPIC.state).where(TOPIC.store_id == store_id).order_by(TOPIC.topic_id)
+    query = _STATED.where(TOPIC.store_id == store_id)
     if topic_id is not None:
         query = query.where(TOPIC.topic_id == topic_id)
-    return {TopicId(row.topic_id): StatedTopic(_topic_of(row), row.state) for row in connection.execute(query)}
+    return {TopicId(row.topic_id): _stated(row) for row in connection.execute(query)}
+
+
+def stated_topic(connection: sa.Connection, topic_id: int) -> StatedTopic | None:
+    """Return the topic in whichever state it is, None if there is no row."""
+    row = connection.execute(_STATED.where(TOPIC.topic_id == topic_id)).one_or_none()
+    return None if row is None else _stated(row)
+
+
+def moving_topics(connection: sa.Connection) -> dict[TopicId, StatedTopic]:
+    """Return the topics that are being moved, by id. The connection is to the home store."""
+    return {TopicId(row.topic_id): _stated(row) for row in connection.execute(_STATED.where(TOPIC.move.is_not(None)))}
+
+
+def topics_left(connection: sa.Connection) -> list[TopicId]:
+    """Return the topics whose partitions the home store still has, though another store has them and none is moved
+    here. The connection is to the home store.
+    """
+    have = sa.exists().where(PARTITION.topic_id == TOPIC.topic_id)
+    query = _STATED.where(TOPIC.store_id != HOME, have)
+    rows = [(TopicId(row.topic_id), _stated(row)) for row in connection.execute(query)]
+    return [topic_id for topic_id, stated in rows if stated.move is None or stated.move.to != HOME]
+
+
+def _stated(row: Any) -> StatedTopic:
+    return StatedTopic(_topic_of(row), row.state, None if row.move is None else TopicMove(**json.loads(row.move)))
+
+
+def set_move(connection: sa.Connection, topic_id: int, move: TopicMove | None) -> None:
+    """Begin or cancel the move of a topic. The connection is to the home store, and the topic is locked."""
+    _update(connection, topic_id, move=None if move is None else json.dumps(vars(move), sort_keys=True))
+
+
+def set_store(connection: sa.Connection, topic_id: int, store_id: StoreId) -> None:
+    """Record which store has the topic. The connection is to the home store."""
+    _update(connection, topic_id, store_id=store_id, move=None)
+
+
+def end_move(connection: sa.Connection, topic_id: int, move: TopicMove) -> bool:
+    """Let the topic be in the store to which it was moved: this decides the move. Returns False if the move has been
+    cancelled, or has ended. The connection is to the home store.
+    """
+    here = (TOPIC.topic_id == topic_id, TOPIC.move == json.dumps(vars(move), sort_keys=True), IS_LIVE)
+    ended = t.topic.update().where(*here).values(store_id=move.to, move=None)
+    return connection.execute(ended).rowcount == 1
 
 
 def topics_with_name(connection: sa.Connection, name: str) -> list[TopicId]:
@@ -240,13 +303,13 @@ def topics_with_name(connection: sa.Connection, name: str) -> list[TopicId]:
 def set_live(connection: sa.Connection, topic_id: int) -> bool:
     """End the creation of a topic. Returns whether it was being created."""
     here = (TOPIC.topic_id == topic_id, TOPIC.state == CREATING)
-    return connection.execute(t.topic.update().where(*here).values(state=LIVE)).rowcount == 1
+    return connection.execute(t.topic.update().where(*here).values(state=LIVE, move=None)).rowcount == 1
 
 
 def set_deleting(connection: sa.Connection, topic_id: int) -> None:
     """Take the name from a topic of a data store, whose rows there are deleted next."""
     name = f"deleting/{topic_id}"  # no legal name of a topic
-    _update(connection, topic_id, state=DELETING, name=name, collision_key=name)
+    _update(connection, topic_id, state=DELETING, name=name, collision_key=name, move=None)
 
 
 def delete_topic_row(connection: sa.Connection, topic_id: int, state: str) -> None:

@@ -1,11 +1,17 @@
-"""Deletes the rows of a topic or a log dir from the tables whose definition says so (`deleted_with`)."""
+"""Deletes the rows of a topic or a log dir from the tables whose definition says so (`deleted_with`), and copies the
+rows of a topic to another store.
+"""
 
 from collections.abc import Iterable
+from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import BLOB, SEGMENT
+
+_OF_HOME = ("groups", "transactions")
+"""The owners of tables of a topic that only the home store has."""
 
 
 def delete_rows_of_topic(connection: sa.Connection, topic_id: int) -> None:
@@ -13,10 +19,26 @@ def delete_rows_of_topic(connection: sa.Connection, topic_id: int) -> None:
 
     The rows in tables topic, retired_file and transaction_segment stay.
     """
-    inline = sa.select(SEGMENT.name).where(SEGMENT.topic_id == topic_id, SEGMENT.inline)
-    connection.execute(t.blob.delete().where(BLOB.name.in_(inline)))
+    _delete_blobs(connection, topic_id)
     for table in _deleted_with("topic"):
         connection.execute(table.delete().where(table.c.topic_id == topic_id))
+
+
+def delete_moved_rows(connection: sa.Connection, topic_id: int) -> None:
+    """Delete the rows that `copy_rows_of_topic` copies."""
+    _delete_blobs(connection, topic_id)
+    for table in (*_moved_tables(), t.retired_file):
+        connection.execute(table.delete().where(table.c.topic_id == topic_id))
+
+
+def copy_rows_of_topic(source: sa.Connection, target: sa.Connection, topic_id: int) -> None:
+    """Copy the rows of a topic from one PostgreSQL store to another: partitions, segments, blobs, publications, and all
+    others but the row of the topic itself and those of groups and transactions, which are in the home store.
+    """
+    for table in (*_moved_tables(), t.retired_file):
+        _copy(source, target, table, table.c.topic_id == topic_id)
+    inline = sa.select(SEGMENT.name).where(SEGMENT.topic_id == topic_id, SEGMENT.inline)
+    _copy(source, target, t.blob, BLOB.name.in_(inline))
 
 
 def delete_rows_of_log_dirs(connection: sa.Connection, log_dir_ids: sa.Select[tuple[int]]) -> None:
@@ -30,3 +52,29 @@ def delete_rows_of_log_dirs(connection: sa.Connection, log_dir_ids: sa.Select[tu
 
 def _deleted_with(name: str) -> Iterable[sa.Table]:
     return [table for table in t.metadata.tables.values() if name in table.info["deleted_with"]]
+
+
+def _moved_tables() -> Iterable[sa.Table]:
+    return [table for table in _deleted_with("topic") if table.info["owner"] not in _OF_HOME]
+
+
+def _delete_blobs(connection: sa.Connection, topic_id: int) -> None:
+    inline = sa.select(SEGMENT.name).where(SEGMENT.topic_id == topic_id, SEGMENT.inline)
+    connection.execute(t.blob.delete().where(BLOB.name.in_(inline)))
+
+
+def _copy(source: sa.Connection, target: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool]) -> None:
+    columns = ", ".join(f'"{column.name}"' for column in table.columns)
+    query = sa.select(table).where(where).compile(dialect=source.dialect, compile_kwargs={"literal_binds": True})
+    with (
+        _cursor(source).copy(f"COPY ({query}) TO STDOUT (FORMAT BINARY)") as rows,
+        _cursor(target).copy(f'COPY "{table.name}" ({columns}) FROM STDIN (FORMAT BINARY)') as copied,
+    ):
+        for data in rows:
+            copied.write(data)
+
+
+def _cursor(connection: sa.Connection) -> Any:
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    return driver.cursor()

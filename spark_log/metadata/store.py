@@ -177,6 +177,12 @@ class Store:
         except _DATABASE_ERRORS as error:
             raise self._translate(error) from error
 
+    @contextlib.contextmanager
+    def snapshot_without_limit(self) -> Iterator[sa.Connection]:
+        """Open a snapshot whose statements may take longer than store.answer.timeout.ms. Only for PostgreSQL."""
+        with self.snapshot() as connection, engines.without_answer_limit(connection):
+            yield connection
+
     def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
         """Return the result of `body` in a snapshot. Retry for at most `timeout_ms` while the store is unavailable.
 

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.ids import LogDirId, TopicId
+from spark_log.log.partitions.partition_rows import frozen_topics
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.sql_columns import (
@@ -345,12 +346,19 @@ def record(
 
 
 def existing(connection: sa.Connection, topics: Iterable[Topic]) -> set[TopicId]:
-    """Lock the rows of the topics, and return the ids of those that exist. Of several topics, those are left out that
-    another transaction has locked, for example their deletion: they delay no other.
+    """Lock the rows of the topics, and return the ids of those that exist, and are not moved to another store. Of
+    several topics, those are left out that another transaction has locked, for example their deletion: they delay no
+    other.
     """
-    ids = {topic.name: topic.topic_id for topic in topics}
-    found = find_topics(connection, ids, lock=True, skip_locked=len(ids) > 1)
-    return {now.topic_id for now in found.values() if now.topic_id == ids[now.name]}
+    before = {topic.name: topic for topic in topics}
+    found = find_topics(connection, before, lock=True, skip_locked=len(before) > 1)
+    moving = set(frozen_topics(connection))
+    return {
+        now.topic_id
+        for now in found.values()
+        if (now.topic_id, now.store_id) == (before[now.name].topic_id, before[now.name].store_id)
+        and now.topic_id not in moving
+    }
 
 
 def replace(connection: sa.Connection, states: Mapping[TableKey, tuple[tuple[int, int], Due]]) -> None:

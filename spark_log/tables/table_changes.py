@@ -9,10 +9,11 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
-from spark_log.cluster.topics import Topic, topics_of_ids
+from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.ids import LogDirId
 from spark_log.log.columns.topic_columns import TopicColumns
+from spark_log.log.partitions.partition_rows import topic_here
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.tables import publication_intent, publication_state
 from spark_log.tables.current.cut import Cut, due_below_cut
@@ -198,11 +199,11 @@ def find_changes(
         due = due_below_cut(connection, key, table.cut, everything=not as_we_left_it)
     else:
         due = publication_state.due(connection, key)
-    now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)
     if as_we_left_it and due.has_replicas and not due.cursors:
         return None
-    if not due.has_replicas and now is None:
-        return None  # deleted meanwhile, together with its records
+    now = topic_here(connection, topic)
+    if now is None:
+        return None  # deleted meanwhile, together with its records; or another store has got it, and publishes it
     incremental, gone = as_we_left_it and not due.fallen, []
     # a table without a commit by spark-log has not shown any record
     changed = due.cursors.keys() if incremental else None

@@ -89,7 +89,7 @@ import spark_log
 from spark_log import Consumer, Producer
 
 with Producer(cluster="log") as producer:
-    print(producer.send("orders", key=b"alice", value=b"tea").get(timeout=10).offset)
+    print(producer.send("orders", key=b"alice", value=b"tea").get(timeout=60).offset)
 with Consumer("orders", cluster="log", auto_offset_reset="earliest", consumer_timeout_ms=1000) as consumer:
     print([(record.key, record.value) for record in consumer])
 print(spark_log.__version__)

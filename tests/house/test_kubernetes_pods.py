@@ -96,7 +96,7 @@ def _succeeds(probe: Object, ports: dict[str, int]) -> bool:
         if kind == "tcpSocket":
             socket.create_connection(("127.0.0.1", port), timeout=10).close()
         else:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}{probe[kind]['path']}", timeout=10).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{probe[kind]['path']}", timeout=60).close()
     except OSError:  # URLError and HTTPError too
         return False
     return True

@@ -17,7 +17,6 @@ from spark_log.groups.committed_offsets import committed_offsets, read_commits
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.datasource.source import SparkLogDataSource
 from spark_log.spark.streams import batch_transaction
 from spark_log.spark.streams.micro_batch import Given, _ConnectCheckpoint, checkpoint_of_batch
@@ -134,21 +133,6 @@ def test_topics_and_offsets_become_visible_at_once_and_once(
     assert dones == [False, True, False]
     assert seen == {(4, 4, 4), (5, 5, 5)}
     assert stored(cluster, "a") == stored(cluster, "b") == {0: ["1", "2", "3", "4", "5"]}
-
-
-def test_a_repeated_batch_is_written_into_the_recreated_topic_only(
-    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
-) -> None:
-    process = in_a_transaction(str(cluster.store.address), both)
-    frame = numbers(spark, cluster, maxOffsetsPerTrigger="4")
-    run(frame, checkpoint, process)
-    uncommit(checkpoint, 0)
-    delete_topic(cluster, "a")
-    make(cluster, "a")
-    for _ in range(2):
-        run(frame, checkpoint, process)
-        assert (read_state(cluster), pending(cluster)) == ((4, 4, 4), 0)
-        uncommit(checkpoint, 0)
 
 
 def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(

@@ -67,7 +67,7 @@ def hostile_cluster(folder: Path) -> Iterator[Cluster]:
         writer = stack.enter_context(Producer(cluster=address, transactional_id=TRANSACTIONAL_ID))
         writer.init_transactions()
         writer.begin_transaction()
-        writer.send(TOPIC, b"open", partition=1).get(10)
+        writer.send(TOPIC, b"open", partition=1).get(60)
         report = {
             "kind": "query",
             "name": MARKUP,

@@ -16,6 +16,7 @@ from spark_log.spark.streams import TransactionalLoop
 from tests.support.gateway_process import GatewayProcess
 from tests.support.numbered_producer import value
 from tests.support.python_process import PythonProcess
+from tests.support.waiting import wait_until
 
 TOPIC, COPY, COPIERS, READERS = "t", "copy", "copiers", "readers"
 DELIVERY_MS = 120_000
@@ -33,12 +34,10 @@ class Acknowledgements:
         self.places[number] = (partition, offset)
         self.times_s.append(time.monotonic())
 
-    def wait_for_more(self, timeout_s: float) -> None:
+    def wait_for_more(self) -> None:
         """Wait until another record is acknowledged than those so far."""
-        count, deadline = len(self.places), time.monotonic() + timeout_s
-        while len(self.places) == count:
-            assert time.monotonic() < deadline, f"no acknowledgement; {self.failed[:3]}"
-            time.sleep(0.01)
+        count = len(self.places)
+        wait_until(lambda: len(self.places) > count, f"an acknowledgement; failed so far: {self.failed[:3]}")
 
     def gap_s(self, since_s: float) -> float:
         """The longest time between two acknowledgements, of which the second came after `since_s`."""
@@ -143,10 +142,10 @@ class FailoverLoad:
         """By the name of the producer."""
         return {"g": self.at_gateway, **{producer.name: producer.acknowledged for producer in self._producers}}
 
-    def wait_for_more(self, timeout_s: float) -> None:
+    def wait_for_more(self) -> None:
         """Wait until each producer has another acknowledgement."""
         for acknowledged in self.acknowledged.values():
-            acknowledged.wait_for_more(timeout_s)
+            acknowledged.wait_for_more()
         for worker in (self._sending, self._copying, self._reading):
             worker.check()
 
@@ -155,12 +154,13 @@ class FailoverLoad:
         for producer in self._producers:
             producer.finish()
         self._sending.finish()
-        deadline = time.monotonic() + 60
-        while not is_complete():
+
+        def has_all() -> bool:
             self._copying.check()
             self._reading.check()
-            assert time.monotonic() < deadline, "copy or group did not get to the end"
-            time.sleep(0.1)
+            return is_complete()
+
+        wait_until(has_all, "copy and group come to the end", pause_s=0.1)
         self._copying.finish()
         self._reading.finish()
 

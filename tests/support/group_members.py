@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
+
+import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.assignors import AssignorSpec, is_custom, resolve_assignors
@@ -10,7 +13,9 @@ from spark_log.groups.classic_membership import ClassicMembership
 from spark_log.groups.consumer.rules import Assignment
 from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.ids import TopicPartition
-from spark_log.metadata.store import Store
+from spark_log.metadata import tables as t
+from spark_log.metadata.store import Attempt, Store
+from tests.support.waiting import LIMIT_S
 
 T = TypeVar("T")
 
@@ -51,9 +56,9 @@ class Reader:
         return sorted(partition for _, partition in self.held)
 
 
-def settle(*readers: Reader, timeout_s: float = 30) -> Sequence[Reader]:
+def settle(*readers: Reader) -> Sequence[Reader]:
     """Heartbeat until every member has its whole target; no partition is ever held twice."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + LIMIT_S
     while True:
         generations = set()
         for reader in readers:
@@ -65,9 +70,9 @@ def settle(*readers: Reader, timeout_s: float = 30) -> Sequence[Reader]:
         assert time.monotonic() < deadline, [(reader.member.member_id, reader.answer) for reader in readers]
 
 
-def until(condition: Callable[[], T], store: Store, timeout_s: float = 30) -> T:
+def until(condition: Callable[[], T], store: Store) -> T:
     """Wait for a condition on the contents of the store."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + LIMIT_S
     while True:
         seen = store.changes.current()
         found = condition()
@@ -75,3 +80,24 @@ def until(condition: Callable[[], T], store: Store, timeout_s: float = 30) -> T:
             return found
         assert time.monotonic() < deadline
         store.changes.wait(seen, 0.05)
+
+
+def session_until_ms(store: Store, member_id: str) -> int:
+    """The end of a member's session, by the store's clock."""
+    ends = [sa.select(table.c.until_ms).where(table.c.member_id == member_id) for table in _MEMBERS]
+    [until_ms] = store.read(lambda connection: connection.scalars(sa.union_all(*ends)).all())
+    return int(until_ms)
+
+
+def move_session_end(store: Store, member_id: str, until_ms: int) -> None:
+    """Let a member's session end at a time by the store's clock; 0 has passed."""
+    for table in _MEMBERS:
+        moved = table.update().where(table.c.member_id == member_id).values(until_ms=until_ms)
+        store.transact(partial(_execute, statement=moved))
+
+
+def _execute(connection: sa.Connection, _attempt: Attempt, statement: sa.Executable) -> None:
+    connection.execute(statement)
+
+
+_MEMBERS = (t.group_member, t.classic_member)

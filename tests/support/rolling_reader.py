@@ -1,14 +1,14 @@
 """Consumers of librdkafka that run in threads, one after the other in the same place: a rolling restart."""
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import confluent_kafka as rdkafka
 
+from tests.support.waiting import LIMIT_S
+
 _POLL_S = 0.05
-_WAIT_S = 60.0
 
 
 class Ownership:
@@ -65,7 +65,7 @@ class RollingReader:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._thread.join(_WAIT_S)
+        self._thread.join(LIMIT_S)
         assert not self._thread.is_alive(), f"{self.name} does not close"
         assert self.error is None, self.error
 
@@ -100,11 +100,3 @@ class RollingReader:
             consumer.close()
         except BaseException as error:
             self.error = error
-
-
-def wait_until(condition: Any, what: str) -> None:
-    """Until the function returns a true value."""
-    deadline = time.monotonic() + _WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)

@@ -13,6 +13,7 @@ from spark_log.gateway.protocol.schemas import (
 )
 from spark_log.gateway.protocol.wire import Message
 from tests.support.gateway_wire import WireConnection
+from tests.support.waiting import LIMIT_S
 
 VERSION = 2
 Batch = tuple[int, int, Sequence[int]]
@@ -71,9 +72,9 @@ class WireShareMember:
             self.epoch += 1
         return answer
 
-    def acquire(self, timeout_s: float = 20.0) -> list[tuple[int, int, int]]:
+    def acquire(self) -> list[tuple[int, int, int]]:
         """Fetch until records come: first and last offset and delivery count of each range."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline_s:
             answer = self.send(self.fetch_request(max_wait_ms=500))
             assert answer.error_code == 0, answer

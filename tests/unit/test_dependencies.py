@@ -49,11 +49,11 @@ from spark_log import Cluster, Producer, create_topic
 with Cluster.init(sys.argv[1]) as cluster:
     create_topic(cluster, "clicks", 2)
 with Producer(cluster=sys.argv[1]) as producer:
-    assert producer.send("clicks", value=b"x").get(timeout=10).offset == 0
+    assert producer.send("clicks", value=b"x").get(timeout=60).offset == 0
     for number in range(20_000):
         producer.send("clicks", os.urandom(100), b"%d" % number if number % 3 else None)
     producer.flush()
-    producer.send("clicks", value=b"y").get(timeout=10)
+    producer.send("clicks", value=b"y").get(timeout=60)
 """
     assert imported_by(program, str(tmp_path / "log")) & {"deltalake", "pandas"} == {"deltalake"}
 
@@ -68,7 +68,7 @@ address = sys.argv[1]
 with Cluster.init(address) as cluster:
     create_topic(cluster, "clicks")
 with Producer(cluster=address) as producer:
-    assert producer.send("clicks", value=b"x").get(timeout=10).offset == 0
+    assert producer.send("clicks", value=b"x").get(timeout=60).offset == 0
 with Consumer("clicks", cluster=address, auto_offset_reset="earliest") as consumer:
     assert consumer.poll(timeout_ms=10_000)
 admin = Admin(cluster=address)

@@ -7,7 +7,7 @@ import typer
 from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json
 
-app = typer.Typer(no_args_is_help=True, help="Show, add and remove metadata stores, and accept one that was restored.")
+app = typer.Typer(no_args_is_help=True, help="Show and change metadata stores, and accept one that was restored.")
 
 Store_ = Annotated[str | None, typer.Option("--store", metavar="NAME", help="The store; the home store by default.")]
 
@@ -100,6 +100,39 @@ def remove(
         print_json({"store": name})
     else:
         say(f"Removed store {name}.")
+
+
+@app.command()
+def drain(
+    name: Annotated[str, typer.Argument(help="Name of the store.")],
+    cluster: Cluster_,
+    to: Annotated[str, typer.Option("--to", metavar="NAME", help="The store that gets its topics.")] = "home",
+    cancel: Annotated[bool, typer.Option("--cancel", help="Let the store take topics again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Move all topics of a data store to another store, as `topic move` does. The store takes no new topics any more.
+
+    Then `store remove` removes it. The same command continues an interrupted one.
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.stores import set_draining
+    from spark_log.replication.controller.topic_moves import drain_store
+
+    moved = []
+    with Cluster.open(cluster) as opened:
+        if cancel:
+            set_draining(opened, name, draining=False)
+        else:
+            for topic, left in drain_store(opened, name, to):
+                moved.append(topic)
+                if not as_json:
+                    say(f"Moved topic {topic}; {left:,} left.")
+    if as_json:
+        print_json({"store": name, "moved": moved})
+    elif cancel:
+        say(f"Store {name} takes topics again.")
+    else:
+        say(f"Store {name} has no topics any more.")
 
 
 @app.command("verify-files")

@@ -10,6 +10,7 @@ from spark_log.cli.shared_options import Cluster_, Json, TopicName, TopicNames, 
 from spark_log.cli.topics import topic_output as show
 from spark_log.cli.topics.bad_records import bad_records
 from spark_log.cli.topics.erase import erase
+from spark_log.cli.topics.move import move, moves
 from spark_log.cli.topics.schema_argument import parse_configs
 from spark_log.cli.topics.topic_producers import producers
 
@@ -205,6 +206,8 @@ def delete_records(
 app.command()(erase)
 app.command()(bad_records)
 app.command()(producers)
+app.command()(move)
+app.command()(moves)
 
 
 @app.command()

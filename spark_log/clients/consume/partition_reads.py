@@ -160,14 +160,18 @@ class Fetching:
         store has: the others are unknown.
         """
         wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
-        missing: set[TopicPartition] = set()
+        unknown: set[TopicPartition] = set()
         results = []
-        for cluster, partitions in self._stores.of(wanted):
-            with self._stores.attempt(cluster.store_id):
-                found, result = work(cluster, partitions)
-                results.append(result)
-                missing.update(partition for partition in partitions if partition not in found)
-        self._note_unknown(missing)
+        while wanted:
+            missing = []
+            for cluster, partitions in self._stores.of(wanted):
+                with self._stores.attempt(cluster.store_id):
+                    found, result = work(cluster, partitions)
+                    results.append(result)
+                    missing += [partition for partition in partitions if partition not in found]
+            wanted = self._stores.moved(missing)
+            unknown.update(set(missing).difference(wanted))
+        self._note_unknown(unknown)
         return results
 
     def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
@@ -301,7 +305,6 @@ class Fetching:
         return read_schema("headers" in names, tuple(names), typed)
 
     def _note_unknown(self, missing: set[TopicPartition]) -> None:
-        self._stores.forget({partition.topic for partition in missing})
         for partition in missing - self.unknown:
             logger.warning("%s-%s: unknown topic or partition, looked for again when the store changes", *partition)
             self.buffers.drop(partition)

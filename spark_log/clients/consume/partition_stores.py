@@ -34,10 +34,7 @@ class PartitionStores:
         """
         if not partitions:
             return
-        unknown = {partition.topic for partition in partitions} - self._of_topics.keys()
-        if unknown:
-            topics = self._cluster.store.read(lambda connection: find_topics(connection, unknown))
-            self._of_topics |= {name: topic.store_id for name, topic in topics.items()}
+        self._look_up({partition.topic for partition in partitions} - self._of_topics.keys())
         by_store: dict[StoreId, list[TopicPartition]] = {}
         for partition in partitions:
             by_store.setdefault(self._of_topics.get(partition.topic, HOME), []).append(partition)
@@ -59,7 +56,16 @@ class PartitionStores:
                 self._probes[store_id] = StoreProbe(self._cluster, store_id, self._closed)
             self._probes[store_id].suspect(error)
 
-    def forget(self, topics: Collection[str]) -> None:
-        """Look these topics up again: they were deleted, and may be created again in another store."""
-        for topic in topics:
-            self._of_topics.pop(topic, None)
+    def moved(self, missing: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Look these partitions up again, which their stores do not have any more. Returns those whose topics have been
+        moved to another store, or deleted and created there.
+        """
+        names = {partition.topic for partition in missing}
+        before = {name: self._of_topics.pop(name, HOME) for name in names}
+        self._look_up(names)
+        return [each for each in missing if self._of_topics.get(each.topic, HOME) != before[each.topic]]
+
+    def _look_up(self, names: Collection[str]) -> None:
+        if names:
+            topics = self._cluster.store.read(lambda connection: find_topics(connection, names))
+            self._of_topics |= {name: topic.store_id for name, topic in topics.items()}

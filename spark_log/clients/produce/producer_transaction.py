@@ -38,6 +38,7 @@ from spark_log.errors import (
     InvalidTxnStateError,
     ProducerFencedError,
     SparkLogError,
+    TopicMovedError,
     TransactionAbortableError,
     UnknownTopicOrPartitionError,
 )
@@ -103,8 +104,8 @@ def after_error(state: State, error: Exception) -> State:
 
 
 def may_commit_again(error: SparkLogError) -> bool:
-    """Whether a commit that failed with this error may be called again. After the deletion of a topic it may not."""
-    return error.retriable and not isinstance(error, UnknownTopicOrPartitionError)
+    """Whether a commit that failed with this error may be called again. It may not if a topic was deleted or moved."""
+    return error.retriable and not isinstance(error, UnknownTopicOrPartitionError | TopicMovedError)
 
 
 class ProducerTransaction:

@@ -37,6 +37,7 @@ from spark_log.errors import (
     OutOfOrderSequenceNumberError,
     ProducerFencedError,
     SparkLogError,
+    TopicMovedError,
     UnknownProducerIdError,
     UnknownTopicOrPartitionError,
     WriteIdExpiredError,
@@ -249,7 +250,10 @@ class Sender(threading.Thread):
 
     def _append(self, heads: Sequence[ProducerBatch]) -> None:
         now_s = clock.monotonic_s()
-        batches = [batch for batch in heads if self._wanted(batch, now_s)]
+        # a topic may have been moved to a store that is busy
+        batches = [
+            batch for batch in heads if self._wanted(batch, now_s) and not self._appends.is_busy(batch.topic.store_id)
+        ]
         if not batches:
             return
         left_ms = (min(batch.deadline_s for batch in batches) - now_s) * 1000
@@ -340,7 +344,7 @@ class Sender(threading.Thread):
         if not batch.attempts:
             return True
         try:
-            force = isinstance(batch.last_error, UnknownTopicOrPartitionError)
+            force = isinstance(batch.last_error, UnknownTopicOrPartitionError | TopicMovedError)
             known_topic = self._topics.refresh(batch.topic.name, force=force)
         except SparkLogError as error:
             self._retry_later(batch, error)

@@ -50,6 +50,7 @@ class StoreAppends:
         append: Callable[[], list[Appended | Rejected]],
     ) -> None:
         """Start an append to a store that is not busy."""
+        assert store_id not in self._busy
         self._busy.add(store_id)
 
         def run() -> None:

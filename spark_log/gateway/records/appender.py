@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_log import clock
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors import SparkLogError, TopicMovedError, UnknownTopicOrPartitionError
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.records.batch_checks import Accepted, Checked, Outcome, SentBatch, check_batches
 from spark_log.gateway.records.topic_cache import TopicCache
@@ -338,5 +338,11 @@ class Appender(threading.Thread):
         if isinstance(outcome, Appended):
             return Outcome(None, outcome.base_offset, accepted.append_time_ms)
         if isinstance(outcome.error, UnknownTopicOrPartitionError):
+            name = accepted.topic.name
+            self._topics.forget(name)
+            now = self._topics.find([name]).get(name)
+            if now is not None and now.topic_id == accepted.topic.topic_id:
+                return Outcome(TopicMovedError(f"topic {name!r}: it was moved to another store"))
+        elif isinstance(outcome.error, TopicMovedError):
             self._topics.forget(accepted.topic.name)
         return Outcome(outcome.error)

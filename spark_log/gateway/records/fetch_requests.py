@@ -119,6 +119,13 @@ def _positions(
     except MetadataStoreUnavailableError:
         return seen, asked, [_Answer() for _ in asked]  # an empty answer, after which a client asks again
     here = services.stores.of_partitions(legal, positions_of, topics=topics)
+    if missing := {tp.topic for tp in legal if here.get(tp) is None} & topics.keys():
+        for name in missing:
+            services.topics.forget(name)
+        now = services.topics.find(missing)
+        moved = {name for name, topic in now.items() if topic.store_id != topics[name].store_id}
+        topics |= now
+        here |= services.stores.of_partitions([tp for tp in legal if tp.topic in moved], positions_of, topics=topics)
     return seen, asked, [_position(services, each, topics, here) for each in asked]
 
 

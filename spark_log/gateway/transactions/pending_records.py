@@ -5,7 +5,12 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic, topics_of_ids
-from spark_log.errors import CrossStoreTransactionError, UnknownTopicOrPartitionError
+from spark_log.errors import (
+    CrossStoreTransactionError,
+    TopicMovedError,
+    TransactionAbortableError,
+    UnknownTopicOrPartitionError,
+)
 from spark_log.failpoints import failpoint
 from spark_log.groups.pending_offsets import read_pending_offsets
 from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
@@ -84,6 +89,8 @@ def commit(log: Log, producer: WireProducer, token: FencingToken, *, timeout_ms:
     )
     try:
         log.append_whole(transaction.request(), topics, timeout_ms=timeout_ms)
+    except TopicMovedError as error:  # its records are pending here: they have to be sent again
+        raise TransactionAbortableError(str(error)) from error
     except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
         return commit(log, producer, token, timeout_ms=timeout_ms)
     failpoint("transaction.committed")

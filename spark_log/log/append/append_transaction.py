@@ -6,14 +6,14 @@
 4. advances partitions, replicas and producers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
-from spark_log.errors import UnknownTopicOrPartitionError, WriteIdExpiredError
+from spark_log.errors import SparkLogError, TopicMovedError, UnknownTopicOrPartitionError, WriteIdExpiredError
 from spark_log.failpoints import failpoint
 from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
 from spark_log.log.append.rules import (
@@ -26,7 +26,13 @@ from spark_log.log.append.rules import (
 )
 from spark_log.log.append.sequence_rules import ProducerState
 from spark_log.log.append.write_ids import take
-from spark_log.log.partitions.partition_rows import Key, ask_partitions, save_partitions, set_recovery_points
+from spark_log.log.partitions.partition_rows import (
+    Key,
+    ask_partitions,
+    save_partitions,
+    set_recovery_points,
+    topics_elsewhere,
+)
 from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.segments.segment_rows import insert_blobs, insert_segments
 from spark_log.metadata.prepared import one_message, sent_with_commit
@@ -126,7 +132,8 @@ def _append(store: Store, connection: sa.Connection, request: AppendRequest) -> 
     if request.write_id is not None:
         check_write_id(connection, request.write_id, release=request.release_write_id)
     now, locked = _lock(store, connection, request.batches)
-    assigned = _assign(request, locked)
+    missing = {(batch.topic_id, batch.partition) for batch in request.batches} - locked.partitions.keys()
+    assigned = _assign(request, locked, moved=topics_elsewhere(connection, missing) if missing else ())
     if request.atomic and any(isinstance(outcome, Rejected) for outcome in assigned.outcomes):
         raise _AbandonedError(assigned.outcomes)
     if assigned.new:
@@ -137,17 +144,20 @@ def _append(store: Store, connection: sa.Connection, request: AppendRequest) -> 
     return AppendResult(assigned.outcomes, assigned.partitions)
 
 
-def _assign(request: AppendRequest, locked: _Locked) -> _Assigned:
-    """Decide the batches in order; each sees the partition after the batches before it. Pure."""
+def _assign(request: AppendRequest, locked: _Locked, moved: Collection[int]) -> _Assigned:
+    """Decide the batches in order; each sees the partition after the batches before it. Topics with the ids `moved` are
+    in another store, or on their way. Pure.
+    """
     assigned = _Assigned([], [], dict(locked.partitions), dict(locked.producers))
     for batch in request.batches:
         key = (batch.topic_id, batch.partition)
         state = assigned.partitions.get(key)
         if state is None:
-            deleted = UnknownTopicOrPartitionError(
-                f"topic {batch.topic_id}, partition {batch.partition}: deleted meanwhile"
-            )
-            assigned.outcomes.append(Rejected(deleted))
+            where = f"topic {batch.topic_id}, partition {batch.partition}"
+            gone: SparkLogError = UnknownTopicOrPartitionError(f"{where}: deleted meanwhile")
+            if batch.topic_id in moved:
+                gone = TopicMovedError(f"{where}: it is being moved to another store")
+            assigned.outcomes.append(Rejected(gone))
             continue
         producer_key = (batch.sequence.producer_id, *key) if batch.sequence else None
         producer = assigned.producers.get(producer_key) if producer_key else None

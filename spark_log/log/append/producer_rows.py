@@ -80,6 +80,15 @@ def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> b
     return bool(rows)
 
 
+def copy_producers_of_topic(source: sa.Connection, target: sa.Connection, topic_id: int) -> None:
+    """Give a store the producers whose batches in the topic are remembered, each with the larger epoch of both."""
+    ids = sa.select(PRODUCER_BATCH.producer_id).where(PRODUCER_BATCH.topic_id == topic_id)
+    for row in source.execute(sa.select(t.producer).where(PRODUCER.producer_id.in_(ids))):
+        insert_if_missing(target, t.producer, dict(row._mapping))
+        older = (PRODUCER.producer_id == row.producer_id) & (PRODUCER.epoch < row.epoch)
+        target.execute(t.producer.update().where(older).values(epoch=row.epoch))
+
+
 def lock_transactional_producer(connection: sa.Connection, transactional_id: str) -> int | None:
     """Lock the row of a transactional id and return its producer id, or None if there is no row."""
     query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id).with_for_update()

@@ -1,7 +1,7 @@
-"""The pure rule of Spark's writes: a batch with a version that is not newer is not appended again."""
+"""The pure rule of Spark's writes: a batch is appended once to each topic."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from spark_log.errors import CheckpointMismatchError
 
@@ -22,29 +22,25 @@ class SparkBatch:
     strict: bool
 
 
-def decide_spark_batch(
-    last: SparkBatch | None, new: SparkBatch, *, recreated: bool = False
-) -> Literal["append", "replay"]:
-    """Decide whether a Spark batch is new or has been appended before.
+def topics_without(new: SparkBatch, last: Mapping[int, SparkBatch], topic_ids: Collection[int]) -> set[int]:
+    """Return those of these topics to which a Spark batch has not been appended.
 
-    `recreated` is True if every topic that `new` writes to was created after `last` was appended.
-    Raises CheckpointMismatchError if a strict batch is older than `last`, or has other rows with the same version.
+    `last` has the last batch of the application in each topic of the store. A topic that was created or moved here
+    later has none, or an older one. Raises CheckpointMismatchError if a strict batch is older than the newest one, or
+    has other rows with the same version.
     """
-    if last is None or new.version > last.version:
-        return "append"
-    if recreated and (new.target or not new.strict):
-        return "append"
-    if not new.strict:
-        return "replay"
-    if new.version < last.version:
-        raise CheckpointMismatchError(
-            f"{new.application}: batch {new.version} comes after batch {last.version} was written. The checkpoint was"
-            " rolled back or copied; start with a new checkpoint location"
-        )
-    if (new.record_count, new.fingerprint) != (last.record_count, last.fingerprint):
-        raise CheckpointMismatchError(
-            f"{new.application}: batch {new.version} was written with {last.record_count} rows and comes with other"
-            f" rows now ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"
-            " start with a new checkpoint location"
-        )
-    return "append" if recreated else "replay"
+    if new.strict and last:
+        newest = max(last.values(), key=lambda batch: batch.version)
+        if new.version < newest.version:
+            raise CheckpointMismatchError(
+                f"{new.application}: batch {new.version} comes after batch {newest.version} was written. The checkpoint"
+                " was rolled back or copied; start with a new checkpoint location"
+            )
+        rows = new.record_count, new.fingerprint
+        if new.version == newest.version and rows != (newest.record_count, newest.fingerprint):
+            raise CheckpointMismatchError(
+                f"{new.application}: batch {new.version} was written with {newest.record_count} rows and comes with"
+                f" other rows now ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"
+                " start with a new checkpoint location"
+            )
+    return {topic_id for topic_id in topic_ids if topic_id not in last or last[topic_id].version < new.version}

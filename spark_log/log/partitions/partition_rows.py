@@ -4,13 +4,13 @@ Every change of a partition is one transaction: lock it here, decide with the ru
 `log/append/rules.py`, and save the state that they return.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.cluster.topics import topic_config
+from spark_log.cluster.topics import Topic, topic_config, topics_of_ids
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared, in_list, one_message
@@ -47,17 +47,24 @@ def _replicas_where(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
     )
 
 
+_NOT_FROZEN = ~PARTITION.frozen
 _READ_ONE = Prepared(_partitions_where(PARTITION.partition == bindparam("partition")))
-_LOCK_ONE = Prepared(_partitions_where(PARTITION.partition == bindparam("partition")).with_for_update(of=t.partition))
+_LOCK_ONE = Prepared(
+    _partitions_where(PARTITION.partition == bindparam("partition"), _NOT_FROZEN).with_for_update(of=t.partition)
+)
 _REPLICAS_OF_ONE = Prepared(_replicas_where(REPLICA.partition == bindparam("partition")))
-_LOCK_SOME = Prepared(_partitions_where(in_list(PARTITION.partition, "partitions")).with_for_update(of=t.partition))
+_LOCK_SOME = Prepared(
+    _partitions_where(in_list(PARTITION.partition, "partitions"), _NOT_FROZEN).with_for_update(of=t.partition)
+)
 _REPLICAS_OF_SOME = Prepared(_replicas_where(in_list(REPLICA.partition, "partitions")))
 _ALL = Prepared(_partitions_where())
 _REPLICAS_OF_ALL = Prepared(_replicas_where())
 
 
 def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, PartitionState]:
-    """Lock the rows of these partitions, in the lock order, and read them. Missing partitions are left out."""
+    """Lock the rows of these partitions, in the lock order, and read them. Missing partitions are left out, and so are
+    frozen ones, whose topic is being moved to another store.
+    """
     with one_message(connection):
         found = ask_partitions(connection, keys)
     return found()
@@ -211,6 +218,49 @@ def insert_partitions(
     if connection.dialect.name == "postgresql" and len(placement) >= _MANY_PARTITIONS:
         # until its statistics know them, PostgreSQL takes the topic for a row or two and joins them in nested loops
         connection.exec_driver_sql("ANALYZE partition, replica")
+
+
+def freeze_partitions(connection: sa.Connection, topic_id: int) -> None:
+    """Let the partitions of a topic stay as they are, until `thaw_partitions`. Waits for the transactions that change
+    them.
+    """
+    here = PARTITION.topic_id == topic_id
+    # in the lock order; an UPDATE alone has none
+    connection.execute(sa.select(PARTITION.partition).where(here).order_by(PARTITION.partition).with_for_update()).all()
+    connection.execute(t.partition.update().where(here).values(frozen=True))
+
+
+def thaw_partitions(connection: sa.Connection, topic_id: int) -> bool:
+    """Let the partitions of a topic change again. Returns whether they were frozen."""
+    frozen = (PARTITION.topic_id == topic_id) & PARTITION.frozen
+    return connection.execute(t.partition.update().where(frozen).values(frozen=False)).rowcount > 0
+
+
+def are_frozen(connection: sa.Connection, topic_id: int) -> bool:
+    """Whether the topic has partitions here, and all of them are frozen."""
+    query = sa.select(PARTITION.frozen).where(PARTITION.topic_id == topic_id).distinct()
+    return connection.execute(query).scalars().all() == [True]
+
+
+def topics_elsewhere(connection: sa.Connection, keys: Collection[Key]) -> set[int]:
+    """Return the ids of those topics of these partitions that are being moved, or have been moved, to another store."""
+    topic_ids = {topic_id for topic_id, _ in keys}
+    here = sa.select(PARTITION.topic_id).where(PARTITION.topic_id.in_(topic_ids))
+    frozen = set(connection.execute(here.where(PARTITION.frozen)).scalars())
+    gone = sa.select(TOPIC.topic_id).where(TOPIC.topic_id.in_(topic_ids), TOPIC.topic_id.not_in(here))
+    return frozen | set(connection.execute(gone).scalars())
+
+
+def topic_here(connection: sa.Connection, topic: Topic) -> Topic | None:
+    """Return the topic as it is now, or None if it was deleted, or is being moved or was moved to another store."""
+    now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)
+    elsewhere = now is None or now.store_id != topic.store_id or topic.topic_id in frozen_topics(connection)
+    return None if elsewhere else now
+
+
+def frozen_topics(connection: sa.Connection) -> list[int]:
+    """Return the ids of the topics that have frozen partitions here."""
+    return list(connection.execute(sa.select(PARTITION.topic_id).where(PARTITION.frozen).distinct()).scalars())
 
 
 def set_recovery_points(connection: sa.Connection, keys: Sequence[Key]) -> None:

@@ -30,6 +30,7 @@ from spark_log.replication.controller.balance import auto_rebalance
 from spark_log.replication.controller.isr_lag import LagWatch, read_lagging_members
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_copies import follow_all
+from spark_log.replication.controller.topic_moves import continue_moves
 from spark_log.replication.replicas.replica_moves import switch_reassignments
 
 logger = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ def _end_silent_sessions(context: PeriodicTaskContext) -> None:
 
 def _follow_home(context: PeriodicTaskContext) -> None:
     follow_all(context.cluster)
+    continue_moves(context.cluster)
 
 
 def data_store_tasks() -> tuple[PeriodicTask, ...]:

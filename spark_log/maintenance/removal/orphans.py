@@ -30,10 +30,11 @@ from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
+from spark_log.log.partitions.partition_rows import topic_here
 from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
+from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT, WRITE_ID
 
 GRACE_MS = 24 * 60 * 60 * 1000
 """The age after which an unfinished copy is deleted, from the last write by the file system's clock until now by the
@@ -151,10 +152,10 @@ def _needed(
     found: Sequence[tuple[int, Entry]],
 ) -> Needed | None:
     """Read the metadata about these files, in one snapshot. None if the topic was deleted: the clean-up
-    of deleted topics removes its files.
+    of deleted topics removes its files. None too if another store gets it or has got it: then files may be named there.
     """
     topic_id = topic.topic_id
-    if connection.execute(sa.select(TOPIC.topic_id).where(TOPIC.topic_id == topic_id)).first() is None:
+    if topic_here(connection, topic) is None:
         return None
     names: set[tuple[int, str]] = set()
     for c in (SEGMENT, TRANSACTION_SEGMENT):

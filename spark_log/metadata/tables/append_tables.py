@@ -1,6 +1,6 @@
 """Tables of the append: write ids, producers and their last batches, Spark batches."""
 
-from sqlalchemy import BigInteger, Index, String, Text, text
+from sqlalchemy import BigInteger, Index, String, Text
 
 from spark_log.metadata.tables.definition import SERIAL, column, partition_number, tables_of, topic_id
 
@@ -51,15 +51,13 @@ spark_batch = _table(
     "spark_batch",
     column("application", String(512), "stream:<query id>, or txn:<txnAppId>", primary_key=True),
     column("target", String(249), "option topic of the write, or '' when the rows name it", primary_key=True),
+    column("topic_id", BigInteger, "topic.topic_id; 0: what is in no topic", primary_key=True, autoincrement=False),
     column("version", BigInteger, "batch id or txnVersion of the last batch"),
-    column("record_count", BigInteger, "rows of that batch"),
+    column("record_count", BigInteger, "rows of that batch, in all topics"),
     column("fingerprint", String(16), "order-independent checksum of that batch's rows, hex"),
     column("committed_ms", BigInteger, "store clock"),
-    column(
-        "newest_topic_id",
-        BigInteger,
-        "highest topic.topic_id at that time; topics with a higher one were created later and have no row of the batch",
-        server_default=text("0"),
-    ),
-    comment="The last batch of each Spark sink. Repeating it has no effect; other rows under its version are an error.",
+    Index(None, "topic_id"),
+    deleted_with=("topic",),
+    comment="The last batch of each Spark sink in each topic. Repeating it has no effect; other rows under its version"
+    " are an error.",
 )

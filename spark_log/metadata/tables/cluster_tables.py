@@ -74,9 +74,11 @@ topic = _table(
     column(
         "state",
         String(16),
-        "live; in the home store, creating or deleting while a data store has not followed yet",
+        "live; in the home store, creating or deleting while a data store has not followed yet; in a data store,"
+        " creating while it gets the topic from another store",
         server_default="live",
     ),
+    column("move", Text, "move to another store (TopicMove, JSON); NULL: it is not being moved", nullable=True),
     comment="A topic. The home store has a row for each topic of the cluster, a data store one for each of its own.",
     sqlite_autoincrement=True,
 )

@@ -25,6 +25,8 @@ partition = _table(
         "grows when segments are replaced by a file: what a reader has kept of them may be records that were erased",
         server_default=text("0"),
     ),
+    column("frozen", Boolean, "true: its topic is being moved to another store", server_default=false()),
+    Index("ix_partition_frozen", "topic_id", sqlite_where=text("frozen = 1"), postgresql_where=text("frozen")),
     deleted_with=("topic",),
     comment="log_start_offset <= high_watermark <= log_end_offset. Its row lock orders everything in the partition.",
 )

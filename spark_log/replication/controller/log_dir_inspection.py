@@ -311,6 +311,8 @@ def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: Lo
         after: dict[Key, PartitionState] = {}
         fallen = 0
         for row in rows:
+            if (topic.topic_id, row.partition) not in before:
+                continue  # the topic is being moved to another store, which inspects its own log dirs
             state = before[topic.topic_id, row.partition]
             lowered = lose_files(state, row.broker_id, missing.get(row.partition, state.log_end_offset))
             fallen += lowered is not state

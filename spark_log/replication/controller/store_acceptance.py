@@ -20,9 +20,10 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.names import collision_key
-from spark_log.cluster.topics import insert_copy, topics_of_store
+from spark_log.cluster.topics import LIVE, Topic, insert_copy, set_store, stated_topic, topics_of_store
 from spark_log.errors import InvalidConfigurationError
-from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
+from spark_log.ids import TopicId
+from spark_log.log.partitions.partition_rows import Key, frozen_topics, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.log.partitions.truncations import record_truncation
 from spark_log.metadata.connections import server_identity
@@ -63,13 +64,22 @@ def accept_store(cluster: Cluster) -> Identity | None:
 
 
 def _adopt(home: Cluster, data: Cluster) -> None:
-    """Insert the rows of topics of the data store that home does not have."""
-    copies = data.store.read(lambda connection: topics_of_store(connection, data.store_id))
+    """Insert the rows of topics of the data store that home does not have. A topic that home has in another store was
+    moved to the data store later, if its partitions may change there.
+    """
+
+    def read(connection: sa.Connection) -> dict[TopicId, Topic]:
+        live = {i: each.topic for i, each in topics_of_store(connection, data.store_id).items() if each.state == LIVE}
+        return {topic_id: live[topic_id] for topic_id in live.keys() - set(frozen_topics(connection))}
+
+    copies = data.store.read(read)
 
     def adopt(connection: sa.Connection, _attempt: Attempt) -> None:
-        known = topics_of_store(connection, data.store_id)
-        for topic_id, (topic, _) in copies.items():
-            if topic_id in known:
+        for topic_id, topic in copies.items():
+            known = stated_topic(connection, topic_id)
+            if known is not None:
+                if known.topic.store_id != data.store_id:
+                    set_store(connection, topic_id, data.store_id)
                 continue
             key = TOPIC.collision_key == collision_key(topic.name)
             if (taken := connection.execute(sa.select(TOPIC.name).where(key)).scalar()) is not None:

@@ -7,16 +7,20 @@ a copy of them, and decides about its partitions and replicas. `follow` brings b
     creating        no row          the data store inserts the topic with its partitions
     creating        a row           home makes the topic live
     live            a row           configs and typed columns are copied to the data store, and the numbers of
-                                    partitions and replicas to home
+                                    partitions and replicas to home; frozen partitions thaw, unless it is being moved
+    live            creating        the topic has been moved here: the data store makes it live
     deleting        a row           the data store deletes the topic
     deleting        no row          home deletes its row
-    no row          a row           the data store deletes the topic; ids are never used again
+    no row, or in   a row           the data store deletes the rows, unless the topic is being moved here
+    another store
 
 The caller that changes a topic does the steps at once. A coordinator repeats them for all topics, for processes that
 were killed and for stores that did not answer.
 """
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -25,6 +29,8 @@ from spark_log.cluster.stores import copy_brokers
 from spark_log.cluster.topics import (
     CREATING,
     DELETING,
+    LIVE,
+    StatedTopic,
     Topic,
     delete_topic_row,
     delete_topic_rows,
@@ -34,37 +40,71 @@ from spark_log.cluster.topics import (
     set_overrides,
     set_partition_count,
     set_replication_factor,
+    stated_topic,
+    topics_left,
     topics_of_store,
     topics_with_name,
 )
 from spark_log.errors import SparkLogError, redact
 from spark_log.failpoints import failpoint
-from spark_log.ids import HOME, StoreId, TopicId
-from spark_log.log.partitions.partition_rows import insert_partitions
+from spark_log.ids import HOME, StoreId
+from spark_log.log.partitions.partition_rows import (
+    freeze_partitions,
+    frozen_topics,
+    insert_partitions,
+    thaw_partitions,
+)
+from spark_log.metadata.cascade import delete_moved_rows
 from spark_log.metadata.connections.server_identity import check_identity
-from spark_log.metadata.sql_columns import PARTITION
 from spark_log.metadata.store import Attempt
 from spark_log.replication.controller.placement import place_replicas
 from spark_log.replication.controller.replica_loads import read_loads
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_LOCK_COPY = sa.text("SELECT pg_advisory_xact_lock(hashtextextended('topic ' || :topic_id, 0))")
+
+
+def change_copy(view: Cluster, topic_id: int, change: Callable[[sa.Connection, StatedTopic | None], T]) -> T:
+    """Call `change` in a transaction of this store, which alone changes whether the store has the topic. Its second
+    parameter is the topic as the home store, as the primary, has it now.
+    """
+    home = view.home
+
+    def stated(connection: sa.Connection) -> tuple[StatedTopic | None]:
+        check_identity(connection)
+        return (stated_topic(connection, topic_id),)
+
+    def run(connection: sa.Connection, _attempt: Attempt) -> T:
+        connection.execute(_LOCK_COPY, {"topic_id": str(topic_id)})
+        return change(connection, home.store.read_as_primary(stated)[0])
+
+    return view.store.transact(run, announce=True, unlimited=True)
+
 
 def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> None:
-    """Bring a data store and home up to date, for one topic or for all topics of the store.
+    """Bring a data store and home up to date, for one topic or for all topics of the store. With home's number, what
+    moves have left at home is removed.
 
     Raises the errors of both stores, InvalidReplicationFactorError if a new topic cannot be placed.
     """
-    if store_id == HOME:
-        return
     home, data = cluster.home, cluster.at(store_id)
+    if home.store.sqlite:
+        return
+    _thaw(data, topic_id)
+    if store_id == HOME:
+        for each in home.store.read(topics_left):
+            if topic_id in (None, each):
+                _delete_copy(home, each)
+        return
     # the data store first: a topic that is not at home when home is read later was deleted, and not just created
     copies = data.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
     stated = home.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
-    if unknown := copies.keys() - stated.keys():
-        for each in unknown - _stated_now(home, store_id):
-            _delete_copy(data, each)
-    for each, (topic, state) in stated.items():
+    for each in copies.keys() - stated.keys():
+        _delete_copy(data, each)
+    for each, (topic, state, _move) in stated.items():
         copy = copies.get(each)
         if state == DELETING:
             if copy is not None:
@@ -75,28 +115,43 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
         if copy is None:
             _create(data, topic)
             failpoint("topic.copied")
+        elif copy.state == CREATING:
+            change_copy(data, each, lambda c, stated, i=each: _make_live(c, i, stated, store_id))  # type: ignore[misc]
         elif copy.topic != topic:
             _copy(home, data, topic, copy.topic)
         if state == CREATING:
             home.store.transact(lambda c, _, i=each: set_live(c, i), announce=True)  # type: ignore[misc]
 
 
-def _stated_now(home: Cluster, store_id: StoreId) -> set[TopicId]:
-    """Return the ids of the topics of a data store that home has. Topics are deleted for what it lacks, so it must be
-    the recorded store, and the primary: `store accept` of a restored home store adopts their topics.
-    """
+def _make_live(connection: sa.Connection, topic_id: int, stated: StatedTopic | None, store_id: StoreId) -> None:
+    if stated is not None and stated.state == LIVE and stated.topic.store_id == store_id:
+        set_live(connection, topic_id)
+        if stated.move is None:
+            thaw_partitions(connection, topic_id)
 
-    def read(connection: sa.Connection) -> set[TopicId]:
-        check_identity(connection)
-        return set(topics_of_store(connection, store_id))
 
-    return home.store.read_as_primary(read)
+def _thaw(view: Cluster, topic_id: int | None) -> None:
+    """Let the partitions of this store change that are frozen because of a move that was cancelled."""
+
+    def thaw(connection: sa.Connection, stated: StatedTopic | None) -> None:
+        if stated is not None and stated.topic.store_id == view.store_id and stated.move is None:
+            copy = stated_topic(connection, stated.topic.topic_id)
+            if copy is not None and copy.state == LIVE:
+                thaw_partitions(connection, stated.topic.topic_id)
+
+    for each in view.store.read(frozen_topics):
+        if topic_id in (None, each):
+            change_copy(view, each, thaw)
 
 
 def follow_all(cluster: Cluster) -> None:
     """Bring all data stores up to date. One that does not answer is logged, and does not stop the others."""
     home = cluster.home
-    for store_id in home.store_ids()[1:]:
+    stores = home.store_ids()
+    if stores == [HOME]:
+        return
+    follow(home, HOME)
+    for store_id in stores[1:]:
         try:
             copy_brokers(home, home.at(store_id))
             follow(home, store_id)
@@ -105,8 +160,10 @@ def follow_all(cluster: Cluster) -> None:
 
 
 def _create(data: Cluster, topic: Topic) -> None:
-    def create(connection: sa.Connection, _attempt: Attempt) -> None:
-        if topics_of_store(connection, data.store_id, topic.topic_id):
+    def create(connection: sa.Connection, stated: StatedTopic | None) -> None:
+        if stated is None or stated.state == DELETING or stated.topic.store_id != data.store_id:
+            return
+        if stated_topic(connection, topic.topic_id) is not None:
             return  # another process was first
         for deleted in topics_with_name(connection, topic.name):  # home has freed the name; `follow` deletes the rows
             set_deleting(connection, deleted)
@@ -115,7 +172,7 @@ def _create(data: Cluster, topic: Topic) -> None:
         insert_copy(connection, topic)
         insert_partitions(connection, topic.topic_id, 0, placement)
 
-    data.store.transact(create, announce=True)
+    change_copy(data, topic.topic_id, create)
 
 
 def _copy(home: Cluster, data: Cluster, topic: Topic, copy: Topic) -> None:
@@ -130,11 +187,20 @@ def _copy(home: Cluster, data: Cluster, topic: Topic, copy: Topic) -> None:
         home.store.transact(take_numbers, announce=True)
 
 
-def _delete_copy(data: Cluster, topic_id: int) -> None:
-    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
-        # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
-        rows = sa.select(PARTITION.partition).where(PARTITION.topic_id == topic_id).order_by(PARTITION.partition)
-        connection.execute(rows.with_for_update()).all()
-        delete_topic_rows(connection, topic_id)
+def _delete_copy(view: Cluster, topic_id: int) -> None:
+    """Delete the rows of a topic that is to be in no store any more, or in another one. A restored home store lacks
+    topics: `store accept` adopts them, and until then home is not the recorded store, and nothing is deleted.
+    """
 
-    data.store.transact(delete, announce=True, unlimited=True)
+    def delete(connection: sa.Connection, stated: StatedTopic | None) -> None:
+        exists = stated is not None and stated.state != DELETING
+        if stated is not None and exists and view.store_id in stated.stores:
+            return
+        # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
+        freeze_partitions(connection, topic_id)
+        if exists:
+            delete_moved_rows(connection, topic_id)
+        if view.store_id != HOME:
+            delete_topic_rows(connection, topic_id)
+
+    change_copy(view, topic_id, delete)

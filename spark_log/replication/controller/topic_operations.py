@@ -33,13 +33,14 @@ from spark_log.errors import (
     RetriableError,
     SparkLogError,
     TopicAlreadyExistsError,
+    TopicMovedError,
     UnknownTopicOrPartitionError,
     install_extra,
     redact,
 )
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, HOME_NAME, StoreId
-from spark_log.log.partitions.partition_rows import insert_partitions
+from spark_log.log.partitions.partition_rows import are_frozen, insert_partitions
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.sql_columns import PARTITION, TOPIC
@@ -260,6 +261,8 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
 
     def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
         topic = find_topic(connection, name, lock=True)
+        if are_frozen(connection, topic.topic_id):
+            raise TopicMovedError(f"topic {name!r}: it is being moved to another store")
         if topic.config.table_current != "none":
             raise InvalidPartitionsError(
                 f"partitions: topic {name!r} has table.current={topic.config.table_current}, which shows the last"

@@ -21,8 +21,6 @@ from typing import Self
 from pyspark.sql import DataFrame
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.names import is_internal
-from spark_log.cluster.topics import find_topics
 from spark_log.errors import (
     InvalidOptionError,
     InvalidProducerIdMappingError,
@@ -33,11 +31,8 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
-from spark_log.log.append.spark_batch_rules import (
-    SparkBatch,
-    decide_spark_batch,
-)
-from spark_log.log.append.spark_batches import Remembered, append_once_hook, find_last
+from spark_log.log.append.spark_batch_rules import SparkBatch, topics_without
+from spark_log.log.append.spark_batches import NO_TOPIC, append_once_hook, find_last
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
 from spark_log.spark.datasource.options.source_options import PendingWrite
@@ -84,9 +79,7 @@ class BatchTransaction:
         self._unfinished: list[int] = []
         """Writes that have failed, and writes that other threads have not finished."""
         self.done = False
-        """True if the batch was committed before and no topic has been created since: `write` then does nothing."""
-        self._last: Remembered | None = None
-        """The earlier commit of the batch. Only topics that have been created since lack its rows."""
+        """True if the batch was committed before: `write` then does nothing."""
 
     def __enter__(self) -> Self:
         self._cluster = Cluster.open(self._address)
@@ -104,8 +97,7 @@ class BatchTransaction:
         """
         if self.done:
             return
-        after_topic_id = 0 if self._last is None else self._last.newest_topic_id
-        pending = PendingWrite(self._producer.ref, next(self._orders), after_topic_id)
+        pending = PendingWrite(self._producer.ref, next(self._orders))
         options = {"cluster": self._address, "transaction": str(pending), "topic": topic}
         given = {name: value for name, value in options.items() if value is not None}
         self._unfinished.append(pending.order)
@@ -131,12 +123,8 @@ class BatchTransaction:
                 " use one transaction per batch and cluster; it may write to several topics"
             )
         last = find_last(store, self._application, "")
-        new = self._remembered(last.batch.record_count if last is not None else 0)
-        if last is not None and decide_spark_batch(last.batch, new) == "replay":
-            topics = store.read(find_topics).values()
-            newer = [topic for topic in topics if topic.topic_id > last.newest_topic_id and not is_internal(topic.name)]
-            self.done = not newer
-            self._last = last
+        new = self._remembered(last[NO_TOPIC].record_count if NO_TOPIC in last else 0)
+        self.done = not topics_without(new, last, {NO_TOPIC})
         if self.done:
             logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
             # the batch is computed all the same: only then does Spark save the state of aggregations and joins
@@ -184,9 +172,8 @@ class BatchTransaction:
             )
         store, ref = self._cluster.store, self._producer.ref
         batches = [each.batch for each in store.read(lambda c: read_pending(c, ref.producer_id))]
-        written = sum(batch.record_count for batch in batches)
-        new = self._remembered(written if self._last is None else self._last.batch.record_count)
-        once = append_once_hook(new, {batch.topic_id for batch in batches})
+        new = self._remembered(sum(batch.record_count for batch in batches))
+        once = append_once_hook(new, {NO_TOPIC})
         commit = TransactionCommit(ref, batches, before=[once], after=[commit_offsets_hook(store, self._commits)])
         result = append_whole(self._cluster, commit.request(), micro_batch=True)
         failpoint("transaction.committed")

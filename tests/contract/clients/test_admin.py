@@ -297,7 +297,7 @@ def test_committed_offsets_are_consumed_as_a_topic(admin, consuming, cluster_add
         partitions = [TopicPartition("__consumer_offsets", number) for number in range(50)]
         reader.assign(partitions)
         reader.seek_to_beginning()
-        records = [record for found in reader.poll(timeout_ms=5000).values() for record in found]
+        records = [record for found in reader.poll(timeout_ms=60_000).values() for record in found]
     said = [(json.loads(record.key), json.loads(record.value)["offset"]) for record in records]
     assert said == [
         ({"group": "g", "topic": "a", "partition": 0}, 3),

@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-import time
 
 import kafka.errors
 import pyarrow as pa
@@ -15,6 +14,7 @@ from spark_log import Producer
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.producing import change, rows, stored
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -45,13 +45,6 @@ def test_a_failing_partition_does_not_delay_the_others(produce, cluster, log):
     held += [producer.send("t", b"%d" % n, partition=0) for n in (1, 2)]  # these could be appended at once
     assert [future.get(timeout=30).offset for future in held] == [0, 1, 2]
     assert stored(log, "t")[0] == [b"0", b"1", b"2"]
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_records_expire(produce, cluster, log):

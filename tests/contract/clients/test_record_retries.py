@@ -86,7 +86,7 @@ def letters(cluster_address, count):
     with Consumer("dlq.in", cluster=cluster_address, auto_offset_reset="earliest") as consumer:
         found = []
         while len(found) < count:
-            polled = consumer.poll(5_000)
+            polled = consumer.poll(60_000)
             assert polled, f"only {len(found)} of {count} letters"
             found += [record for records in polled.values() for record in records]
         assert consumer.poll(0) == {}

@@ -211,14 +211,14 @@ def test_many_wrong_passwords_from_one_address_delay_no_other_user(cluster, acce
         if password == "right":
             return True
         entered.release()
-        return not proceed.wait(10)
+        return not proceed.wait(60)
 
     monkeypatch.setattr(basic, "matches", slow_for_wrong)
     users = "".join(f'[users.{name}]\npassword = "scrypt:a:b"\ngroups = ["viewers"]\n' for name in ("ann", "bob"))
     with running_console(cluster, auth=AuthMethod.BASIC, access=access(users)) as console:
         assert console.client.get("/", auth=("ann", "right")).status_code == 200
         guesses = {each.sock: each for each in (send(console, "ann", f"wrong {number}") for number in range(20))}
-        assert entered.acquire(timeout=10)
+        assert entered.acquire(timeout=60)
         for _ in range(4):
             [refused, *_], _, _ = select.select(list(guesses), [], [], 10)
             answer = guesses.pop(refused).getresponse()
@@ -235,7 +235,7 @@ def test_many_requests_of_one_user_delay_no_other(cluster, access, monkeypatch):
 
     def wait(call):
         entered.release()
-        return proceed.wait(10)
+        return proceed.wait(60)
 
     monkeypatch.setattr(overview, "VIEWS", (*overview.VIEWS, View("/test-wait", "error.html", wait)))
     hashed = hash_password("p")
@@ -243,7 +243,7 @@ def test_many_requests_of_one_user_delay_no_other(cluster, access, monkeypatch):
     with running_console(cluster, auth=AuthMethod.BASIC, access=access(users)) as console:
         assert console.client.get("/", auth=("ann", "p")).status_code == 200
         running = [send(console, "ann", "p", path="/api/v1/test-wait") for _ in range(OF_ONE_USER_MAX)]
-        assert all(entered.acquire(timeout=10) for _ in running)
+        assert all(entered.acquire(timeout=60) for _ in running)
         refused = console.client.get("/api/v1/test-wait", auth=("ann", "p"))
         assert refused.status_code == 429 and "10 requests of yours" in refused.json()["error"]
         assert console.client.get("/", auth=("bob", "p")).status_code == 200
@@ -254,7 +254,7 @@ def test_many_requests_of_one_user_delay_no_other(cluster, access, monkeypatch):
 
 def send(console, user, password, address="127.0.0.1", path="/"):
     """A connection that has sent a request and not read the answer."""
-    connection = HTTPConnection(console.url.removeprefix("http://"), timeout=10, source_address=(address, 0))
+    connection = HTTPConnection(console.url.removeprefix("http://"), timeout=60, source_address=(address, 0))
     credentials = base64.b64encode(f"{user}:{password}".encode()).decode()
     connection.request("GET", path, headers={**SAME_ORIGIN, "Authorization": f"Basic {credentials}"})
     return connection

@@ -246,8 +246,8 @@ def test_an_open_transaction_shows_what_it_wrote_and_when_it_hangs(console, clus
     with Producer(cluster=cluster_address, transactional_id="t 1", transaction_timeout_ms=1000) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("seen", b"x", partition=1).get(10)
-        producer.send("hidden", b"x", partition=0).get(10)
+        producer.send("seen", b"x", partition=1).get(60)
+        producer.send("hidden", b"x", partition=0).get(60)
         facts = console.facts("/transactions")
         [row] = facts["listing"]["rows"]
         assert (facts["open"], row["state"], row["batches"], row["records"]) == (1, "Ongoing", 2, 2)
@@ -345,8 +345,8 @@ def test_hidden_topics_are_nowhere(restricted, cluster, cluster_address, topics)
     with Producer(cluster=cluster_address, transactional_id="t") as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("seen", b"x", partition=1).get(10)
-        producer.send("hidden", b"x", partition=0).get(10)
+        producer.send("seen", b"x", partition=1).get(60)
+        producer.send("hidden", b"x", partition=0).get(60)
         paths = ["/topics?internal=1", "/topics/seen", "/groups", "/groups/both", "/groups/both/reset?to=earliest",
                  "/groups/shared", "/groups/shared/reset?to=latest",
                  "/transactions", "/transactions/t", "/brokers", "/maintenance", "/queries", "/audit"]  # fmt: skip
@@ -382,7 +382,7 @@ def test_a_restricted_user_sees_transactions_of_seen_topics_only(restricted, clu
             producer = stack.enter_context(Producer(cluster=cluster_address, transactional_id=name))
             producer.init_transactions()
             producer.begin_transaction()
-            producer.send(topic, b"x", partition=0).get(10)
+            producer.send(topic, b"x", partition=0).get(60)
             if name == "ended":
                 producer.commit_transaction()
         facts = restricted.facts("/transactions")

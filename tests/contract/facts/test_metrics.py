@@ -218,7 +218,7 @@ def test_a_gateway_counts_its_requests_and_appends(cluster, cluster_address, tmp
     with GatewayProcess(tmp_path, cluster_address, "--metrics-port", str(port)) as gateway:
         producer = KafkaProducer(bootstrap_servers=gateway.address)
         producer.send("t", b"x" * 100).get(30)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             found = samples(answer.read().decode())
         producer.close()
         assert value(found, "kafka_network_requestmetrics_requests_total", request="Produce") == 1
@@ -228,7 +228,7 @@ def test_a_gateway_counts_its_requests_and_appends(cluster, cluster_address, tmp
         assert value(found, "kafka_server_socket_server_metrics_connection_count") >= 1
         assert ("kafka_brokers", ()) not in found
         for path in ("health", "ready"):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
                 assert answer.status == 200
 
 
@@ -257,7 +257,7 @@ def test_health_and_readiness_say_why_not(cluster):
 
     def get(path):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -54,6 +54,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
 from tests.support.records import ranges_of
 from tests.support.topics import make
+from tests.support.waiting import LIMIT_S
 from tests.support.wire_producer import transactional_batch
 from tests.support.wire_share import WireShareMember
 
@@ -358,7 +359,7 @@ def test_share_sessions_need_the_right_to_read_at_each_request(cluster, cluster_
         member.join()
         assert member.acquire() == [(0, 0, 1)]
         remove_acls(cluster.store, [AclFilter(ResourceType.TOPIC, "jobs")])
-        until_s = clock.monotonic_s() + 10
+        until_s = clock.monotonic_s() + LIMIT_S
         while (code := member.acknowledge((0, 0, [ACCEPT]))) != TOPIC_REFUSED:  # a gateway keeps ACLs for a second
             assert code in (0, INVALID_RECORD_STATE) and clock.monotonic_s() < until_s
 

@@ -262,7 +262,7 @@ def test_administration_by_librdkafka(cluster, librdkafka):
     assert (configs["cleanup.policy"].value, configs["retention.ms"].value) == ("compact,delete", "9000")
     [deleted] = results(librdkafka.delete_records([confluent_kafka.TopicPartition("a", 0, 3)])).values()
     assert deleted.low_watermark == 3
-    described = librdkafka.describe_cluster(include_authorized_operations=True).result(10)
+    described = librdkafka.describe_cluster(include_authorized_operations=True).result(60)
     assert (described.cluster_id, len(described.nodes)) == (cluster.cluster_id, 1)
     assert confluent.AclOperation.ALTER_CONFIGS in described.authorized_operations
     names = confluent_kafka.TopicCollection(["a"])

@@ -12,6 +12,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.java_producer import java_producer
 from tests.support.records import ranges_of
 from tests.support.topics import make
+from tests.support.waiting import wait_until
 
 PAUSE_S = 1.5
 KEYS = 20
@@ -79,6 +80,7 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
                 gateway.start()
             for thread in (*producers, *consumers):
                 thread.start()
+            wait_until(lambda: acknowledged and sent_by_java and seen)
             for kills in range(4):
                 time.sleep(PAUSE_S)  # the load; what it must survive is the rest of the loop
                 if kills == 2:

@@ -20,8 +20,8 @@ from tests.support.consumer_group_steps import topic_ids
 from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
-from tests.support.rolling_reader import wait_until
 from tests.support.topics import make
+from tests.support.waiting import wait_until
 
 PARTITIONS, MEMBERS, SURVIVORS, SESSION_MS = 12, 8, 4, 3_000
 CHURN_S = 5.0

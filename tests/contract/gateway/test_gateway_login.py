@@ -32,8 +32,8 @@ from spark_log.metadata import tables as t
 from tests.support.certificates import Authority
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
-from tests.support.rolling_reader import wait_until
 from tests.support.topics import make
+from tests.support.waiting import wait_until
 
 PASSWORD = "correct horse"
 TOKEN = f"\0anna\0{PASSWORD}".encode()

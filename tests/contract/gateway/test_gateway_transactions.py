@@ -30,9 +30,10 @@ from tests.support.java_producer import java_producer
 from tests.support.producing import change
 from tests.support.records import ranges_of, table
 from tests.support.topics import make
+from tests.support.waiting import LIMIT_S
 from tests.support.wire_producer import WireProducer, code_of, transactional_batch
 
-WAIT_S = 30
+WAIT_S = LIMIT_S
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_TRANSACTION_TIMEOUT = 47, 48, 50
 ONE_BROKER = {
     "metadata.recovery.strategy": "none",

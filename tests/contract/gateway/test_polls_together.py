@@ -18,9 +18,10 @@ from spark_log.groups.share.rules import Request
 from spark_log.groups.share.service import Poll, look
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
+from tests.support.waiting import LIMIT_S
 
 MEMBERS = 10
-WAIT_S = 30.0
+WAIT_S = 2 * LIMIT_S
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_a_read_that_hangs_does_not_stop_the_groups_of_other_topics(cluster, job
         slow = [asyncio.create_task(requests.poll(jobs["slow"], f"m{number}")) for number in range(2)]
         try:
             for _ in range(3):
-                assert await asyncio.wait_for(requests.poll(jobs["fast"]), WAIT_S / 2) == (1, "m1")
+                assert await asyncio.wait_for(requests.poll(jobs["fast"]), LIMIT_S) == (1, "m1")
             assert not any(task.done() for task in slow)
         finally:
             hangs.set()

@@ -237,7 +237,7 @@ def test_offsets_of_manually_assigned_partitions(cluster, log, consume):
     fill(log, "t", [5])
     consumer = consume(max_poll_records=2, enable_auto_commit=False)
     consumer.assign([P0])
-    consumer.poll(5_000)
+    consumer.poll(60_000)
     consumer.commit()
     assert consumer.committed(P0) == 2
     consumer.close()
@@ -374,7 +374,7 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
             word, *rest = line.split()
             if word == "processed":
                 processed[int(rest[0])].append(int(rest[1]))
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         last_commit = {partition: committed(cluster).get(("t", partition), 0) for partition in (0, 1)}
     process = start(2)
     run(process, 72 - sum(last_commit.values()))

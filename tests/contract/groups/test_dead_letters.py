@@ -48,7 +48,7 @@ def letters(cluster_address, count, topic="dlq.jobs"):
     with Consumer(topic, cluster=cluster_address, auto_offset_reset="earliest") as consumer:
         found = []
         while len(found) < count:
-            polled = consumer.poll(5_000)
+            polled = consumer.poll(60_000)
             assert polled, f"only {len(found)} of {count} dead letters"
             found += [record for records in polled.values() for record in records]
         assert consumer.poll(0) == {}
@@ -63,7 +63,7 @@ def finish(consumer, kind, count=1):
     """Acknowledge the next records with this type."""
     done = 0
     while done < count:
-        polled = consumer.poll(5_000)
+        polled = consumer.poll(60_000)
         assert polled
         for records in polled.values():
             for record in records:

@@ -1,7 +1,6 @@
 """Consumer groups in the store: assignment, commits, and the state after members leave."""
 
 import threading
-import time
 
 import pytest
 import sqlalchemy as sa
@@ -48,7 +47,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.transactions.transaction_rows import insert_empty_transaction, write_pending_offsets
-from tests.support.group_members import Reader, settle, until
+from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms, settle, until
 from tests.support.records import NOON_MS
 from tests.support.topics import append
 
@@ -67,10 +66,8 @@ def described(cluster, group="g"):
 
 
 def silence(cluster, reader):
-    """End the session of a reader now, by the store's clock."""
-    for table in (t.group_member, t.classic_member):
-        ended = table.update().where(table.c.member_id == reader.member.member_id).values(until_ms=0)
-        cluster.store.transact(lambda connection, _, ended=ended: connection.execute(ended))
+    """End the session of a reader now."""
+    move_session_end(cluster.store, reader.member.member_id, 0)
 
 
 # Sharing
@@ -244,19 +241,22 @@ def test_an_expired_session_is_refused_before_the_member_is_removed(cluster):
 
 def test_an_unchanged_heartbeat_is_written_once_in_a_third_of_the_session(cluster):
     create_topic(cluster, "t", 4)
-    session_ms = 3_000
-    (a,) = settle(Reader(cluster, session_ms=session_ms))
-    ends = set()
-    began = time.monotonic()
-    while time.monotonic() - began < 1.5:
-        version = cluster.store.changes.current()
+    (a,) = settle(Reader(cluster))
+    store, member_id = cluster.store, a.member.member_id
+
+    def beats_until_ms():
+        """The end of its session after more heartbeats; the second writes nothing."""
         assert a.beat().complete
-        assert not a.member.keep_alive()
-        ends.add(cluster.store.read(lambda c: rows.read_member(c, "g", a.member.member_id)).until_ms)
-        if len(ends) == 1 and cluster.store.changes.exact:
-            assert cluster.store.changes.current() == version, "nothing was written"
-    elapsed_ms = (time.monotonic() - began) * 1000
-    assert 2 <= len(ends) <= elapsed_ms / (session_ms / 3) + 2
+        version = store.changes.current()
+        assert a.beat().complete and not a.member.keep_alive()
+        assert store.changes.current() == version or not store.changes.exact
+        return session_until_ms(store, member_id)
+
+    ends_ms = beats_until_ms()
+    for share, renewed in ((0.25, False), (0.4, True)):
+        moved_ms = ends_ms - int(share * LONG_MS)
+        move_session_end(store, member_id, moved_ms)
+        assert (beats_until_ms() > moved_ms) == renewed
 
 
 @pytest.mark.parametrize("assignor", ["range", RangeOfOurs])

@@ -60,7 +60,7 @@ def reject(cluster, cluster_address, produce):
         with ShareConsumer("jobs", cluster=cluster_address, **settings) as consumer:
             done = 0
             while done < (len(values) if count is None else count):
-                for records in consumer.poll(5_000).values():
+                for records in consumer.poll(60_000).values():
                     for record in records:
                         consumer.acknowledge(record, AcknowledgeType.REJECT)
                         done += 1
@@ -84,7 +84,7 @@ def records_of(cluster_address, topic, count):
     with Consumer(topic, cluster=cluster_address, auto_offset_reset="earliest") as consumer:
         found = []
         while len(found) < count:
-            polled = consumer.poll(5_000)
+            polled = consumer.poll(60_000)
             assert polled, f"only {len(found)} of {count} records"
             found += [record for records in polled.values() for record in records]
         assert consumer.poll(0) == {}

@@ -66,7 +66,7 @@ def test_partitions_are_added_under_load(cluster, cluster_address, quick, reset)
             written += [(partition, before + n) for n in range(EACH)]
     log.close()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=60)
     done.set()
     for thread in threads:
         thread.join()

@@ -17,6 +17,7 @@ from tests.support.gateway_wire import WireConnection
 from tests.support.python_process import PythonProcess
 from tests.support.share_members import ShareMember
 from tests.support.topics import fill, find, make
+from tests.support.waiting import LIMIT_S
 from tests.support.wire_share import WireShareMember, acquired
 
 LOCK_MS = 300
@@ -39,7 +40,7 @@ def take_over(cluster, member):
     names = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
     alter_settings(cluster, dict.fromkeys(names, "60000"))
     cluster.store.forget_settings()
-    [ranges] = member.poll(timeout_s=30).values()
+    [ranges] = member.poll(timeout_s=LIMIT_S).values()
     assert [(r.first, r.end, r.deliveries) for r in ranges] == [(0, COUNT, 2)]
     assert ranges[0].until_ms - cluster.store.now().lease_ms > 30_000
 
@@ -114,7 +115,7 @@ def test_an_acknowledgement_that_a_stopped_gateway_executes_late(cluster, cluste
     with contextlib.ExitStack() as stack:
         for gateway in (stopped, other):
             stack.callback(gateway.kill)
-            gateway.start()
+        stopped.start()
         first = WireShareMember(stack.enter_context(WireConnection(stopped.port)), find(cluster, "t"))
         first.join()
         assert first.acquire() == [(0, COUNT - 1, 1)]
@@ -124,6 +125,7 @@ def test_an_acknowledgement_that_a_stopped_gateway_executes_late(cluster, cluste
         first.connection.send(late, 2)
         names = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
         alter_settings(cluster, dict.fromkeys(names, "60000"))
+        other.start()  # with the new settings, so that no load ends the new locks
         second = WireShareMember(stack.enter_context(WireConnection(other.port)), find(cluster, "t"))
         assert second.acquire() == [(0, COUNT - 1, 2)]
         stopped.signal(signal.SIGCONT)

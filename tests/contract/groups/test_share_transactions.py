@@ -1,6 +1,7 @@
 """Transactions that acknowledge records of a share group (KIP-1289): output and acknowledgements, both or none."""
 
 import signal
+from contextlib import closing
 
 import pytest
 
@@ -14,20 +15,30 @@ from spark_log.errors import (
 )
 from spark_log.groups.share import rows
 from spark_log.groups.share.service import look
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.streams import TransactionalLoop
 from tests.support.python_process import PythonProcess
+from tests.support.records import read_all
+from tests.support.waiting import LIMIT_S, wait_until
 
-LOCK_MS = 300
+NOTHING_MS = 300
+"""How long a test waits for records that must not come."""
 ACCEPT, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.REJECT
 
 
 @pytest.fixture
-def topics(cluster):
-    """Topics jobs and results; locks of group `workers` last LOCK_MS."""
+def lock_ms():
+    """How long locks last, by default longer than a test."""
+    return 60_000
+
+
+@pytest.fixture
+def topics(cluster, lock_ms):
+    """Topics jobs and results."""
     alter_settings(
         cluster,
-        {"group.share.min.record.lock.duration.ms": "1", "group.share.record.lock.duration.ms": str(LOCK_MS)},
+        {"group.share.min.record.lock.duration.ms": "1", "group.share.record.lock.duration.ms": str(lock_ms)},
     )
     cluster.store.transact(
         lambda connection, _: rows.save_configs(connection, "workers", {"share.auto.offset.reset": "earliest"})
@@ -59,16 +70,18 @@ def send(produce, *values):
 
 def take(consumer, count=1):
     found = []
-    while len(found) < count:
-        polled = consumer.poll(5_000)
-        assert polled
-        found += [record for records in polled.values() for record in records]
+
+    def has_all():  # a poll returns nothing if locks have ended before it returns
+        found.extend(record for records in consumer.poll(1000).values() for record in records)
+        return len(found) >= count
+
+    wait_until(has_all)
     return found
 
 
-def results(cluster_address):
-    with Consumer("results", cluster=cluster_address, auto_offset_reset="earliest") as consumer:
-        return [record.value for records in consumer.poll(1_000).values() for record in records]
+def results(cluster):
+    with closing(ClientLog(cluster)) as log:
+        return [value.encode() for *_, value in read_all(log, log.find_topic("results"))]
 
 
 def work(worker, producer, records, kind=ACCEPT):
@@ -89,12 +102,12 @@ def test_TransactionalShareAckCommitAccept(cluster, cluster_address, produce, wo
     send(produce, b"a", b"b")
     producer.begin_transaction()
     work(worker, producer, take(worker, 2))
-    assert results(cluster_address) == []
+    assert results(cluster) == []
     assert unfinished(cluster) == 2
     producer.commit_transaction()
-    assert results(cluster_address) == [b"A", b"B"]
+    assert results(cluster) == [b"A", b"B"]
     assert unfinished(cluster) == 0
-    assert worker.poll(2 * LOCK_MS) == {}
+    assert worker.poll(NOTHING_MS) == {}
 
 
 def test_TransactionalShareAckCommitAcrossMultiplePolls(cluster, cluster_address, produce, worker, producer):
@@ -103,7 +116,7 @@ def test_TransactionalShareAckCommitAcrossMultiplePolls(cluster, cluster_address
         send(produce, value)
         work(worker, producer, take(worker))
     producer.commit_transaction()
-    assert results(cluster_address) == [b"A", b"B", b"C"]
+    assert results(cluster) == [b"A", b"B", b"C"]
     assert unfinished(cluster) == 0
 
 
@@ -114,7 +127,7 @@ def test_TransactionalShareAckAbortAccept(cluster, cluster_address, produce, wor
     producer.abort_transaction()
     [again] = take(worker)
     assert (again.value, again.delivery_count) == (b"a", 2)
-    assert results(cluster_address) == []
+    assert results(cluster) == []
     worker.acknowledge(again)
 
 
@@ -136,7 +149,7 @@ def test_TransactionalShareAckCommitReject(cluster, cluster_address, produce, to
             assert worker.poll(200) == {}
     if dead_letters:
         with Consumer("dlq.jobs", cluster=cluster_address, auto_offset_reset="earliest") as consumer:
-            assert [r.value for found in consumer.poll(5_000).values() for r in found] == [b"a"]
+            assert [r.value for found in consumer.poll(1000 * LIMIT_S).values() for r in found] == [b"a"]
 
 
 def test_TransactionalShareAckCommitSubsetAccept(cluster, cluster_address, produce, worker, producer):
@@ -149,10 +162,11 @@ def test_TransactionalShareAckCommitSubsetAccept(cluster, cluster_address, produ
     [again] = take(worker)
     assert (again.value, again.delivery_count) == (b"b", 2)
     worker.acknowledge(again)
-    assert results(cluster_address) == [b"A", b"C"]
+    assert results(cluster) == [b"A", b"C"]
 
 
-def test_work_may_outlast_a_lock_and_the_consumer(cluster, cluster_address, produce, topics, producer):
+@pytest.mark.parametrize("lock_ms", [1_000])
+def test_work_may_outlast_a_lock_and_the_consumer(cluster, cluster_address, produce, topics, producer, lock_ms):
     send(produce, b"a")
     with ShareConsumer(
         "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
@@ -160,12 +174,13 @@ def test_work_may_outlast_a_lock_and_the_consumer(cluster, cluster_address, prod
         producer.begin_transaction()
         work(worker, producer, take(worker))
     with ShareConsumer("jobs", cluster=cluster_address, group_id="workers") as other:
-        assert other.poll(3 * LOCK_MS) == {}
+        assert other.poll(1.5 * lock_ms) == {}
         producer.commit_transaction()
-        assert other.poll(LOCK_MS) == {}
-    assert results(cluster_address) == [b"A"]
+        assert other.poll(NOTHING_MS) == {}
+    assert results(cluster) == [b"A"]
 
 
+@pytest.mark.parametrize("lock_ms", [300])
 def test_an_ended_lock_fails_the_call(cluster, cluster_address, produce, worker, producer):
     send(produce, b"a")
     producer.begin_transaction()
@@ -175,12 +190,13 @@ def test_an_ended_lock_fails_the_call(cluster, cluster_address, produce, worker,
         with pytest.raises(CommitFailedError, match="not acquired"):
             work(worker, producer, [record])
         producer.abort_transaction()
-    assert results(cluster_address) == []
+    assert results(cluster) == []
 
 
-def test_a_lock_that_ends_with_the_transaction_fails_its_commit(cluster, cluster_address, produce, worker):
+@pytest.mark.parametrize("lock_ms", [1_000])
+def test_a_lock_that_ends_with_the_transaction_fails_its_commit(cluster, cluster_address, produce, worker, lock_ms):
     send(produce, b"a")
-    with Producer(cluster=cluster_address, transactional_id="slow", transaction_timeout_ms=LOCK_MS) as producer:
+    with Producer(cluster=cluster_address, transactional_id="slow", transaction_timeout_ms=lock_ms) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         work(worker, producer, take(worker))
@@ -189,7 +205,7 @@ def test_a_lock_that_ends_with_the_transaction_fails_its_commit(cluster, cluster
         with pytest.raises((CommitFailedError, TransactionAbortableError)):  # the transaction's time is over too
             producer.commit_transaction()
         producer.abort_transaction()
-    assert results(cluster_address) == []
+    assert results(cluster) == []
     worker.acknowledge(again)
 
 
@@ -211,10 +227,10 @@ import sys
 from spark_log import AcknowledgeType, Producer, ShareConsumer
 address = sys.argv[1]
 with ShareConsumer("jobs", cluster=address, group_id="workers", share_acknowledgement_mode="explicit") as worker:
-    with Producer(cluster=address, transactional_id="results", transaction_timeout_ms=1_000) as producer:
+    with Producer(cluster=address, transactional_id="results", transaction_timeout_ms=60_000) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        [records] = worker.poll(10_000).values()
+        [records] = worker.poll(60_000).values()
         for record in records:
             producer.send("results", record.value.upper())
             worker.acknowledge(record)
@@ -224,11 +240,12 @@ with ShareConsumer("jobs", cluster=address, group_id="workers", share_acknowledg
 """
 
 
+@pytest.mark.parametrize("lock_ms", [3_000])
 @pytest.mark.parametrize("point", ["share.locks-moved", "append.decided", "transaction.committed"])
-def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce, topics, point):
+def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce, topics, point, lock_ms):
     send(produce, b"a", b"b")
     with PythonProcess("-c", PROGRAM, cluster_address, failpoint=point) as process:
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(LIMIT_S) == -signal.SIGKILL
     with Producer(cluster=cluster_address, transactional_id="results") as producer:
         producer.init_transactions()  # aborts the transaction of the killed one
         with ShareConsumer(
@@ -240,8 +257,8 @@ def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce
                 assert {record.delivery_count for record in again} == {2}
                 work(worker, producer, again)
                 producer.commit_transaction()
-            assert worker.poll(LOCK_MS) == {}
-    assert results(cluster_address) == [b"A", b"B"]
+            assert worker.poll(NOTHING_MS) == {}
+    assert results(cluster) == [b"A", b"B"]
     assert unfinished(cluster) == 0
 
 
@@ -272,5 +289,5 @@ def test_a_loop_processes_each_record_exactly_once(cluster, cluster_address, pro
         assert (totals.records, totals.aborted) == (20, 2)
         with pytest.raises(ValueError, match="attempts"):
             loop.run(work, attempts=3)
-    assert sorted(map(int, results(cluster_address))) == list(range(20))
+    assert sorted(map(int, results(cluster))) == list(range(20))
     assert unfinished(cluster) == 0

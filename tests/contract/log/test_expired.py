@@ -47,7 +47,7 @@ def test_a_producer_warns_once_a_topic(cluster, produce, warnings):
         create_topic(cluster, name, configs=configs.get(name, {}))
     producer = produce()
     for _ in range(3):
-        producer.send("sent", b"old", timestamp_ms=OLD_MS).get(timeout=10)
+        producer.send("sent", b"old", timestamp_ms=OLD_MS).get(timeout=60)
     [said] = warnings()
     assert said.startswith(
         "topic 'sent': 1 record of 2014-01-01, older than retention.ms=604800000 (7 days): " + NEXT_RUN
@@ -56,12 +56,12 @@ def test_a_producer_warns_once_a_topic(cluster, produce, warnings):
     times = pa.array([OLD_MS, OLD_MS + 48 * HOUR_MS], pa.timestamp("ms", "UTC"))
     rows = pa.table({"value": ["a", "b"], "timestamp": times})
     for _ in range(2):
-        producer.send_table("tables", rows).get(timeout=10)
+        producer.send_table("tables", rows).get(timeout=60)
     [said] = warnings()
     assert said.startswith("topic 'tables': 2 records from 2014-01-01 to 2014-01-03, ")
-    producer.send("young", b"now").get(timeout=10)
+    producer.send("young", b"now").get(timeout=60)
     for name in ("kept", "stamped", "compacted"):
-        producer.send(name, b"old", key=b"k", timestamp_ms=OLD_MS).get(timeout=10)
+        producer.send(name, b"old", key=b"k", timestamp_ms=OLD_MS).get(timeout=60)
     assert warnings() == []
 
     transactional = produce(transactional_id="t")

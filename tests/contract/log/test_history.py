@@ -30,6 +30,7 @@ from spark_log.facts.metrics.task_runs import TaskRun, TaskRunBuffer
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.coordinator.recorder import Recorder, record_task_runs
@@ -251,31 +252,38 @@ def test_a_history_whose_log_dir_is_lost_is_read_as_far_as_it_goes(cluster, tmp_
     assert total(cluster, Kind.CLUSTER)["records"] == 3
 
 
-def test_a_day_of_a_thousand_topics_is_read_quickly(cluster):
-    """1,440 intervals with 100 of 1,000 topics active in each; sealed, as the coordinator does every 15 minutes."""
-    now_ms = cluster.store.now().wall_ms
+def test_a_series_decodes_each_record_of_its_time_once(cluster, monkeypatch):
+    """Five hours with 10 topics active in each minute, sealed hour by hour, of which the last one is asked for."""
+    first_ms = (cluster.store.now().wall_ms // HOUR_MS - 5) * HOUR_MS
     append_records(
         cluster, METRICS, [Recorded(int(Kind.CLUSTER), "", {"kind": "cluster", "name": "", "interval_s": 60})]
     )
     log = ClientLog(cluster, internal=True)
     topic = metrics_topic(cluster)
-    for hour in range(24):
-        minutes = range(60)
+    for hour in range(5):
         rows = [
-            {"kind": "topic", "name": f"topic-{(minute + 10 * i) % 1000}", "appended": 60, "rate": 1.0, "records": i,
-             "bytes": 1, "tail_bytes": 0, "delta_lag_s": 0.0, "offline": 0, "under_replicated": 0, "end_offset": i}
-            for minute in minutes for i in range(100)
+            {"kind": "topic", "name": f"topic-{i}", "appended": 60, "rate": 1.0, "records": i, "bytes": 1,
+             "tail_bytes": 0, "delta_lag_s": 0.0, "offline": 0, "under_replicated": 0, "end_offset": i}
+            for _ in range(60) for i in range(10)
         ]  # fmt: skip
-        times = [now_ms - (24 - hour) * 60 * MINUTE_MS + minute * MINUTE_MS for minute in minutes]
-        of_topics = json_table(rows, [time_ms for time_ms in times for _ in range(100)])
-        of_cluster = json_table([{"kind": "cluster", "name": "", "interval_s": 60.0, "appended": 6000}] * 60, times)
+        times = [first_ms + hour * HOUR_MS + minute * MINUTE_MS for minute in range(60)]
+        of_topics = json_table(rows, [time_ms for time_ms in times for _ in range(10)])
+        of_cluster = json_table([{"kind": "cluster", "name": "", "interval_s": 60.0, "appended": 600}] * 60, times)
         log.append(topic, [Records(0, of_cluster), Records(1, of_topics)])
         log.seal(topic, [0, 1])
     log.close()
-    began_s = clock.monotonic_s()
-    found = read_series(cluster, Kind.TOPIC, "topic-7", from_ms=now_ms - DAY_MS, to_ms=now_ms, step_ms=5 * MINUTE_MS)
-    seconds = clock.monotonic_s() - began_s
-    assert sum(value is not None for value in found.values["rate"]) >= 287 and seconds < 1.0, seconds
+    decoded, read = [], Fetcher.read
+
+    def counted(*arguments):
+        for batch in read(*arguments):
+            decoded.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(Fetcher, "read", counted)
+    from_ms = first_ms + 4 * HOUR_MS
+    found = read_series(cluster, Kind.TOPIC, "topic-7", from_ms=from_ms, to_ms=from_ms + HOUR_MS, step_ms=5 * MINUTE_MS)
+    assert found.values["rate"] == [1.0] * 12
+    assert decoded == [600, 600, 60], "records of the topics also of the hour before, which an unchanged topic has"
 
 
 def test_the_last_report_of_each_query_is_read_newest_first(cluster):

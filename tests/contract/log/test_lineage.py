@@ -69,7 +69,7 @@ def test_a_consumer_without_a_reset_policy_gets_an_error_that_names_the_offset_o
     tagged.append(4)
     for _ in range(2):  # it repeats until the user seeks
         with pytest.raises(LogTruncationError) as raised:
-            consumer.poll(1000)
+            consumer.poll(60_000)
         assert isinstance(raised.value, errors.LogTruncationError)
         assert raised.value.divergent_offsets == {P0: OffsetAndMetadata(2, "", 0)}
         assert raised.value.partition_offsets == {P0: 5}
@@ -103,10 +103,10 @@ def test_records_and_commits_have_a_leader_epoch(tagged, consume):
     tagged.append(2)
     assert tagged.records[-1].leader_epoch > 0
     consumer = consume()
-    polled = consumer.poll(1000)[P0]
+    polled = consumer.poll(60_000)[P0]
     assert [record.leader_epoch for record in polled] == [tag.leader_epoch for tag in tagged.records]
     consumer.seek(P0, 1)
-    consumer.poll_arrow(1000, max_records=1)
+    consumer.poll_arrow(60_000, max_records=1)
     consumer.commit()
     assert consumer.committed(P0, metadata=True).leader_epoch == tagged.records[1].leader_epoch
     consumer.seek_to_end(P0)

@@ -68,7 +68,7 @@ def test_a_record_that_is_refused_again_and_again_leaves_nothing(three_brokers, 
     producer = producer_of(delivery_timeout_ms=1_500, request_timeout_ms=1_000, linger_ms=0, retry_backoff_ms=10)
     future = producer.send("t", b"x" * 100_000)
     with pytest.raises(kafka.errors.KafkaError):
-        future.get(timeout=20)
+        future.get(timeout=60)
     assert producer.metrics()["producer-metrics"]["record-retry-total"] > 3
     assert_only_named_files(cluster)
 
@@ -195,11 +195,11 @@ def test_batches_that_cannot_be_registered_in_a_transaction_leave_one_file_at_mo
     )
     producer.init_transactions()
     producer.begin_transaction()
-    producer.send("t", b"first").get(timeout=10)
+    producer.send("t", b"first").get(timeout=60)
     fill_up(cluster, "transaction_segment")
     future = producer.send("t", b"second")
     with pytest.raises(kafka.errors.KafkaError):
-        future.get(timeout=20)
+        future.get(timeout=60)
     assert_only_named_files(cluster, in_flight=1)
     make_room(cluster, "transaction_segment")
     producer.abort_transaction()

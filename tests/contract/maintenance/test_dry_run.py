@@ -78,7 +78,7 @@ def due_work(cluster, log, produce):
     producer = produce(transactional_id="slow", transaction_timeout_ms=60_000)
     producer.init_transactions()
     producer.begin_transaction()
-    producer.send("small", b"pending").get(timeout=10)
+    producer.send("small", b"pending").get(timeout=60)
     init_producer(cluster, "idle", 60_000)
     commit_offsets(cluster.store, "readers", {TopicPartition("small", 0): 1})
     old_id = write_ids.register(cluster.store, "killed", 60_000)

@@ -300,13 +300,13 @@ def told(address, position, ends, new):
                 consumer.seek(partition, each)
             if policy == "none":
                 with pytest.raises(LogTruncationError) as caught:
-                    consumer.poll(timeout_ms=5_000)
+                    consumer.poll(timeout_ms=60_000)
                 for partition, at in caught.value.divergent_offsets.items():
                     assert at.offset == ends[partition.partition]
                 continue
             seen = {}
             while not new.items() <= seen.items():
-                for records in consumer.poll(timeout_ms=5_000).values():
+                for records in consumer.poll(timeout_ms=60_000).values():
                     seen |= {(record.partition, record.offset): record.value.decode() for record in records}
             assert min(offset - ends[partition] for partition, offset in seen) == 0
 

@@ -12,9 +12,7 @@ from spark_log.log.log import Records
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.python_process import PythonProcess
 from tests.support.records import table
-
-HEARD_WITHIN_S = 0.4
-"""Far below any fetch.max.wait.ms, far above the expected time."""
+from tests.support.waiting import LIMIT_S, wait_until
 
 APPEND = """
 import sys
@@ -42,7 +40,7 @@ def test_an_append_of_another_process_ends_a_wait(cluster, cluster_address):
     other.stdin.write("go\n")
     other.stdin.flush()
     assert other.stdout.readline() == "appended\n"
-    assert changes.wait(seen, HEARD_WITHIN_S)
+    assert changes.wait(seen, LIMIT_S)
     other.communicate("end\n", timeout=30)
     assert other.returncode == 0
 
@@ -52,7 +50,7 @@ def test_a_commit_before_the_wait_ends_it_at_once(cluster, log):
     settle(cluster.store.changes)
     seen = cluster.store.changes.current()
     log.append(topic, [Records(0, table("v"))])
-    assert cluster.store.changes.wait(seen, HEARD_WITHIN_S)
+    assert cluster.store.changes.wait(seen, LIMIT_S)
 
 
 def test_a_change_wakes_every_waiting_thread(cluster, log):
@@ -61,12 +59,12 @@ def test_a_change_wakes_every_waiting_thread(cluster, log):
     settle(changes)
     seen = changes.current()
     seen_by_all = []
-    waiting = [threading.Thread(target=lambda: seen_by_all.append(changes.wait(seen, 10))) for _ in range(4)]
+    waiting = [threading.Thread(target=lambda: seen_by_all.append(changes.wait(seen, LIMIT_S))) for _ in range(4)]
     for thread in waiting:
         thread.start()
     log.append(topic, [Records(0, table("v"))])
     for thread in waiting:
-        thread.join(timeout=20)
+        thread.join(LIMIT_S)
     assert seen_by_all == [True] * 4
 
 
@@ -82,18 +80,16 @@ def test_closing_the_store_ends_all_waits(postgres_url, tmp_path):
     cluster = Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir"))
     settle(cluster.store.changes)
     seen = cluster.store.changes.current()
-    waiting = threading.Thread(target=cluster.store.changes.wait, args=(seen, 60))
+    waiting = threading.Thread(target=cluster.store.changes.wait, args=(seen, 10 * LIMIT_S))
     waiting.start()
     cluster.close()
-    waiting.join(timeout=10)
+    waiting.join(LIMIT_S)
     assert not waiting.is_alive()
 
 
 def settle(changes):
     """Wait until the listener is connected: before that, waits are short and return True without a change."""
-    deadline = time.monotonic() + 20
-    while changes.wait(changes.current(), 0.2):
-        assert time.monotonic() < deadline
+    wait_until(lambda: not changes.wait(changes.current(), 0.2))
 
 
 def test_an_error_of_sqlite_is_one_of_the_store_and_the_next_call_connects_again(tmp_path):

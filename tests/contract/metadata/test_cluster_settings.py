@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import pytest
 from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
@@ -26,6 +25,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.metadata import store as stores
 from spark_log.metadata.store import Store
+from tests.support.waiting import wait_until
 
 EVERYWHERE = ConfigResource(ConfigResourceType.BROKER, "")
 
@@ -117,12 +117,6 @@ def test_a_coordinator_continues_after_a_failed_read_of_the_settings(cluster, mo
     def away(_store):
         asked.add(threading.current_thread().name)
         raise MetadataStoreUnavailableError("the store is away")
-
-    def wait_until(condition):
-        deadline_s = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
 
     runner.start()
     try:

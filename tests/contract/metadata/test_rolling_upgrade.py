@@ -15,8 +15,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.connections.schema_fence import number_of
 from tests.support.numbered_producer import value
 from tests.support.ports import free_port
-from tests.support.rolling_reader import wait_until
 from tests.support.versions import earlier_version, next_version, previous_version, this_version
+from tests.support.waiting import wait_until
 
 MORE = 50
 """Acknowledgements of a client that show that it goes on."""

@@ -21,7 +21,7 @@ from spark_log.metadata.store_schema import revision_of
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.next_revision import become_next_version
 from tests.support.records import read_all, table
-from tests.support.rolling_reader import wait_until
+from tests.support.waiting import wait_until
 
 REFUSED = "was upgraded to revision 'v.*' by a newer spark-log .*: install the newer spark-log here"
 

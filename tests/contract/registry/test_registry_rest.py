@@ -201,12 +201,12 @@ def test_avro_of_confluents_serializer(cluster, cluster_address, log, client, pr
     client.register_schema("orders-value", Schema(ONE, "AVRO"))
     make(cluster, "orders", value_format="avro", value_framing="confluent", value_schema="registry:orders-value")
     producer, where = produce(), context("orders")
-    producer.send("orders", AvroSerializer(client, ONE)({"item": "tea"}, where)).get(10)
+    producer.send("orders", AvroSerializer(client, ONE)({"item": "tea"}, where)).get(60)
     widened = AvroSerializer(client, TWO)  # registers the second version
     for count in (7, None):
-        producer.send("orders", widened({"item": "cup", "count": count}, where)).get(10)
-    producer.send("orders", b"\0\0\0\0\x09\6tea").get(10)
-    producer.send("orders", b"tea").get(10)
+        producer.send("orders", widened({"item": "cup", "count": count}, where)).get(60)
+    producer.send("orders", b"\0\0\0\0\x09\6tea").get(60)
+    producer.send("orders", b"tea").get(60)
     assert rows(cluster, log, "orders") == [
         {"item": "tea", "count": None},
         {"item": "cup", "count": 7},
@@ -241,9 +241,9 @@ def test_a_producer_accepts_values_of_a_schema_that_has_just_been_registered(clu
     producer, where = produce(), context("orders")
     for text in (ONE, TWO, avro(ITEM, COUNT, ("n", "int", 0))):
         value = AvroSerializer(client, text)({"item": "tea"}, where)
-        producer.send("orders", value).get(10)
+        producer.send("orders", value).get(60)
     with pytest.raises(InvalidRecordError, match="unknown schema id 4"):
-        producer.send("orders", b"\0\0\0\0\x04\6tea").get(10)
+        producer.send("orders", b"\0\0\0\0\x04\6tea").get(60)
 
 
 def test_json_of_confluents_serializer(cluster, log, client, produce):
@@ -253,8 +253,8 @@ def test_json_of_confluents_serializer(cluster, log, client, produce):
     value = write({"item": "tea", "at": "2026-11-01T10:00:00Z", "tags": ["x"]}, where)
     make(cluster, "orders", value_format="json", value_framing="confluent", value_schema="registry:orders-value")
     producer = produce()
-    producer.send("orders", value).get(10)
-    producer.send("orders", b"\0\0\0\0\x01{").get(10)
+    producer.send("orders", value).get(60)
+    producer.send("orders", b"\0\0\0\0\x01{").get(60)
     [row, reason] = rows(cluster, log, "orders")
     assert (row["item"], row["tags"], row["at"].isoformat()) == ("tea", ["x"], "2026-11-01T10:00:00+00:00")
     assert isinstance(reason, str)
@@ -270,8 +270,8 @@ def test_protobuf_of_confluents_serializer(cluster, log, client, produce):
     )  # fmt: skip
     nested = ProtobufSerializer(Order.Line, client, {"use.deprecated.format": False})
     producer = produce()
-    producer.send("orders", value).get(10)
-    producer.send("orders", nested(Order.Line(name="l"), where)).get(10)
+    producer.send("orders", value).get(60)
+    producer.send("orders", nested(Order.Line(name="l"), where)).get(60)
     [row, reason] = rows(cluster, log, "orders")
     assert (row["id"], row["tags"], row["at"].timestamp()) == ("o1", ["x"], 5)
     assert reason == "its index in Confluent's framing is not that of Protobuf type shop.Order"
@@ -297,7 +297,7 @@ def test_a_protobuf_file_that_imports_another(cluster, log, client, produce):
     make(
         cluster, "sales", value_format="protobuf", value_framing="confluent", value_schema="registry:sales-value"
     )  # fmt: skip
-    produce().send("sales", value).get(10)
+    produce().send("sales", value).get(60)
     assert rows(cluster, log, "sales") == [{"price": {"cents": 5}}]
     assert ProtobufDeserializer(sale, {"use.deprecated.format": False}, client)(value, where).price.cents == 5
     with pytest.raises(SchemaRegistryError, match="references exist"):
@@ -342,7 +342,7 @@ def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere):
         other = AvroSerializer(client, avro(ITEM, name="Gift"))({"item": "pen"}, context("gifts"))
     producer = produce()
     for value in (first, second, other, b"\0\0\0\0\x63\6cup"):  # the registry does not answer: appends go on
-        producer.send("orders", value, key=value).get(10)
+        producer.send("orders", value, key=value).get(60)
     with pytest.raises(SchemaRegistryUnavailableError):
         list(run_tasks(cluster, ["seal"], now=True))
     with serving(elsewhere, "127.0.0.1", port):
@@ -444,7 +444,7 @@ def test_one_client_does_not_take_all_threads(url, monkeypatch):
     monkeypatch.setattr(Registry, "subjects", subjects)
 
     def get(path, source):
-        connection = HTTPConnection(*urlsplit(url).netloc.split(":"), timeout=10, source_address=(source, 0))
+        connection = HTTPConnection(*urlsplit(url).netloc.split(":"), timeout=60, source_address=(source, 0))
         with closing(connection):
             connection.request("GET", path)
             return connection.getresponse().status
@@ -452,7 +452,7 @@ def test_one_client_does_not_take_all_threads(url, monkeypatch):
     with ThreadPoolExecutor(50) as pool:
         slow = [pool.submit(get, "/subjects", "127.0.0.1") for _ in range(50)]
         try:
-            assert all(begun.acquire(timeout=10) for _ in range(10))
+            assert all(begun.acquire(timeout=60) for _ in range(10))
             assert get("/schemas/types", "127.0.0.2") == 200
             assert not begun.acquire(timeout=0.2), "further requests of the address wait"
         finally:
@@ -473,7 +473,7 @@ def test_comparisons_leave_threads_to_readers(url, monkeypatch):
     with ThreadPoolExecutor(20) as pool:
         slow = [pool.submit(request, "POST", f"{url}{path}", {"schema": ONE}) for _ in range(20)]
         try:
-            assert all(begun.acquire(timeout=10) for _ in range(2))
+            assert all(begun.acquire(timeout=60) for _ in range(2))
             assert httpx2.get(f"{url}/subjects", timeout=10).status_code == 200
             assert not begun.acquire(timeout=0.2), "further ones of the address wait"
         finally:

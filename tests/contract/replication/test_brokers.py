@@ -3,7 +3,6 @@
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 
 import pytest
@@ -22,6 +21,7 @@ from tests.support.numbered_producer import value
 from tests.support.producing import stored
 from tests.support.python_process import PythonProcess
 from tests.support.replicas import every_replica_is_whole
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("test_brokers.py")
 """One after the other: each has seven busy processes, and followers do not catch up if three tests share two cores."""
@@ -29,13 +29,6 @@ pytestmark = pytest.mark.xdist_group("test_brokers.py")
 PARTITIONS = 3
 CONFIGS = {"inline.max.bytes": "1500", "inline.tail.bytes": "20000"}
 """Every tenth record of a steady producer is a file, and the tails between them are sealed from time to time."""
-
-
-def wait_until(condition, what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 class Steady:

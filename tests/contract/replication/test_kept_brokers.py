@@ -18,7 +18,7 @@ def test_a_kept_broker_renews_its_lease_and_is_not_removed(postgres_url, tmp_pat
         def create(connection, _attempt):
             keep_brokers(connection)
             removal = others.submit(remove_broker, cluster, 3)
-            assert others.submit(session.renew).result(10)
+            assert others.submit(session.renew).result(60)
             with pytest.raises(TimeoutError):
                 removal.result(0.5)
             return removal

@@ -198,7 +198,7 @@ class NameReuse(RuleBasedStateMachine):
         serial = self.serial
         self.serial += 1
         with self.recreated_before(gap), suppress(RetriableError):
-            self.plain.send("t", str(serial).encode()).get(timeout=10)
+            self.plain.send("t", str(serial).encode()).get(timeout=60)
         stored = [int(value) for _, _, value in read_all(self.log, self.log.find_topic("t"))]
         before = self.contents[self.incarnation]
         assert stored[: len(before)] == before and stored[len(before) :] in ([], [serial])

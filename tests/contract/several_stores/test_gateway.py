@@ -17,6 +17,7 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
 from spark_log.cluster.topics import find_topics
 from spark_log.gateway.protocol.schemas import ShareGroupHeartbeatRequest
+from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
@@ -169,6 +170,31 @@ def test_a_producer_and_a_group_use_topics_of_both_stores(stores, gateway, topic
         assert consumer.end_offsets(partitions) == dict.fromkeys(partitions, 51)
         first = consumer.offsets_for_times(dict.fromkeys(partitions, 0))
         assert {partition: at.offset for partition, at in first.items()} == dict.fromkeys(partitions, 0)
+
+
+def test_clients_follow_a_topic_to_another_store(stores, gateway, topics):
+    """Also with requests under way: the consumer waits for records at the time of the move."""
+    near, _ = topics
+    producer = confluent_kafka.Producer({"bootstrap.servers": gateway.address, "enable.idempotence": True})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": gateway.address, "group.id": near, "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([near])
+    try:
+        for first, store in ((0, "home"), (10, "east"), (20, "home")):
+            move_topic(stores, near, store)
+            sent = [(near, 0, b"%d" % number) for number in range(first, first + 10)]
+            assert delivered(producer, sent) == [(near, 0, number) for number in range(first, first + 10)]
+            read = []
+            while len(read) < 10:
+                message = consumer.poll(30)
+                assert message is not None
+                if message.error() is None:
+                    read.append((message.offset(), message.value()))
+            assert read == [(number, b"%d" % number) for number in range(first, first + 10)]
+    finally:
+        consumer.close()
+    assert stored(stores, near) == {0: [f"{number}" for number in range(30)]}
 
 
 def test_a_long_poll_ends_with_an_append_to_a_data_store(gateway, topics):

@@ -86,7 +86,7 @@ def test_transactions_and_share_groups_refuse_topics_of_data_stores(stores):
             producer.send("far", b"x").get(30)
         producer.abort_transaction()
     with ShareConsumer("far", cluster=address, group_id="s") as consumer, pytest.raises(IllegalArgumentError):
-        consumer.poll(5_000)
+        consumer.poll(60_000)
 
 
 def test_readers_do_not_poll_while_the_changes_of_a_data_store_are_not_received(stores):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import deltalake
@@ -295,12 +294,10 @@ def test_two_publishers_and_a_foreign_writer_during_appends(tmp_path):
     for process in publishers:
         process.start()
     start.wait(timeout=60)
-    began = time.monotonic()
     for number in range(25):
         topic.append(f"{number}", partition=number % 2)
         if number % 5 == 4:
             deltalake.write_deltalake(topic.location, foreign_rows(number + 10**6), mode="append")
-    assert time.monotonic() - began < 60
     done.set()
     for process in publishers:
         process.join(timeout=60)

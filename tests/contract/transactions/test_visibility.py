@@ -68,7 +68,7 @@ def test_a_transaction_becomes_visible_at_once(cluster, cluster_address, log, to
     for reader in readers:
         seen = []
         while len(seen) < 7:  # a poll may return fewer records than max_records
-            polled = reader.poll(5_000, max_records=3)
+            polled = reader.poll(60_000, max_records=3)
             assert polled, seen
             seen += [record.value for found in polled.values() for record in found]
         assert reader.poll(0) == {}

@@ -74,7 +74,7 @@ async def served(api, data, frames_bytes=1_000_000):
         yield services
     finally:
         services.reader.feed_eof()
-        await asyncio.wait([services.serving], timeout=10)
+        await asyncio.wait([services.serving], timeout=60)
         services.bulkheads.close()
 
 
@@ -181,7 +181,7 @@ def test_a_request_that_is_still_worked_for_keeps_its_memory_after_its_connectio
             while len(begun) < 3:
                 await asyncio.sleep(0)
             first.set()
-            await asyncio.wait([services.serving], timeout=10)
+            await asyncio.wait([services.serving], timeout=60)
             assert services.serving.done() and len(begun) == 3
             assert services.frames.bytes_held == 2 * (len(frame) - 4)
             go_on.set()

@@ -168,12 +168,10 @@ class PendingWrite:
     ref: ProducerRef
     order: int
     """Order among the writes of the transaction. Those of a lower one come first in the log."""
-    after_topic_id: int = 0
-    """Rows of topics up to this id are left out, because these topics already have the batch."""
 
     def __str__(self) -> str:
         ref = self.ref
-        return f"{ref.producer_id}:{ref.epoch}:{self.order}:{self.after_topic_id}"
+        return f"{ref.producer_id}:{ref.epoch}:{self.order}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -332,12 +330,12 @@ def _pending(given: OptionText, streaming: bool) -> PendingWrite | None:
     if text is None:
         return None
     numbers = text.split(":")
-    if streaming or len(numbers) != 4 or not all(INTEGER.fullmatch(number) for number in numbers):
+    if streaming or len(numbers) != 3 or not all(INTEGER.fullmatch(number) for number in numbers):
         raise InvalidOptionError(
             f"Option 'transaction' ({text!r}) is set by spark_log.spark.streams.batch_transaction, for its batch writes"
         )
-    producer_id, epoch, order, after_topic_id = map(int, numbers)
-    return PendingWrite(ProducerRef(producer_id, epoch), order, after_topic_id)
+    producer_id, epoch, order = map(int, numbers)
+    return PendingWrite(ProducerRef(producer_id, epoch), order)
 
 
 def _group(given: OptionText, streaming: bool) -> SinkGroup | None:

@@ -15,7 +15,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import by_store
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
-from spark_log.errors import CrossStoreTransactionError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors import CrossStoreTransactionError, SparkLogError, TopicMovedError, UnknownTopicOrPartitionError
 from spark_log.ids import HOME, StoreId, WriteId
 from spark_log.log.append import write_ids
 from spark_log.log.append.append_transaction import AppendRequest, AppendResult
@@ -138,7 +138,7 @@ def _commit_part(
     if batch is not None:
         last = find_last(cluster.store, batch.application, batch.target)
         batches = not_appended(last, batch, written)
-        hooks.append(append_once_hook(batch, _topic_ids(cluster, batch, batches)))
+        hooks.append(append_once_hook(batch, {each.topic_id for each in batches} or _target_ids(cluster, batch)))
     if ends is not None:
         from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook  # imports kafka-python
 
@@ -153,26 +153,35 @@ def _commit_part(
         _delete(cluster, [each for each in written if each not in batches])
 
 
+def _target_ids(cluster: Cluster, batch: SparkBatch) -> set[int]:
+    """Return the id of the topic to which a batch without rows would be written."""
+    names = [batch.target] if batch.target else []
+    return {topic.topic_id for topic in cluster.store.read(lambda c: find_topics(c, names)).values()}
+
+
 def _store_ids(outputs: Sequence[TaskOutput]) -> Sequence[StoreId]:
     return outputs[0].store_ids if outputs else (HOME,)
 
 
-def _by_store(cluster: Cluster, batches: Sequence[Batch], store_ids: Sequence[StoreId]) -> dict[StoreId, list[Batch]]:
-    """Return the batches for the topics of each of these stores, in order. Those of deleted topics are in the first."""
+def _by_store(
+    cluster: Cluster, batches: Sequence[Batch], store_ids: Sequence[StoreId], *, leave_moved: bool = False
+) -> dict[StoreId, list[Batch]]:
+    """Return the batches for the topics of each of these stores, in order. Those of deleted topics are in the first.
+    Raises TopicMovedError for a topic that has got to another store, whose clean-up does not know these files; with
+    `leave_moved` its batches are left out.
+    """
     if len(store_ids) == 1:
         return {store_ids[0]: list(batches)}
     topics = _topics(cluster.home, batches)
     parts: dict[StoreId, list[Batch]] = {store_id: [] for store_id in store_ids}
     for each in batches:
-        parts[topics[each.topic_id].store_id if each.topic_id in topics else store_ids[0]].append(each)
+        store_id = topics[each.topic_id].store_id if each.topic_id in topics else store_ids[0]
+        if store_id in parts:
+            parts[store_id].append(each)
+        elif not leave_moved:
+            name = topics[each.topic_id].name
+            raise TopicMovedError(f"topic {name!r} was moved to another metadata store during the write: repeat it")
     return parts
-
-
-def _topic_ids(cluster: Cluster, batch: SparkBatch, batches: Sequence[Batch]) -> set[int]:
-    """Return the topics that a Spark batch writes to; for a batch without rows, the topic that it would write to."""
-    if batches or not batch.target:
-        return {each.topic_id for each in batches}
-    return {topic.topic_id for topic in cluster.store.read(lambda c: find_topics(c, [batch.target])).values()}
 
 
 def register_write(
@@ -181,8 +190,7 @@ def register_write(
     """Make the batches of the tasks pending in an open transaction, in task order; its owner commits or aborts it."""
     written, blobs = _written(outputs)
     first = pending.order * WRITE_BATCHES_MAX
-    batches = [batch for batch in written if batch.topic_id > pending.after_topic_id]
-    stored = [PendingBatch(first + position, batch) for position, batch in enumerate(batches)]
+    stored = [PendingBatch(first + position, batch) for position, batch in enumerate(written)]
     with Cluster.open(cluster_address) as cluster:
         parts = _by_store(cluster, written, _store_ids(outputs))
         if any(part for store_id, part in parts.items() if store_id != HOME):
@@ -190,7 +198,6 @@ def register_write(
         register(
             cluster.store, pending.ref, stored, blobs, write_id=write_id, release_write_id=True, durable=True
         )  # fmt: skip
-        _delete(cluster, [each for each in written if each.topic_id <= pending.after_topic_id])
 
 
 def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool = False) -> AppendResult:
@@ -230,7 +237,7 @@ def abort_write(
 ) -> None:
     """Delete the files of the tasks, unless a commit whose answer was lost has appended them."""
     with Cluster.open(cluster_address) as cluster:
-        parts = _by_store(cluster, _written(outputs)[0], store_ids or _store_ids(outputs))
+        parts = _by_store(cluster, _written(outputs)[0], store_ids or _store_ids(outputs), leave_moved=True)
         for store_id, batches in parts.items():
             _drop(cluster.at(store_id), batches, write_id)
 

@@ -38,7 +38,7 @@ except NoBrokersAvailable:
 
 future = producer.send("json-orders", key="alice", value={"item": 1})
 try:
-    record_metadata = future.get(timeout=10)
+    record_metadata = future.get(timeout=60)
 except KafkaError:
     log.exception("not stored")
     raise
@@ -53,7 +53,7 @@ assert len(stored) == 10 and failed == []
 
 producer.send("json-orders", key="big", value={"big": "x" * 900_000}).add_callback(on_send_success)
 try:
-    producer.send("json-orders", key="big", value={"big": "x" * 2_000_000}).get(timeout=10)
+    producer.send("json-orders", key="big", value={"big": "x" * 2_000_000}).get(timeout=60)
 except KafkaError as error:
     assert type(error).__name__ == "MessageSizeTooLargeError"
 else:

@@ -57,7 +57,7 @@ producer = kafka.KafkaProducer(
     **settings_for(kafka.KafkaProducer),
 )
 assert producer.config["acks"] == -1 and "group_id" not in producer.config
-producer.send("operated", {"a": 1}, "key").get(timeout=10)
+producer.send("operated", {"a": 1}, "key").get(timeout=60)
 producer.close()
 consumer = kafka.KafkaConsumer(
     "operated",

@@ -29,9 +29,9 @@ def read():
 
 reader = threading.Thread(target=read)
 reader.start()
-assert three.wait(20)
+assert three.wait(60)
 consumer.close()
-reader.join(20)
+reader.join(60)
 assert ended.is_set(), "the loop ends, it does not raise"
 
 consumer, seen = endless("signal"), []

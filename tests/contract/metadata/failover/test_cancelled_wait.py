@@ -3,7 +3,6 @@ failover would lose it. It is not acknowledged before the standby has it.
 """
 
 import threading
-import time
 
 import pytest
 
@@ -15,15 +14,9 @@ from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
+from tests.support.waiting import wait_until
 
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'spark-log'"
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.next_revision import become_next_version
 from tests.support.records import read_all, table
-from tests.support.rolling_reader import wait_until
+from tests.support.waiting import wait_until
 
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'spark-log'"
 

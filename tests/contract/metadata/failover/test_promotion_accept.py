@@ -22,17 +22,10 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
+from tests.support.waiting import wait_until
 
 SYNCHRONOUS = {"store.promotion.accept": "synchronous"}
-ACCEPTED_S_MAX = 20.0
 UNNAMED = "0" * 32 + "-1.parquet"
-
-
-def wait_until(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def beat(cluster):
@@ -99,9 +92,7 @@ def test_only_a_failover_without_loss_is_accepted(pair, clusters, tmp_path):
         wait_until(lambda: (folder / "store-0.beat").exists())
         pair.primary.kill()
         pair.standby.promote()
-        promoted_s = time.monotonic()
-        wait_until(lambda: cluster.store.read(server_identity.promoted_at_ms) is not None, ACCEPTED_S_MAX)
-        assert time.monotonic() - promoted_s < ACCEPTED_S_MAX
+        wait_until(lambda: cluster.store.read(server_identity.promoted_at_ms) is not None)
     now = cluster.store.read(server_identity.recorded)
     assert now is not None and now.timeline == 2
     log.append(topic, [Records(0, table("after"))])

@@ -8,7 +8,7 @@ from spark_log.clients.consume.background import Background
 def test_heartbeats_run_between_queued_tasks():
     background, begin, events = Background("test"), threading.Event(), []
     background.call_every(0.0, lambda: events.append("beat"))
-    background.submit(lambda: begin.wait(10))
+    background.submit(lambda: begin.wait(60))
     background.submit(lambda: events.append("first"))
     background.submit(lambda: events.append("second"))
     begin.set()

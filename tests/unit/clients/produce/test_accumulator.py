@@ -88,7 +88,7 @@ def test_add_times_out_when_the_buffer_is_full():
     with pytest.raises(KafkaTimeoutError, match="no room for 100 bytes within max_block_ms: 200 of buffer_memory=250"):
         add(box, queue)
     assert box.available_bytes == 50
-    sender.join(timeout=20)
+    sender.join(timeout=60)
     assert [len(each) for each in values(taken)] == [2], "a wait for room makes everything due"
     box.release(200)
     add(box, queue, size=1000)
@@ -112,7 +112,7 @@ def test_add_waits_for_room():
     thread = threading.Thread(target=lambda: add(box, queue, b"late"))
     thread.start()
     box.release(200)
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert not thread.is_alive()
 
 
@@ -137,9 +137,9 @@ def test_close_ends_the_wait_for_room():
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
-    assert waits.wait(20)
+    assert waits.wait(60)
     box.close()
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert refused
 
 

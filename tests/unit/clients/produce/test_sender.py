@@ -17,7 +17,7 @@ def test_drop_traceback_ends_for_errors_that_cause_each_other():
     first.__cause__, second.__cause__ = second, first
     thread = threading.Thread(target=_drop_traceback, args=[first], daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     ended = not thread.is_alive()
     second.__cause__ = None
     assert ended

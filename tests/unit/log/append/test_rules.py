@@ -36,7 +36,7 @@ from spark_log.log.append.sequence_rules import (
 )
 from spark_log.log.append.spark_batch_rules import (
     SparkBatch,
-    decide_spark_batch,
+    topics_without,
 )
 from spark_log.log.partitions.replication_rules import PartitionState, Replica, advanced_high_watermark
 
@@ -306,61 +306,35 @@ def test_last_five_batches_are_remembered():
     assert [batch.first_sequence for batch in producer.batches] == [9, 12, 15, 18, 21]
 
 
-LAST = SparkBatch("stream:q", "t", 7, 100, "abc", strict=True)
+LAST = SparkBatch("stream:q", "", 7, 100, "abc", strict=True)
+BEFORE = replace(LAST, version=6, fingerprint="y")
+TXN = replace(LAST, strict=False)
 SPARK = [
-    ("first", None, LAST, "append"),
-    ("next", LAST, replace(LAST, version=8, fingerprint="x"), "append"),
-    ("versions may be left out", LAST, replace(LAST, version=80), "append"),
-    ("replay", LAST, LAST, "replay"),
-    ("other rows", LAST, replace(LAST, fingerprint="x"), CheckpointMismatchError),
-    ("other number of rows", LAST, replace(LAST, record_count=101), CheckpointMismatchError),
-    ("older", LAST, replace(LAST, version=6), CheckpointMismatchError),
-    ("txnVersion again", LAST, replace(LAST, strict=False), "replay"),
-    ("txnVersion again with other rows, as in Delta", LAST, replace(LAST, strict=False, fingerprint="x"), "replay"),
-    ("older txnVersion, as in Delta", LAST, replace(LAST, strict=False, version=3), "replay"),
-    ("newer txnVersion", LAST, replace(LAST, strict=False, version=8), "append"),
+    ("first", {}, LAST, {1, 2}),
+    ("next", {1: LAST, 2: LAST}, replace(LAST, version=8, fingerprint="x"), {1, 2}),
+    ("versions may be left out", {1: LAST}, replace(LAST, version=80), {1, 2}),
+    ("replay", {1: LAST, 2: LAST, 3: BEFORE}, LAST, set()),
+    ("replay, a topic was created since", {1: LAST}, LAST, {2}),
+    ("replay, a topic came from a store that lacks the batch", {1: LAST, 2: BEFORE}, LAST, {2}),
+    ("other rows", {1: LAST}, replace(LAST, fingerprint="x"), CheckpointMismatchError),
+    ("other number of rows", {1: LAST}, replace(LAST, record_count=101), CheckpointMismatchError),
+    ("other rows than in another topic", {3: LAST}, replace(LAST, fingerprint="x"), CheckpointMismatchError),
+    ("older", {1: LAST}, BEFORE, CheckpointMismatchError),
+    ("older than in another topic", {3: LAST}, BEFORE, CheckpointMismatchError),
+    ("txnVersion again", {1: LAST, 2: LAST}, TXN, set()),
+    ("txnVersion again with other rows, as in Delta", {1: LAST, 2: LAST}, replace(TXN, fingerprint="x"), set()),
+    ("older txnVersion, as in Delta", {1: LAST, 2: LAST}, replace(TXN, version=3), set()),
+    ("newer txnVersion", {1: LAST, 2: LAST}, replace(TXN, version=8), {1, 2}),
 ]
 
 
 @pytest.mark.parametrize(("last", "new", "expected"), [case[1:] for case in SPARK], ids=[case[0] for case in SPARK])
 def test_spark_batches(last, new, expected):
-    if isinstance(expected, str):
-        assert decide_spark_batch(last, new) == expected
+    if isinstance(expected, set):
+        assert topics_without(new, last, {1, 2}) == expected
     else:
         with pytest.raises(expected, match="stream:q: batch"):
-            decide_spark_batch(last, new)
-
-
-NAMED_BY_ROWS = replace(LAST, target="")
-RECREATED = [
-    ("same batch", LAST, LAST, "append"),
-    ("other rows", LAST, replace(LAST, fingerprint="x"), "append"),
-    ("older", LAST, replace(LAST, version=6), "append"),
-    ("rows name the topics: same batch", NAMED_BY_ROWS, NAMED_BY_ROWS, "append"),
-    (
-        "rows name the topics: older",
-        NAMED_BY_ROWS,
-        replace(NAMED_BY_ROWS, version=6),
-        CheckpointMismatchError,
-    ),
-    (
-        "rows name the topics: older txnVersion",
-        NAMED_BY_ROWS,
-        replace(NAMED_BY_ROWS, version=6, strict=False),
-        "append",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("last", "new", "expected"), [case[1:] for case in RECREATED], ids=[case[0] for case in RECREATED]
-)
-def test_spark_batches_into_topics_created_since(last, new, expected):
-    if isinstance(expected, str):
-        assert decide_spark_batch(last, new, recreated=True) == expected
-    else:
-        with pytest.raises(expected, match="stream:q: batch"):
-            decide_spark_batch(last, new, recreated=True)
+            topics_without(new, last, {1, 2})
 
 
 class Partition(RuleBasedStateMachine):

@@ -4,7 +4,6 @@ import datetime
 import decimal
 import io
 import json
-import time
 from typing import Any
 
 import fastavro
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_log.errors import InvalidSchemaError
+from spark_log.log.columns.avro import scalars
 from spark_log.log.columns.avro.schema import avro_schema_fields
 from spark_log.log.columns.decoded import ColumnsDefinition, Decoded
 from spark_log.log.columns.decoding import decoder
@@ -258,25 +258,24 @@ def test_deep_schemas_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["array", "map"])
-def test_fields_without_bytes_in_items_without_a_column_take_no_time(kind: str) -> None:
+def test_fields_without_bytes_in_items_without_a_column_are_not_skipped_one_by_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty = {"type": "fixed", "name": f"F{next(UNIQUE)}", "size": 0}
     fields = [("f0", empty), *((f"f{number}", empty["name"]) for number in range(1, 9000)), ("last", "boolean")]
     items = {"type": kind, "items" if kind == "array" else "values": record(*fields)}
     item = b"\x01" if kind == "array" else b"\x00\x01"
-    start = time.process_time()
+    monkeypatch.delattr(scalars.Fixed, "skip")
     defined = definition(record(("a", "long"), ("b", items)), parse_ddl("a BIGINT"))
     got, reasons = decode(defined, b"\x02" + encode("long", 10_000) + item * 10_000 + b"\x00")
     assert got.to_pylist() == [{"a": 1}] and reasons is None
-    assert time.process_time() - start < 1.5
 
 
 def test_a_large_array_and_a_large_text() -> None:
     schema = record(("a", {"type": "array", "items": ["null", "string"]}), ("b", "string"))
     value = {"a": ["x", None] * 100_000, "b": "y" * (1 << 20)}
-    start = time.process_time()
     got, _ = decode(definition(schema), encode(schema, value), encode(schema, value))
     assert got[1].as_py() == value
-    assert time.process_time() - start < 5
 
 
 LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [

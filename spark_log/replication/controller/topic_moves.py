@@ -1,0 +1,229 @@
+"""Moves topics between the stores of a cluster. Segment files never move.
+
+    step      in which store                 what it does, and what holds until the next step
+    begin     home                           records the move
+    freeze    the one that has the topic     partitions stay as they are: appends and other changes are refused, and
+                                             producers repeat them; reads go on
+    copy      the one that gets it           has all rows; the copy is not live, and its partitions are frozen
+    decide    home                           the topic is in the other store; until then the move can be cancelled
+    live      the one that has got it        the partitions thaw; clients look the topic up again, and find it there
+    remove    the one that had it            deletes the rows
+
+The steps may be repeated, by several processes at once, and continued by another process: a coordinator does so
+(`continue_moves`). Whoever changes a store for a move does that with `change_copy`: under the lock of the topic in this
+store, and knowing what home, as the primary, says under this lock. Home decides by one statement, which needs the
+recorded move. So it decides for a complete copy, of partitions that have not changed since. If home gets the topic, it
+copies and decides in one transaction.
+"""
+
+import logging
+import uuid
+from collections.abc import Iterator
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import validate_user_topic
+from spark_log.cluster.store_directory import ACTIVE, find_store
+from spark_log.cluster.stores import copy_brokers, set_draining
+from spark_log.cluster.topics import (
+    LIVE,
+    StatedTopic,
+    Topic,
+    TopicMove,
+    delete_topic_rows,
+    end_move,
+    find_topic,
+    insert_copy,
+    moving_topics,
+    set_deleting,
+    set_move,
+    stated_topic,
+    topics_of_store,
+    topics_with_name,
+)
+from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError, redact
+from spark_log.failpoints import failpoint
+from spark_log.ids import HOME, HOME_NAME
+from spark_log.log.append.producer_rows import copy_producers_of_topic
+from spark_log.log.partitions.partition_rows import are_frozen, freeze_partitions, thaw_partitions
+from spark_log.metadata.cascade import copy_rows_of_topic, delete_moved_rows
+from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC, TRANSACTION_SEGMENT
+from spark_log.metadata.store import Attempt
+from spark_log.replication.controller.topic_copies import change_copy, follow
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_MS = 10_000
+"""How long a move waits for open transactions with records in the topic. It does not wait longer: their commit fails,
+and their clients abort and repeat them."""
+_PAUSE_S = 0.05
+
+
+def move_topic(cluster: Cluster, name: str, store: str) -> None:
+    """Move a topic to the store with this name, and return when it is there.
+
+    The same call continues a move that was interrupted. Appends wait while the rows are copied. Raises the errors of
+    `begin_move` and of the stores, IllegalStateError if the move is cancelled meanwhile.
+    """
+    move = begin_move(cluster, name, store)
+    if move is not None:
+        continue_move(cluster, *move)
+
+
+def begin_move(cluster: Cluster, name: str, store: str) -> tuple[Topic, TopicMove] | None:
+    """Record the move of a topic. Returns None if it is in that store already.
+
+    Raises UnknownTopicOrPartitionError, StoreNotFoundError, PolicyViolationError for an internal topic, and
+    InvalidConfigurationError for a topic that is being moved to another store, a store that takes no topics, and a
+    topic of a share group.
+    """
+    validate_user_topic(name, "move")
+    home = cluster.home
+
+    def begin(connection: sa.Connection, _attempt: Attempt) -> tuple[Topic, TopicMove] | None:
+        to = HOME
+        if store != HOME_NAME:
+            info = find_store(connection, store)
+            if info.state != ACTIVE:
+                raise InvalidConfigurationError(f"store {store!r}: it is {info.state}, and takes no topics")
+            to = info.store_id
+        topic = find_topic(connection, name, lock=True)
+        stated = stated_topic(connection, topic.topic_id)
+        if stated is not None and stated.move is not None:
+            if stated.move.to != to:
+                raise InvalidConfigurationError(
+                    f"topic {name!r}: it is being moved to another store; `spark-log topic move --cancel` ends that"
+                )
+            return topic, stated.move
+        if topic.store_id == to:
+            return None
+        groups = sa.select(SHARE_PARTITION.group_id).where(SHARE_PARTITION.topic_id == topic.topic_id).limit(1)
+        if to != HOME and (group := connection.execute(groups).scalar()) is not None:
+            raise InvalidConfigurationError(
+                f"topic {name!r}: share group {group!r} reads it, and share groups read topics of the home store:"
+                " delete the group's offsets of it first"
+            )
+        move = TopicMove(uuid.uuid4().hex, to, home.store.clock(connection).wall_ms)
+        set_move(connection, topic.topic_id, move)
+        return topic, move
+
+    begun = home.store.transact(begin)
+    failpoint("move.begun")
+    return begun
+
+
+def cancel_move(cluster: Cluster, name: str) -> bool:
+    """Cancel the move of a topic. Returns False if it is not being moved, or has got to the other store already."""
+    home = cluster.home
+
+    def cancel(connection: sa.Connection, _attempt: Attempt) -> StatedTopic | None:
+        topic = find_topic(connection, name, lock=True)
+        stated = stated_topic(connection, topic.topic_id)
+        set_move(connection, topic.topic_id, None)
+        return stated
+
+    stated = home.store.transact(cancel)
+    if stated is None or stated.move is None:
+        return False
+    for store_id in (stated.topic.store_id, stated.move.to):
+        follow(home, store_id, stated.topic.topic_id)
+    return True
+
+
+def drain_store(cluster: Cluster, name: str, to: str) -> Iterator[tuple[str, int]]:
+    """Let a store take no new topics, and move its topics to the store `to`. Yields the name of each topic that was
+    moved, and the number of those left. Raises StoreNotFoundError and the errors of `move_topic`.
+    """
+    home = cluster.home
+    info = set_draining(home, name)
+    topics = home.store.read(lambda connection: topics_of_store(connection, info.store_id))
+    names = [stated.topic.name for stated in topics.values() if stated.state == LIVE]
+    for left, topic in enumerate(reversed(names)):
+        move_topic(home, topic, to)
+        yield topic, len(names) - left - 1
+
+
+def continue_move(cluster: Cluster, topic: Topic, move: TopicMove) -> None:
+    """Do the steps of a move that is recorded. `topic` is as it was when the move began."""
+    home = cluster.home
+    source, target = home.at(topic.store_id), home.at(move.to)
+    copy_brokers(home, target)
+    while not _freeze(source, topic, move):
+        clock.sleep_s(_PAUSE_S)
+    failpoint("move.frozen")
+    _copy(source, target, topic, move)
+    failpoint("move.copied")
+    if target is not home:
+        home.store.transact(lambda connection, _: end_move(connection, topic.topic_id, move), announce=True)
+        failpoint("move.decided")
+    for view in (target, source):  # clients find it in the new store before it is gone from the old one
+        follow(home, view.store_id, topic.topic_id)
+        failpoint("move.followed")
+    now = home.store.read(lambda connection: stated_topic(connection, topic.topic_id))
+    if now is None or now.topic.store_id != move.to:
+        raise IllegalStateError(f"topic {topic.name!r}: its move was cancelled, or the topic was deleted or moved on")
+
+
+def continue_moves(cluster: Cluster) -> None:
+    """Continue the moves that were interrupted. One that fails is logged, and does not stop the others."""
+    for stated in cluster.home.store.read(moving_topics).values():
+        if stated.move is None:
+            continue
+        try:
+            continue_move(cluster, stated.topic, stated.move)
+        except SparkLogError as error:
+            logger.warning("topic %s: it is not moved yet: %s", stated.topic.name, redact(str(error)))
+
+
+def _is_current(stated: StatedTopic | None, move: TopicMove) -> bool:
+    return stated is not None and stated.move == move
+
+
+def _freeze(source: Cluster, topic: Topic, move: TopicMove) -> bool:
+    """Freeze the partitions, unless home has ended the move. Returns False if the move is to wait for transactions."""
+
+    def freeze(connection: sa.Connection, stated: StatedTopic | None) -> bool:
+        if not _is_current(stated, move):
+            return True
+        here = TOPIC.topic_id == topic.topic_id
+        connection.execute(sa.select(TOPIC.topic_id).where(here).with_for_update()).all()  # no partitions are added
+        waited_ms = source.home.store.now().wall_ms - move.began_ms
+        pending = sa.select(TRANSACTION_SEGMENT.topic_id).where(TRANSACTION_SEGMENT.topic_id == topic.topic_id).limit(1)
+        if waited_ms < PATIENCE_MS and connection.execute(pending).first() is not None:
+            return False
+        freeze_partitions(connection, topic.topic_id)
+        return True
+
+    return change_copy(source, topic.topic_id, freeze)
+
+
+def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> None:
+    """Copy the rows, unless they were copied for this move before or home has ended it."""
+
+    def copy(connection: sa.Connection, stated: StatedTopic | None) -> None:
+        if stated is None or stated.move != move:
+            return
+        if target.store_id == HOME:
+            delete_moved_rows(connection, topic.topic_id)
+        else:
+            there = stated_topic(connection, topic.topic_id)
+            if there is not None and there.move == move:
+                return
+            if there is not None:  # of another move
+                delete_moved_rows(connection, topic.topic_id)
+                delete_topic_rows(connection, topic.topic_id)
+            for deleted in topics_with_name(connection, topic.name):  # home has freed the name
+                set_deleting(connection, deleted)
+            insert_copy(connection, stated.topic, move)
+        with source.store.snapshot_without_limit() as reading:
+            if not are_frozen(reading, topic.topic_id):
+                raise IllegalStateError(f"topic {topic.name!r}: its partitions are not frozen")
+            copy_producers_of_topic(reading, connection, topic.topic_id)
+            copy_rows_of_topic(reading, connection, topic.topic_id)
+        failpoint("move.copying")
+        if target.store_id == HOME and end_move(connection, topic.topic_id, move):
+            thaw_partitions(connection, topic.topic_id)
+
+    change_copy(target, topic.topic_id, copy)
