@@ -30,6 +30,8 @@ CONFIGURATION = REPOSITORY / "conf" / "patroni.yml"
 SCOPE = "log"
 USER, PASSWORD, SUPERUSER_PASSWORD = "spark_log", "log-password", "superuser-password"
 NODES = ("db1", "db2", "db3")
+_START_S_MAX = 300.0
+"""On a busy machine the copies of the first node alone take a minute."""
 
 
 class PatroniNotInstalledError(Exception):
@@ -199,7 +201,7 @@ class PatroniCluster:
         )  # fmt: skip
         for node in self.nodes:
             node.start()
-        self.wait_until_healthy()
+        self._wait(self._is_healthy, _START_S_MAX)
         primary = self.primary()
         address = f"host=127.0.0.1 port={primary.port} user=postgres password={SUPERUSER_PASSWORD}"
         with psycopg.connect(f"{address} dbname=postgres", autocommit=True) as session:

@@ -1,5 +1,6 @@
 """The commands `spark-log init`, `spark-log status` and `spark-log cluster config`."""
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -104,7 +105,8 @@ def init(
         repeatable = cluster.store.address.without_password
         if repeatable != shown:
             say("Set the password in the environment variable PGPASSWORD, or in ~/.pgpass.")
-        say(f"Next: export {CLUSTER_ENVIRONMENT_VARIABLE}={repeatable}; spark-log topic create events --partitions 4")
+        export = f"export {CLUSTER_ENVIRONMENT_VARIABLE}={shlex.quote(repeatable)}"
+        say(f"Next: {export}; spark-log topic create events --partitions 4")
 
 
 def status(cluster: Cluster_, as_json: Json = False) -> None:

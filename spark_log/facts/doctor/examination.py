@@ -21,6 +21,7 @@ from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.facts.doctor import cluster_rules, file_rules, machine, settings_rules, store_rules, stores
 from spark_log.facts.doctor.bounded_checks import Check, answer_within, begin, run_checks
 from spark_log.facts.doctor.findings import Finding, Severity, error
+from spark_log.facts.doctor.host_rules import HOSTS, check_hosts
 from spark_log.facts.doctor.log_dir_rules import LOG_DIR, check_log_dir
 from spark_log.facts.doctor.log_dirs import local_path, measure
 from spark_log.facts.doctor.version_rules import CHECK as VERSIONS
@@ -69,6 +70,8 @@ def examine(
     first = [Check(VERSIONS, versions.result, Severity.NOTE)]
     if address.folder is not None:
         first.append(Check(store_rules.STORE_FOLDER, partial(_check_folder, address.folder)))
+    if address.hosts:
+        first.append(Check(HOSTS, partial(_check_hosts, address, limit_s / 2), Severity.WARNING))
     if cluster is None:
         return opening + run_checks([*first, *_file_checks(given, address)], limit_s)
     with cluster:
@@ -164,6 +167,12 @@ def _check_folder(folder: Path) -> list[Finding]:
     return store_rules.check_folder(stores.measure_folder(folder)) if folder.is_dir() else []
 
 
+def _check_hosts(address: Address, limit_s: float) -> list[Finding]:
+    from spark_log.facts.doctor.hosts import measure_hosts  # imports psycopg, which SQLite does not need
+
+    return check_hosts(measure_hosts(address, limit_s))
+
+
 def _check_store(store: Store, folder: Path | None) -> list[Finding]:
     store.read(server_identity.check_identity)
     if folder is not None:
@@ -208,7 +217,12 @@ def _check_cluster(cluster: Cluster, names: Collection[str]) -> list[Finding]:
         lambda c: (read_lease(c, "controller", now(c)), read_lease(c, COORDINATOR, now(c)))
     )
     return [
-        *cluster_rules.check_coordinator(controller, coordinator, snapshot.needs_coordinator),
+        *cluster_rules.check_coordinator(
+            controller,
+            coordinator,
+            snapshot.needs_coordinator,
+            cluster.store.settings.store_promotion_accept == "synchronous",
+        ),
         *cluster_rules.check_brokers(snapshot),
         *settings_rules.check_topics([topic for topic in chosen if not is_internal(topic.name)], len(snapshot.brokers)),
         *cluster_rules.check_partitions([p for p in snapshot.partitions if p.topic in topic_names]),
