@@ -113,6 +113,9 @@ def test_no_acknowledged_record_is_lost_or_stored_twice(patroni, kinds, tmp_path
         with FailoverLoad(patroni.address, tmp_path) as load:
             load.wait_for_more(60)
             wait_until(lambda: (folder / "store-0.beat").exists(), ACCEPTED_S_MAX)
+            patroni.stop_etcd()
+            load.wait_for_more(GAP_S_MAX[KILLED])
+            patroni.start_etcd()
             for kind in kinds:
                 gaps_s[kind].append(fail_over(patroni, load, kind))
                 with capfd.disabled():
