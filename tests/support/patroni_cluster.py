@@ -285,7 +285,7 @@ class PatroniCluster:
     def _patronictl(self, *arguments: str) -> None:
         program = "from patroni.ctl import ctl; ctl()"
         command = [sys.executable, "-c", program, "-c", str(self.nodes[0].configuration), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"patronictl {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 
