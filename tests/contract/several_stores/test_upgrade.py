@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.usage import topics_with_usage
 from spark_log.errors import UnsupportedVersionError
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
@@ -70,12 +71,15 @@ def test_home_is_upgraded_first_and_a_data_store_when_it_is_first_opened(stores,
 def test_the_doctor_names_a_data_store_that_is_not_upgraded_and_upgrades_none(stores, topic, tmp_path, monkeypatch):
     address, east = stores.store.address.with_password, stores.at(EAST).store.address.url
     before = t.SCHEMA_REVISION
-    become_next_version(tmp_path, monkeypatch)
+    after = become_next_version(tmp_path, monkeypatch)
     Cluster.open(address).close()
     findings = [each for each in examine(address) if each.severity.needs_action]
     assert [(each.severity, each.check) for each in findings] == [(Severity.WARNING, "schema")]
     assert findings[0].seen.startswith(f"store east: revision {before} is older than")
     assert revision_at(east) == before
+    with Cluster.open(address) as upgraded:
+        topics_with_usage(upgraded)  # `spark-log status`
+    assert revision_at(east) == after
 
 
 def test_a_data_store_that_is_newer_than_home_is_refused_and_its_upgrade_of_home_makes_it_usable(
