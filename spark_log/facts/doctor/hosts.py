@@ -3,6 +3,7 @@ of their list would not serve them after a failover.
 """
 
 from functools import partial
+from typing import Any
 
 import psycopg
 import sqlalchemy as sa
@@ -42,8 +43,10 @@ def measure_hosts(address: Address, limit_s: float) -> list[HostFacts]:
 
 def _ask(address: Address, host: str, port: str) -> tuple[str, bool, int]:
     url = sa.make_url(address.url)
-    _, parameters = url.get_dialect()().create_connect_args(url)
-    parameters |= {"host": host, "port": port or None, "connect_timeout": address.connect_timeout_s}
+    _, given = url.get_dialect()().create_connect_args(url)
+    parameters: dict[str, Any] = {
+        **given, "host": host, "port": port or None, "connect_timeout": address.connect_timeout_s
+    }  # fmt: skip
     parameters.pop("target_session_attrs", None)
     parameters |= password_parameter(parameters)
     with psycopg.connect(**parameters, application_name="spark-log doctor") as session:
