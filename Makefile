@@ -99,7 +99,7 @@ test-spark43: .venv43/.installed java  ## the tests of format("spark_log") on Sp
 
 test-long: venv etcd  ## the wide random searches and 20 failovers of PostgreSQL; SEED=<number> repeats one
 	@echo "SEED=$(SEED)"
-	$(PYTHON) -m pytest -m long -n $(WORKERS) --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -m long -o faulthandler_timeout=3600 -n $(WORKERS) --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 
 unit: venv  ## the fast tests only
 	$(PYTHON) -m pytest tests/unit $(PYTEST_ARGS)

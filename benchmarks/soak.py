@@ -156,7 +156,7 @@ def _run(cluster: Cluster, address: str, folder: Path, arguments: argparse.Names
 @contextmanager
 def _postgresql() -> Iterator[str]:
     server = PostgresServer()
-    server.start()
+    server.start(autovacuum="on", autovacuum_naptime="10s")  # without it, the database of the tests' servers only grows
     try:
         yield server.create_database()
     finally:

@@ -45,8 +45,12 @@ class Cluster:
     >>> cluster = Cluster.init("postgresql+psycopg://me@db/log", log_dir="s3://bucket/log")   # doctest: +SKIP
     """
 
-    def __init__(self, store: Store, *, store_id: StoreId = HOME, home: "Cluster | None" = None) -> None:
+    def __init__(
+        self, store: Store, *, store_id: StoreId = HOME, home: "Cluster | None" = None, upgrades: bool = True
+    ) -> None:
+        """Without `upgrades`, data stores of an earlier release are not opened (`at`)."""
         self.store, self.store_id = store, store_id
+        self._upgrades = upgrades
         self.home = home or self
         """The cluster as the home store has it."""
         self._checked: dict[LogDirInfo, LogDir] = {}
@@ -137,6 +141,7 @@ class Cluster:
 
     def at(self, store_id: StoreId, *, timeout_ms: int = READ_TIMEOUT_MS) -> "Cluster":
         """Return the cluster as this store has it. A data store is opened at the first call, and closed with home.
+        One of an earlier release is upgraded then, as `open` does.
 
         Raises StoreNotFoundError, StoreChangedError if the database is not that store, and the errors of `open`.
         """
@@ -154,6 +159,7 @@ class Cluster:
                     store_id=store_id,
                     cluster_id=home.cluster_id,
                     timeout_ms=timeout_ms,
+                    upgrade=home._upgrades,
                 )
                 home.store.include(store)
                 home._at[store_id] = Cluster(store, store_id=store_id, home=home)

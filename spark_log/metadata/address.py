@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,15 @@ class Address:
         return str(self) if self.folder else str(self).replace(":***@", "@", 1)
 
     @property
+    def hosts(self) -> list[tuple[str, str]]:
+        """The hosts and ports of an address that names several hosts, else nothing. A port may be empty."""
+        query = dict(parse_qsl(urlsplit(self.url).query))
+        hosts, ports = query.get("host", "").split(","), query.get("port", "").split(",")
+        if len(hosts) < 2 or "hostaddr" in query:
+            return []
+        return list(zip(hosts, ports if len(ports) == len(hosts) else ports[:1] * len(hosts), strict=True))
+
+    @property
     def connect_timeout_s(self) -> int:
         """How long to wait for one host: the URL's connect_timeout, or 10 s for a single host and 3 s for several."""
         query = dict(parse_qsl(urlsplit(self.url).query))
@@ -84,7 +94,7 @@ class Address:
         return self.url + flag
 
     def __str__(self) -> str:
-        return redact(self.with_password)
+        return redact(_with_hosts_in_front(self.with_password))
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"
@@ -95,6 +105,8 @@ _CONNECT_S, _CONNECT_S_OF_SEVERAL = 10, 3
 _FOR_WRITING = ("read-write", "primary")
 """Values of libpq's target_session_attrs that no standby satisfies."""
 _FILE_BYTES_MAX = 8192
+_PLAIN_HOST = re.compile(r"[A-Za-z0-9._:-]+").fullmatch
+"""Matches names and IP addresses: not the folder of a socket, and nothing that is encoded."""
 
 
 def _first_line(text: str) -> str:
@@ -149,6 +161,11 @@ def _with_lists_of_hosts(place: str) -> str:
         pairs = [f"host={','.join(names)}", *([f"port={','.join(ports)}"] if any(ports) else []), *pairs]
         authority = user + at
     values = dict(parse_qsl("&".join(pairs)))
+    for host in values.get("host", "").split(","):
+        if host.count(":") == 1 and not host.startswith("/"):
+            raise InvalidConfigurationError(
+                f"cluster: host={redact(host)}: the ports are a list of their own, host=HOST,HOST&port=PORT,PORT"
+            )
     if _several(values):
         attributes = values.get("target_session_attrs")
         if attributes is None:
@@ -161,11 +178,31 @@ def _with_lists_of_hosts(place: str) -> str:
     return authority + slash + database + ("?" + "&".join(pairs) if pairs else "")
 
 
+def _with_hosts_in_front(url: str) -> str:
+    """Return the URL with libpq's lists of several hosts as `host1:port1,host2:port2`, which a shell takes unquoted.
+
+    This undoes `_with_lists_of_hosts`, whose result `parse` makes of the text again.
+    """
+    before, _, query = url.partition("?")
+    scheme, _, rest = before.partition("://")
+    authority, slash, database = rest.partition("/")
+    pairs = [part for part in query.split("&") if part]
+    hosts = Address(url, None).hosts
+    if not hosts or not authority.endswith("@") or not all(_PLAIN_HOST(host) for host, _ in hosts):
+        return url
+    names = [(f"[{host}]" if ":" in host else host, port) for host, port in hosts]
+    places = ",".join(f"{name}:{port}" if port else name for name, port in names)
+    others = [pair for pair in pairs if pair.partition("=")[0] not in ("host", "port")]
+    others = [pair for pair in others if pair != "target_session_attrs=read-write"]
+    return f"{scheme}://{authority}{places}{slash}{database}" + ("?" + "&".join(others) if others else "")
+
+
 def _host_and_port(text: str) -> tuple[str, str]:
     """Split `db:5432` into `db` and `5432`, `[::1]:5432` into `::1` and `5432`. Without a port, it is "".
 
     Raise InvalidConfigurationError if there is no host, or the port is not a port number.
     """
+    text = text.strip()
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         port = rest.removeprefix(":")

@@ -39,7 +39,8 @@ _ANSWERED_MAX = 16
 _NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _WROTE = "pg_current_xact_id_if_assigned() IS NOT NULL"
 
-_FORGET = f"DELETE FROM commit_token WHERE token = ANY(%s) AND {_WROTE}"
+_FORGET_ALWAYS = "DELETE FROM commit_token WHERE token = ANY(%s)"
+_FORGET = f"{_FORGET_ALWAYS} AND {_WROTE}"
 _INSERT_ALWAYS = f"INSERT INTO commit_token (token, committed, at_ms) SELECT %s, true, {_NOW_MS}"
 _INSERT = f"{_INSERT_ALWAYS} WHERE {_WROTE}"
 _ASK = (
@@ -67,7 +68,7 @@ def commit(connection: sa.Connection, token: str, *, durable: bool, always: bool
         if last is not None:
             last.send(connection)
         if full:
-            driver.execute(_FORGET, (answered,))
+            driver.execute(_FORGET_ALWAYS if always else _FORGET, (answered,))
         if not durable:
             driver.execute("SET LOCAL synchronous_commit = off")
         inserted = driver.execute(_INSERT_ALWAYS if always else _INSERT, (token,))

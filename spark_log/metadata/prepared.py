@@ -185,12 +185,20 @@ def one_message(connection: sa.Connection) -> Iterator[None]:
     if connection.dialect.name != "postgresql":
         yield
         return
+    failure: BaseException | None = None
     try:
         driver: Any = connection.connection.dbapi_connection
         with driver.pipeline():
-            yield
+            try:
+                yield
+            except BaseException as error:  # raised below: psycopg would log the loss of the connection as a warning
+                failure = error
     except connection.dialect.loaded_dbapi.Error as error:
-        raise as_sqlalchemy(connection, "statements sent together", error) from error
+        failure = failure or error
+    if isinstance(failure, connection.dialect.loaded_dbapi.Error):
+        raise as_sqlalchemy(connection, "statements sent together", failure) from failure
+    if failure is not None:
+        raise failure
 
 
 class LastChanges:

@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.errors import ClusterAlreadyExistsError, InvalidConfigurationError, MetadataConflictError
+from spark_log.errors import (
+    ClusterAlreadyExistsError,
+    InvalidConfigurationError,
+    MetadataConflictError,
+    UnsupportedVersionError,
+)
 from spark_log.ids import HOME, StoreId
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address, cluster_not_found
@@ -70,12 +75,13 @@ def open_store(
     store_id: StoreId = HOME,
     cluster_id: str | None = None,
     timeout_ms: int = READ_TIMEOUT_MS,
+    upgrade: bool = True,
 ) -> Store:
     """Open the store at `address`, and upgrade it if an earlier release created it. It must have this number, and be of
     the cluster `cluster_id` if that is given.
 
-    Raise ClusterNotFoundError if there is no cluster, UnsupportedVersionError if this version cannot upgrade the store,
-    InvalidConfigurationError for another store.
+    Raise ClusterNotFoundError if there is no cluster, UnsupportedVersionError if this version cannot upgrade the store
+    or, without `upgrade`, would have to; InvalidConfigurationError for another store.
     """
     store = Store(address)
     try:
@@ -85,6 +91,11 @@ def open_store(
                 raise cluster_not_found(address)
             if not stored.usable:
                 store_schema.check_known(stored.revision, address)
+                if not upgrade:
+                    raise UnsupportedVersionError(
+                        f"the metadata store at {address} has revision {stored.revision!r}, which is older than"
+                        f" {tables.SCHEMA_REVISION!r}, and this command upgrades no store: `spark-log status` does"
+                    )
                 store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
                 stored = store.read(_read_cluster)
         _check_number(stored, store_id, cluster_id, address)

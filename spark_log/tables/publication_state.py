@@ -300,6 +300,24 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
     return list(connection.execute(sa.union(known, noted)).scalars())
 
 
+def listed_above_tail(connection: sa.Connection, topic: Topic, partition: int) -> list[tuple[int, int]]:
+    """Return the ranges [seen offset, limit) of the topic's tables, also of commits that were noted and not recorded.
+
+    The tables list the files in such a range, above records that were inline then and may be a file now. A file that
+    two of these files were merged into would hold both old and new records for a stream that reads the table.
+    """
+    known, noted = (
+        sa.select(table.c.seen_offset, table.c.high_watermark).where(
+            table.c.topic_id == topic.topic_id,
+            table.c.partition == partition,
+            table.c.target != CURRENT,
+            table.c.seen_offset < table.c.high_watermark,
+        )
+        for table in (t.publication_cursor, t.publication_intent_cursor)
+    )
+    return [(seen, limit) for seen, limit in connection.execute(sa.union(known, noted))]
+
+
 def all_segments(connection: sa.Connection, table: TableKey) -> list[PublishedFile]:
     """Return all files that the table must list."""
     return _files(connection.execute(_ALL_SEGMENTS, parameters_of(table)))

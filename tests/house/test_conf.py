@@ -39,7 +39,7 @@ def test_delta_settings_are_present_as_comments() -> None:
 
 
 def test_the_guide_sets_every_value_of_the_configuration_of_patroni() -> None:
-    guide = (CONF.parent / "docs" / "guides" / "operations.md").read_text()
+    guide = (CONF.parent / "docs" / "guides" / "failover.md").read_text()
     exported = {
         name for line in re.findall(r"(?m)^export (.*)$", guide) for name in re.findall(r"(?:^| )([A-Z_]+)=", line)
     }

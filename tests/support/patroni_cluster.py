@@ -30,6 +30,8 @@ CONFIGURATION = REPOSITORY / "conf" / "patroni.yml"
 SCOPE = "log"
 USER, PASSWORD, SUPERUSER_PASSWORD = "spark_log", "log-password", "superuser-password"
 NODES = ("db1", "db2", "db3")
+_START_S_MAX = 300.0
+"""On a busy machine the copies of the first node alone take a minute."""
 
 
 class PatroniNotInstalledError(Exception):
@@ -111,6 +113,12 @@ class PatroniNode:
         _signal(self._stopped, signal.SIGCONT)
         self._stopped = []
 
+    @property
+    def serves_without_etcd(self) -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.rest_port}/patroni", timeout=10) as answer:
+            state: dict[str, Any] = json.load(answer)
+        return state["role"] in ("primary", "master") and state.get("failsafe_mode_is_active", False)
+
     def members(self) -> list[dict[str, Any]] | None:
         """The members of the cluster as this node knows them; None if it does not answer."""
         if self._process is None or self._stopped:
@@ -190,21 +198,32 @@ class PatroniCluster:
 
     def start(self) -> None:
         """Start etcd and the nodes; returns when the database is there and writes have a synchronous standby."""
-        folder = self.folder("etcd")
-        client, peer = (f"http://127.0.0.1:{port}" for port in (self.etcd_port, self._etcd_peer_port))
-        self._etcd = self.start_program(
-            ["etcd", "--data-dir", "data", "--listen-client-urls", client, "--advertise-client-urls", client,
-             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"],
-            folder,
-        )  # fmt: skip
+        self.folder("etcd")
+        self.start_etcd()
         for node in self.nodes:
             node.start()
-        self.wait_until_healthy()
+        self._wait(self._is_healthy, _START_S_MAX)
         primary = self.primary()
         address = f"host=127.0.0.1 port={primary.port} user=postgres password={SUPERUSER_PASSWORD}"
         with psycopg.connect(f"{address} dbname=postgres", autocommit=True) as session:
             session.execute(f"CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'".encode())
             session.execute(f"CREATE DATABASE log OWNER {USER}".encode())
+
+    def start_etcd(self) -> None:
+        client, peer = (f"http://127.0.0.1:{port}" for port in (self.etcd_port, self._etcd_peer_port))
+        self._etcd = self.start_program(
+            ["etcd", "--data-dir", "data", "--listen-client-urls", client, "--advertise-client-urls", client,
+             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"],
+            self._root / "etcd",
+        )  # fmt: skip
+
+    def stop_etcd(self) -> None:
+        """Stop etcd, and return when the primary serves without it, since it reaches all other nodes."""
+        assert self._etcd is not None
+        primary = self.primary()
+        self._etcd.kill()
+        self._etcd.wait(timeout=60)
+        self._wait(lambda: primary.serves_without_etcd, 60.0)
 
     @property
     def address(self) -> str:
@@ -266,7 +285,7 @@ class PatroniCluster:
     def _patronictl(self, *arguments: str) -> None:
         program = "from patroni.ctl import ctl; ctl()"
         command = [sys.executable, "-c", program, "-c", str(self.nodes[0].configuration), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"patronictl {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
 

@@ -22,15 +22,18 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.committed_offsets import commit_offsets
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
+from spark_log.registry.registry import Registry
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import topic_ids
 from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import Reader, settle
+from tests.support.share_members import ShareMember
 from tests.support.wire_producer import WireProducer, call
 from tests.support.worker_member import WorkerMember
 from tests.support.worker_member import settle as settle_workers
@@ -40,6 +43,11 @@ GROUPS = {"of-library": 2, "of-consumers": 1, "of-classic": 1, "of-connect": 1, 
 """Groups, with their members."""
 COMMITTED = 3
 """Offset of events-0 that each group has committed."""
+JOBS = "jobs"
+"""Topic of the share group of-workers. Of its ten records, 0 to 2 are accepted, 3 waits for an hour, a member that was
+killed holds 4 to 7, and 8 and 9 are released.
+"""
+SUBJECT, AVRO = "parcels-value", '{"type": "record", "name": "parcel", "fields": [{"name": "id", "type": "long"}]}'
 EVENTS, ORDERS = 2_000, 50
 """Records of partition 0 of topic events before those of transactions, and of topic orders."""
 
@@ -63,6 +71,8 @@ def write_cluster(folder: Path) -> dict[str, WireState]:
     with Cluster.init(address) as cluster, GatewayProcess(folder, address) as gateway:
         _topics(address)
         _groups(cluster, gateway.port)
+        _share_group(address, cluster)
+        _users_and_subjects(address, cluster, folder)
         clients = _clients(gateway.port)
         _open_transaction_of_our_producer(address)
         gateway.kill()
@@ -152,6 +162,23 @@ def _groups(cluster: Cluster, port: int) -> None:
         assert classic.join() == 0
         assert classic.sync() == 0
         settle_workers(WorkerMember(wire(), "of-connect"))
+
+
+def _share_group(address: str, cluster: Cluster) -> None:
+    _spark_log(address, "topic", "create", JOBS)
+    _spark_log(address, "share", "config", "of-workers", "--set", "share.auto.offset.reset=earliest")
+    _spark_log(address, "produce", JOBS, lines="".join(f"job {number}\n" for number in range(10)))
+    member, killed = (ShareMember(cluster, [JOBS], "of-workers", name) for name in ("m1", "m2"))
+    member.acknowledge(member.poll(3), AcknowledgeType.ACCEPT)
+    member.acknowledge(member.poll(1), AcknowledgeType.RELEASE, delay_ms=3_600_000)
+    killed.poll(4)
+    member.acknowledge(member.poll(2), AcknowledgeType.RELEASE)
+
+
+def _users_and_subjects(address: str, cluster: Cluster, folder: Path) -> None:
+    (folder / "password").write_text("a password\n")
+    _spark_log(address, "user", "create", "ann", "--password-file", str(folder / "password"))
+    Registry(cluster).register(SUBJECT, AVRO)
 
 
 def _clients(port: int) -> dict[str, WireState]:

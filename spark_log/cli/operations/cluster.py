@@ -1,5 +1,6 @@
 """The commands `spark-log init`, `spark-log status` and `spark-log cluster config`."""
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -104,27 +105,34 @@ def init(
         repeatable = cluster.store.address.without_password
         if repeatable != shown:
             say("Set the password in the environment variable PGPASSWORD, or in ~/.pgpass.")
-        say(f"Next: export {CLUSTER_ENVIRONMENT_VARIABLE}={repeatable}; spark-log topic create events --partitions 4")
+        export = f"export {CLUSTER_ENVIRONMENT_VARIABLE}={shlex.quote(repeatable)}"
+        say(f"Next: {export}; spark-log topic create events --partitions 4")
 
 
 def status(cluster: Cluster_, as_json: Json = False) -> None:
-    """Show the cluster: its store, whether its log dirs are reachable, and the size of the topics of users."""
+    """Show the cluster: its store, whether its log dirs are reachable, and the size of the topics of users.
+
+    Exit code 1 if a log dir cannot be reached, or if the store was restored or promoted and is not accepted.
+    """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.names import is_internal
     from spark_log.cluster.usage import Usage, topics_with_usage
     from spark_log.facts.transactions import list_transactions
+    from spark_log.metadata.connections import server_identity
     from spark_log.transactions.rules import ONGOING
 
     with Cluster.open(cluster) as opened:
         found, used = topics_with_usage(opened)
         topics = {topic.topic_id: topic for topic in found.values() if not is_internal(topic.name)}
         dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
+        problem = opened.store.read(server_identity.problem_of)
         open_ms = [each.open_ms or 0 for each in list_transactions(opened.store, [ONGOING])]
         total = sum((part for (topic_id, _), part in used.items() if topic_id in topics), start=Usage())
         facts = {
             "cluster_id": opened.cluster_id,
             "address": str(opened.store.address),
             "store": "SQLite" if opened.store.sqlite else "PostgreSQL",
+            "store_problem": problem,
             "topics": len(topics),
             "partitions": sum(topic.partition_count for topic in topics.values()),
             "records": total.records,
@@ -137,12 +145,15 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
         print_json({**facts, "log_dirs": dirs})
     else:
         oldest = f", the oldest for {duration_of(max(open_ms))}" if open_ms else ""
-        del facts["oldest_transaction_ms"]
+        del facts["oldest_transaction_ms"], facts["store_problem"]
         print_facts({**facts, "bytes": bytes_of(total.bytes), "open_transactions": f"{len(open_ms):,}{oldest}"})
         print_table(None, ("broker", "log dir", "reachable", "problem"), [tuple(row.values()) for row in dirs])
     if not all(row["reachable"] for row in dirs):
         unreachable = sum(not row["reachable"] for row in dirs)
         typer.echo(f"spark-log: {count_of(unreachable, 'log dir')} cannot be reached", err=True)
+    if problem is not None:
+        typer.echo(f"spark-log: {problem}", err=True)
+    if problem is not None or not all(row["reachable"] for row in dirs):
         raise typer.Exit(1)
 
 

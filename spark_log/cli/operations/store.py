@@ -255,17 +255,11 @@ def unnamed_files_(
 def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    from spark_log.errors import StoreChangedError
     from spark_log.metadata.connections import server_identity
     from spark_log.metadata.store_schema import revision_of
 
     now, before = server_identity.of_server(connection), server_identity.recorded(connection)
     accepted_ms, promoted_ms = server_identity.accepted_at_ms(connection), server_identity.promoted_at_ms(connection)
-    problem = None
-    try:
-        server_identity.check_identity(connection)
-    except StoreChangedError as error:
-        problem = str(error)
     return {
         "address": str(cluster.store.address),
         "store": "SQLite" if cluster.store.sqlite else "PostgreSQL",
@@ -275,7 +269,7 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
         "recorded": str(before) if before else None,
         "accepted": datetime.fromtimestamp(accepted_ms / 1000, UTC).isoformat() if accepted_ms else None,
         "promoted": datetime.fromtimestamp(promoted_ms / 1000, UTC).isoformat() if promoted_ms else None,
-        "problem": problem,
+        "problem": server_identity.problem_of(connection),
     }
 
 

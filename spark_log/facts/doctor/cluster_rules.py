@@ -92,8 +92,12 @@ def _broker_problems(snapshot: ClusterSnapshot) -> Iterator[Finding]:
                 )
 
 
-def check_coordinator(controller: LeaseStatus, coordinator: LeaseStatus, needed: bool) -> list[Finding]:
-    """Check the two leases. `needed`: a broker is served, so that clients do not run the periodic tasks."""
+def check_coordinator(
+    controller: LeaseStatus, coordinator: LeaseStatus, needed: bool, accepts_promotions: bool = False
+) -> list[Finding]:
+    """Check the two leases. `needed`: a broker is served, so that clients do not run the periodic tasks.
+    `accepts_promotions`: store.promotion.accept is synchronous, which only a coordinator does.
+    """
     missing = [each.name for each in (controller, coordinator) if each.holder is None or not each.left_ms]
     if not missing:
         return [ok(COORDINATOR, f"coordinator {coordinator.holder}, controller {controller.holder}")]
@@ -103,6 +107,15 @@ def check_coordinator(controller: LeaseStatus, coordinator: LeaseStatus, needed:
                 COORDINATOR,
                 f"no process is the {' or the '.join(missing)}: no elections, no maintenance",
                 "start `spark-log coordinator`, and look at the logs of those that run",
+            )
+        ]
+    if accepts_promotions:
+        return [
+            warning(
+                COORDINATOR,
+                f"no process is the {' or the '.join(missing)}: after a failover of the store nothing accepts it"
+                " (store.promotion.accept=synchronous), so that clean-up and publication stop",
+                "start `spark-log coordinator`, as a service that restarts",
             )
         ]
     return [

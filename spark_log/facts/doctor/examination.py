@@ -11,16 +11,18 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import store_names
 from spark_log.cluster.lease import COORDINATOR, read_lease
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.security.users import list_credentials
+from spark_log.cluster.store_directory import ADDING, StoreInfo
+from spark_log.cluster.stores import list_stores
 from spark_log.cluster.topics import Topic
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
+from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, UnsupportedVersionError, redact
 from spark_log.facts.doctor import cluster_rules, file_rules, machine, settings_rules, store_rules, stores
 from spark_log.facts.doctor.bounded_checks import Check, answer_within, begin, run_checks
 from spark_log.facts.doctor.findings import Finding, Severity, error
+from spark_log.facts.doctor.host_rules import HOSTS, check_hosts
 from spark_log.facts.doctor.log_dir_rules import LOG_DIR, check_log_dir
 from spark_log.facts.doctor.log_dirs import local_path, measure
 from spark_log.facts.doctor.version_rules import CHECK as VERSIONS
@@ -28,7 +30,6 @@ from spark_log.facts.doctor.version_rules import check_versions
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
 from spark_log.facts.metrics.history import DAY_MS, HOUR_MS, Kind, read_series, read_task_runs
 from spark_log.facts.transactions import describe_open_transactions
-from spark_log.ids import StoreId
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.connections import server_identity
@@ -69,6 +70,8 @@ def examine(
     first = [Check(VERSIONS, versions.result, Severity.NOTE)]
     if address.folder is not None:
         first.append(Check(store_rules.STORE_FOLDER, partial(_check_folder, address.folder)))
+    if address.hosts:
+        first.append(Check(HOSTS, partial(_check_hosts, address, limit_s / 2), Severity.WARNING))
     if cluster is None:
         return opening + run_checks([*first, *_file_checks(given, address)], limit_s)
     with cluster:
@@ -83,17 +86,30 @@ def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDir
     store = Store(address)
     try:
         store.timeout_ms_max = 0.2 * limit_s * 1000
-        with store.fence.lifted():
-            revision, usable = store.read(_revision)
-        finding = store_rules.check_schema(revision, tables.SCHEMA_REVISION, machine.own_version(), usable=usable)
+        finding = _check_schema(store)
         if finding.severity is Severity.OK:
-            cluster = Cluster(store)
+            cluster = Cluster(store, upgrades=False)
             return cluster, list(cluster.log_dirs().values()), finding
     except BaseException:
         store.close()
         raise
     store.close()
     return None, [], finding
+
+
+def _check_schema(store: Store) -> Finding:
+    with store.fence.lifted():
+        revision, usable = store.read(_revision)
+    return store_rules.check_schema(revision, tables.SCHEMA_REVISION, machine.own_version(), usable=usable)
+
+
+def _check_schema_of(info: StoreInfo) -> list[Finding]:
+    """Check the schema of a data store, which another process may have to upgrade before `Cluster.at` opens it."""
+    store = Store(Address.parse(info.address_to_open()))
+    try:
+        return [_check_schema(store)]
+    finally:
+        store.close()
 
 
 def _revision(connection: sa.Connection) -> tuple[str | None, bool]:
@@ -116,8 +132,9 @@ def _checks(
         Check(cluster_rules.TRANSACTIONS, lambda: cluster_rules.check_transactions(describe_open_transactions(store))),
         Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
     ]
-    for store_id in cluster.store_ids()[1:]:
-        asking_store += _data_store_checks(cluster, store_id)
+    for info in [] if store.sqlite else list_stores(cluster):
+        if info.state != ADDING:
+            asking_store += _data_store_checks(cluster, info)
     asking_log_dirs = [
         Check(f"{LOG_DIR} {info.log_dir_id}", partial(_check_log_dir, info, growth.result, limit_s / 2))
         for info in log_dirs
@@ -131,23 +148,24 @@ def _checks(
     ]
 
 
-def _data_store_checks(cluster: Cluster, store_id: StoreId) -> list[Check]:
-    name = store_names(cluster)[store_id]
+def _data_store_checks(cluster: Cluster, info: StoreInfo) -> list[Check]:
+    """Return the checks of a data store. One that has to be upgraded first has a finding of its schema only."""
 
-    def named(findings: Sequence[Finding]) -> list[Finding]:
-        return [replace(each, seen=f"store {name}: {each.seen}") for each in findings]
+    def named(check: Callable[[], Sequence[Finding]]) -> list[Finding]:
+        with contextlib.suppress(UnsupportedVersionError):
+            return [replace(each, seen=f"store {info.name}: {each.seen}") for each in check()]
+        return []
 
-    checks = [
-        Check(store_rules.STORE, lambda: named(_check_store(cluster.at(store_id).store, None))),
-        Check(
-            store_rules.CLOCK,
-            lambda: named([store_rules.check_clock(*stores.measure_clock(cluster.at(store_id).store))]),
-        ),
-        Check(
-            file_rules.CLEAN_UP, lambda: named([file_rules.check_retired(stores.read_retired(cluster.at(store_id)))])
-        ),
-    ]
-    return [replace(check, lane=f"store {name}") for check in checks]
+    def store() -> Store:
+        return cluster.at(info.store_id).store
+
+    checks = {
+        store_rules.SCHEMA: lambda: _check_schema_of(info),
+        store_rules.STORE: lambda: _check_store(store(), None),
+        store_rules.CLOCK: lambda: [store_rules.check_clock(*stores.measure_clock(store()))],
+        file_rules.CLEAN_UP: lambda: [file_rules.check_retired(stores.read_retired(cluster.at(info.store_id)))],
+    }
+    return [Check(name, partial(named, check), lane=f"store {info.name}") for name, check in checks.items()]
 
 
 def _file_checks(given: str, address: Address) -> list[Check]:
@@ -162,6 +180,12 @@ def _file_checks(given: str, address: Address) -> list[Check]:
 
 def _check_folder(folder: Path) -> list[Finding]:
     return store_rules.check_folder(stores.measure_folder(folder)) if folder.is_dir() else []
+
+
+def _check_hosts(address: Address, limit_s: float) -> list[Finding]:
+    from spark_log.facts.doctor.hosts import measure_hosts  # imports psycopg, which SQLite does not need
+
+    return check_hosts(measure_hosts(address, limit_s))
 
 
 def _check_store(store: Store, folder: Path | None) -> list[Finding]:
@@ -208,7 +232,12 @@ def _check_cluster(cluster: Cluster, names: Collection[str]) -> list[Finding]:
         lambda c: (read_lease(c, "controller", now(c)), read_lease(c, COORDINATOR, now(c)))
     )
     return [
-        *cluster_rules.check_coordinator(controller, coordinator, snapshot.needs_coordinator),
+        *cluster_rules.check_coordinator(
+            controller,
+            coordinator,
+            snapshot.needs_coordinator,
+            cluster.store.settings.store_promotion_accept == "synchronous",
+        ),
         *cluster_rules.check_brokers(snapshot),
         *settings_rules.check_topics([topic for topic in chosen if not is_internal(topic.name)], len(snapshot.brokers)),
         *cluster_rules.check_partitions([p for p in snapshot.partitions if p.topic in topic_names]),

@@ -45,7 +45,8 @@ class FolderFacts:
 class PostgresFacts:
     """Settings and activity of the server. `oldest_transaction_s` is the age of the oldest transaction of another
     session in this database, and `oldest_session` its process id and application; None if there is none.
-    `synchronous_standbys` and `standbys` are numbers of connected standbys.
+    `synchronous_standbys` and `standbys` are numbers of connected standbys. Unless `sees_standbys`, the role does not
+    see which of them are synchronous.
     """
 
     version: str
@@ -60,6 +61,7 @@ class PostgresFacts:
     synchronous_standby_names: str
     synchronous_standbys: int
     standbys: int
+    sees_standbys: bool
     transaction_id_age: int
     bytes: int
 
@@ -205,7 +207,14 @@ def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
             " share a gateway",
         )
     yield from _transaction_problems(facts)
-    if facts.synchronous_standby_names and not facts.synchronous_standbys:
+    if facts.synchronous_standby_names and facts.standbys and not facts.sees_standbys:
+        yield note(
+            STORE,
+            f"this role does not see whether one of the {count_of(facts.standbys, 'connected standby')} is synchronous"
+            f" (synchronous_standby_names is {facts.synchronous_standby_names!r})",
+            "as a superuser of the server: GRANT pg_monitor TO the role of the address",
+        )
+    elif facts.synchronous_standby_names and not facts.synchronous_standbys:
         yield error(
             STORE,
             f"synchronous_standby_names is {facts.synchronous_standby_names!r}, but no synchronous standby is connected"
@@ -217,7 +226,8 @@ def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
             STORE,
             f"replication to {count_of(facts.standbys, 'standby')} is asynchronous: a failover loses acknowledged"
             " records",
-            "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()",
+            "with Patroni: patronictl edit-config -s synchronous_mode=true -s synchronous_mode_strict=true; else: ALTER"
+            " SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()",
         )
     if facts.autovacuum != "on":
         yield note(

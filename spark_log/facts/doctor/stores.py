@@ -66,11 +66,12 @@ _SETTINGS = sa.text(
     "SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
     " current_setting('full_page_writes') AS full_page_writes,"
     " current_setting('synchronous_commit') AS synchronous_commit, current_setting('autovacuum') AS autovacuum,"
-    " (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,"
+    " (SELECT sum(numbackends)::int FROM pg_stat_database) AS connections,"
     " current_setting('max_connections')::int AS max_connections,"
     " current_setting('synchronous_standby_names') AS synchronous_standby_names,"
     " (SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')) AS synchronous_standbys,"
     " (SELECT count(*) FROM pg_stat_replication) AS standbys,"
+    " pg_has_role('pg_read_all_stats', 'USAGE') AS sees_standbys,"
     " (SELECT max(age(datfrozenxid)) FROM pg_database) AS transaction_id_age,"
     " pg_database_size(current_database()) AS bytes"
 )
@@ -82,7 +83,9 @@ _OLDEST = sa.text(
 
 
 def measure_postgres(store: Store) -> PostgresFacts:
-    """Read the settings and the activity. Sessions of other roles are seen only by a member of pg_monitor."""
+    """Read the settings and the activity. A role that is no member of pg_monitor sees neither
+    sessions of other roles nor which standbys are synchronous.
+    """
 
     def read(connection: sa.Connection) -> PostgresFacts:
         row = connection.execute(_SETTINGS).one()

@@ -128,13 +128,15 @@ def runs_of(
 ) -> list[list[Segment]]:
     """Return the runs of a partition that may be merged. They have only files below the inline tail. Delta tables list
     a file above it, but cannot tell later which of the records there they have shown (`publication_state.Cursor`): such
-    a file is merged once the tail is sealed.
+    a file is merged once the tail is sealed and published.
     """
     tail = segments(connection, topic, partition, inline=True)
     end = tail[0].base_offset if tail else None
     files = segments(connection, topic, partition, inline=False)
     files = [each for each in files if end is None or each.base_offset < end]
     seen = publication_state.seen_offsets(connection, topic, partition)
+    for first, limit in publication_state.listed_above_tail(connection, topic, partition):
+        files = [each for each in files if each.end_offset <= first or each.base_offset >= limit]
     return runs(files, bytes_max or topic.config.segment_bytes, seen, growth)
 
 

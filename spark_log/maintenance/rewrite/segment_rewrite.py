@@ -335,6 +335,10 @@ def _swap(
         return False
     if any(start < offset < end for offset in publication_state.seen_offsets(connection, topic, key[1])):
         return False  # for the stream of a Delta table, some records of the file would be new and some not
+    if len(inputs) > 1 and not inputs[0].inline:
+        listed = publication_state.listed_above_tail(connection, topic, key[1])
+        if any(start < limit and end > seen for seen, limit in listed):
+            return False  # the same
     check_write_id(connection, write_id, release=False)
     delete_segments(connection, *key, start, end)
     if inputs[0].inline:

@@ -45,8 +45,14 @@ _WRONG_ADDRESS = re.compile(
 """Messages of refused connections, which have no SQLSTATE. The pattern is English: connections that are refused in
 another language are retried.
 """
-_EACH_HOST = re.compile("^- host: ", re.MULTILINE)
+_EACH_HOST = re.compile(
+    r"^- host: '(?P<host>[^']*)', port: '?(?P<port>[^',]*)'?(?:, hostaddr: '[^']*')?: ", re.MULTILINE
+)
 """Begin of the error of each host in psycopg's message, if the address has several hosts."""
+_PREFIX = re.compile(r"connection failed: |connection to server .* failed: ")
+_QUESTION = re.compile(r" Is the server running .*\?$")
+_STANDBYS = re.compile(r"session is read-only|server is in hot standby mode")
+_NO_PRIMARY = "no host is the primary"
 
 
 def translate(
@@ -60,8 +66,9 @@ def translate(
     """
     if isinstance(error, sa.exc.TimeoutError):  # too many threads hold connections
         return MetadataStoreUnavailableError(redact(f"metadata store at {address}: {error}"))
-    message = redact(f"metadata store at {address}: {error.orig}")
     state = state_of(error)
+    cause = str(error.orig) if state else describe_connection_failure(str(error.orig))
+    message = redact(f"metadata store at {address}: {cause}")
     if state.startswith(_STORAGE):
         kind = DiskFullError if state in _FULL else StorageUnavailableError
         return kind(f"{message}; nothing was appended, and writing works again when there is room")
@@ -69,12 +76,32 @@ def translate(
         return MetadataStoreUnavailableError(message)
     if state.startswith(_CONFLICT):
         return MetadataConflictError(message)
-    if not state and not connected_before and _is_wrong_address(message):
+    if not state and not connected_before and _is_wrong_address(str(error.orig)):
         hint = " (it comes from the URL, PGPASSWORD, PGPASSWORD_FILE or ~/.pgpass)" if "password" in message else ""
         return InvalidConfigurationError(f"{message.strip()}{hint}")
     if not state and isinstance(error, sa.exc.OperationalError):  # no server was reached
         return MetadataStoreUnavailableError(message)
     return MetadataStoreError(message)
+
+
+def describe_connection_failure(text: str) -> str:
+    """Return psycopg's message of a failed connection in one line. Of several hosts it names each once, those with the
+    same reason together.
+    """
+    found = list(_EACH_HOST.finditer(text))
+    if not found:
+        line = _QUESTION.sub("", " ".join(text.split()))
+        return f"{_NO_PRIMARY}: {line}" if _STANDBYS.search(line) else line
+    hosts: dict[str, list[str]] = {}
+    ends = [each.start() for each in found[1:]] + [len(text)]
+    for each, end in zip(found, ends, strict=True):
+        reason = _QUESTION.sub("", _PREFIX.sub("", " ".join(text[each.end() : end].split())))
+        place = f"{each['host']}:{each['port']}" if each["port"] else each["host"]
+        places = hosts.setdefault(f"a standby ({reason})" if _STANDBYS.search(reason) else reason, [])
+        if place not in places:
+            places.append(place)
+    reasons = "; ".join(f"{', '.join(places)}: {reason}" for reason, places in hosts.items())
+    return f"{_NO_PRIMARY}: {reasons}" if _STANDBYS.search(reasons) else f"no host answers: {reasons}"
 
 
 def _is_wrong_address(message: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from spark_log import clock
 from spark_log.metadata.connections import answer_watch
 from spark_log.metadata.connections.answer_watch import AnswerLimit
 from spark_log.metadata.connections.password_file import password_parameter
@@ -23,6 +24,9 @@ class Hosts:
 
     A host that did not answer goes to the end, and so does an old primary: a server on an earlier timeline than one
     that this process has used. An old primary may still answer after a failover if its machine had been frozen.
+
+    While no host accepts a connection, all threads of the process together try once in 0.25 s: each server would
+    otherwise be asked by hundreds of threads while it starts or is promoted.
     """
 
     def __init__(self, limit: AnswerLimit) -> None:
@@ -33,6 +37,10 @@ class Hosts:
         self._order: list[tuple[str, str]] = []
         self._newest: dict[str, int] = {}
         """The newest timeline of each system identifier."""
+        self._failures = 0
+        """Attempts in which no host accepted a connection, since one did."""
+        self._failure = ""
+        self._failed_s = 0.0
 
     def connect(self, conninfo: str = "", **parameters: Any) -> "WatchedConnection":
         """Connect as `psycopg.connect` does. `limit` does not apply here: each host has connect_timeout."""
@@ -43,11 +51,26 @@ class Hosts:
         if several:
             settings.update(self._places(str(settings["host"]), str(settings.get("port") or "")))
         parameters.update(password_parameter({**settings, **parameters}))
-        connection = WatchedConnection.connect(**settings, **parameters)
+        connection = self._attempt({**settings, **parameters})
         self.connected = True
         connection.hosts, connection.limit = self if several else None, self.limit
         if several:
             self._move_to_the_end(before=(connection.info.host, str(connection.info.port)))
+        return connection
+
+    def _attempt(self, parameters: Mapping[str, Any]) -> "WatchedConnection":
+        """Connect, or raise the error of the last attempt again if that was a moment ago."""
+        with self._lock:
+            pause_s = min(_PAUSE_S_MAX, 0.001 * 2 ** min(self._failures, 10)) if self._failures else 0.0
+            if clock.monotonic_s() < self._failed_s + pause_s:
+                raise psycopg.OperationalError(self._failure)
+        try:
+            connection = WatchedConnection.connect(**parameters)
+        except psycopg.OperationalError as error:
+            with self._lock:
+                self._failures, self._failure, self._failed_s = self._failures + 1, str(error), clock.monotonic_s()
+            raise
+        self._failures = 0
         return connection
 
     def _places(self, hosts: str, ports: str) -> Mapping[str, str]:
@@ -95,6 +118,7 @@ class Hosts:
 
 _PLACE = ("host", "hostaddr", "port")
 _PORT = "5432"
+_PAUSE_S_MAX = 0.25
 
 
 class WatchedConnection(psycopg.Connection[Any]):

@@ -152,6 +152,15 @@ def check_identity(connection: sa.Connection) -> None:
     connection.info[_MATCHES] = before is not None
 
 
+def problem_of(connection: sa.Connection) -> str | None:
+    """Return the message of `check_identity`, or None if the metadata is on the recorded server."""
+    try:
+        check_identity(connection)
+    except StoreChangedError as error:
+        return str(error)
+    return None
+
+
 def accepted_at_ms(connection: sa.Connection) -> int | None:
     """Return when an operator last accepted the store, by the store's clock; None if never."""
     at: int | None = connection.execute(sa.select(CLUSTER.accepted_ms)).scalar_one()

@@ -13,12 +13,14 @@ from deltalake import DeltaTable, write_deltalake
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.config import ClusterSettings
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.erase.erase import erase
-from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, runs_of
+from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, runs_of
+from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs
@@ -112,12 +114,35 @@ def test_no_file_spans_the_end_of_the_published_offsets(cluster, log):
     """A stream of the Delta table would see such a file as old and new data at once."""
     topic = make(cluster, "t", **FILES)
     append_files(log, topic, *range(6))
-    change(cluster, t.publication_cursor.update().values(seen_offset=9))
+    change(cluster, t.publication_cursor.update().values(seen_offset=9, high_watermark=9))
     run(cluster, "merge")
     assert shape(cluster, topic) == [(0, 9), (9, 18)]
-    change(cluster, t.publication_cursor.update().values(seen_offset=18))
+    change(cluster, t.publication_cursor.update().values(seen_offset=18, high_watermark=18))
     run(cluster, "merge")
     assert shape(cluster, topic) == [(0, 18)]
+
+
+def test_files_that_a_table_lists_above_a_tail_are_merged_after_the_tail_is_published(cluster, log):
+    """The tail was sealed, and is not published, for example since a promotion of the store is not accepted. A stream
+    of the table has seen the files above it, and not the records of the tail.
+    """
+    topic = make(cluster, "t", inline_max_bytes="1000", retention_ms="-1")
+    append(log, topic, "tail")
+    alter_configs(cluster, "t", {"inline.max.bytes": "0"})
+    append_files(log, "t", *range(6))
+    run(cluster, "delta")
+    assert shape(cluster, topic)[:2] == [(0, 1, "blob"), (1, 4)]
+    writer = Writer(cluster.store, "test", 60_000)
+    assert seal(cluster, writer, topic, 0) == 1
+    sealed = shape(cluster, topic)
+    assert list(merge(cluster, writer, topic, 0)) == []
+    assert shape(cluster, topic) == sealed
+    run(cluster, "delta")
+    [_] = merge(cluster, writer, topic, 0)
+    assert shape(cluster, topic) == [(0, 19)]
+    run(cluster, "delta")
+    writer.close()
+    assert_delta_is_the_log(cluster)
 
 
 APPEND = """

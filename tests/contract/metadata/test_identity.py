@@ -85,6 +85,8 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
             publish(cluster, topic)
         code, status = store_command("status", url)
         assert code == 1 and "timeline 1" in status["recorded"] and "timeline 2" in status["identity"]
+        shown = CliRunner().invoke(app, ["status", "--cluster", url])
+        assert shown.exit_code == 1 and "then allow both with `spark-log store accept`" in shown.output
         assert [(each["folder"], each["files"]) for each in status["unnamed"]] == [(topic.folder, 1)]
         code, accepted = store_command("accept", url, "--yes")
         assert code == 0 and "timeline 1" in accepted["before"] and "timeline 2" in accepted["now"]

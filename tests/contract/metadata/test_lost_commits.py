@@ -115,6 +115,15 @@ def test_commit_tokens_do_not_accumulate(proxied):
     assert not tokens() & after
 
 
+def test_the_tokens_of_reads_as_primary_do_not_accumulate(proxied):
+    """Such a transaction writes nothing but its token."""
+    store = proxied[0].store
+    for _ in range(3 * commit_tokens._ANSWERED_MAX):
+        assert store.read_as_primary(lambda _: "an answer")
+    count = sa.select(sa.func.count()).select_from(t.commit_token)
+    assert store.read(lambda connection: connection.execute(count).scalar_one()) <= commit_tokens._ANSWERED_MAX + 1
+
+
 def test_after_a_crash_the_transaction_id_of_another_proves_nothing(own_postgres_server, tmp_path):
     """Unflushed transactions are lost, and their ids are assigned again."""
     server = own_postgres_server

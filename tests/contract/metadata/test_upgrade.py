@@ -8,24 +8,30 @@ from kafka.structs import OffsetAndMetadata
 from spark_log import Admin, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.quotas.quota_rows import read_quotas
+from spark_log.cluster.security.users import list_credentials
 from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.share.rows import read_configs
 from spark_log.ids import TopicPartition
 from spark_log.metadata.store_schema import revision_of
 from spark_log.metadata.tables import SCHEMA_REVISION, metadata
+from spark_log.registry.registry import Registry
 from tests.support import release_cluster
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import Reader, settle
-from tests.support.release_cluster import COMMITTED, EVENTS, GROUPS, ORDERS
+from tests.support.release_cluster import AVRO, COMMITTED, EVENTS, GROUPS, JOBS, ORDERS, SUBJECT
+from tests.support.share_members import ShareMember
 from tests.support.topics import stored
 from tests.support.wire_producer import WireProducer, call
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ARCHIVES = sorted(archive.name.partition(".")[0] for archive in FIXTURES.glob("cluster_*.tar.xz"))
 DUPLICATE_CODES = (0, 46)
-REJOIN = {"cluster_v2": {"of-library", "of-classic"}, "cluster_v3": {"of-library", "of-classic"}}
+REJOIN = {"cluster_v2": {"of-library", "of-classic"}, "cluster_v3": {"of-library", "of-classic"}, "cluster_v7": set()}
 """Groups by release, whose members join again after the upgrade."""
+WITH_QUEUES = [release for release in ARCHIVES if release not in ("cluster_v2", "cluster_v3")]
+"""Releases that have share groups; their archives also have a user and a subject of the schema registry."""
 EARLIER = [f"event {number}" for number in range(EVENTS)]
 LIVE = ["committed", "0", "1", "2", "ours"]
 
@@ -100,6 +106,19 @@ def test_data_of_every_kind_is_as_before(upgraded, release):
         offsets = committed_offsets(cluster.store, group)
         assert offsets[TopicPartition("events", 0)] == COMMITTED
     assert len(read_quotas(cluster.store)) == 1
+
+
+@pytest.mark.parametrize("release", WITH_QUEUES, indirect=True)
+def test_share_groups_users_and_subjects_are_as_before(upgraded):
+    cluster, _ = upgraded
+    member = ShareMember(cluster, topics=[JOBS], group="of-workers", member="m3")
+    [ranges] = member.poll().values()
+    counts = {offset: each.deliveries for each in ranges for offset in range(each.first, each.end)}
+    assert counts == dict.fromkeys(range(4, 10), 2), "neither the accepted records nor the one that waits"
+    configs = cluster.store.read(lambda connection: read_configs(connection, "of-workers"))
+    assert configs == {"share.auto.offset.reset": "earliest"}
+    assert {each.user for each in list_credentials(cluster.store)} == {"ann"}
+    assert Registry(cluster).lookup(SUBJECT, AVRO).version == 1
 
 
 def test_kafka_clients_go_on_where_they_were(upgraded, tmp_path):

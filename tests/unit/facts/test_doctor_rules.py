@@ -10,10 +10,13 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from spark_log.cluster.lease import LeaseStatus
 from spark_log.config import ClusterSettings
 from spark_log.facts.doctor import limits
+from spark_log.facts.doctor.cluster_rules import check_coordinator
 from spark_log.facts.doctor.file_rules import FileMode, RetiredFiles, check_modes, check_retired, check_unnamed
 from spark_log.facts.doctor.findings import Severity, some_of
+from spark_log.facts.doctor.host_rules import HostFacts, check_hosts
 from spark_log.facts.doctor.log_dir_rules import LogDirFacts, check_log_dir
 from spark_log.facts.doctor.settings_rules import check_cluster
 from spark_log.facts.doctor.store_rules import (
@@ -33,7 +36,7 @@ GIB = 1 << 30
 
 GOOD_VERSIONS = Versions("0.1.0", (3, 11, 7), {"pyspark": "4.2.0", "deltalake": "1.6.6", "delta-spark": "4.4.0"}, 17)
 GOOD_POSTGRES = PostgresFacts(
-    "17.1", "on", "on", "on", "on", 10, 100, 299.0, (7, "psql"), "", 0, 0, 1_000_000_000, 8_000_000
+    "17.1", "on", "on", "on", "on", 10, 100, 299.0, (7, "psql"), "", 0, 0, True, 1_000_000_000, 8_000_000
 )  # fmt: skip
 GOOD_SQLITE = SqliteFacts("wal", 2, 1_000, 128 << 20)
 GOOD_FOLDER = FolderFacts("/c", False, (), GIB, 10 * GIB)
@@ -97,6 +100,9 @@ def test_numbers_of_a_version(text: str, expected: tuple[int, ...]) -> None:
         ({"oldest_transaction_s": None, "oldest_session": None}, OK),
         ({"synchronous_standby_names": "*"}, ERROR),
         ({"synchronous_standby_names": "*", "standbys": 1, "synchronous_standbys": 1}, OK),
+        ({"synchronous_standby_names": "*", "standbys": 1}, ERROR),
+        ({"synchronous_standby_names": "*", "standbys": 1, "sees_standbys": False}, NOTE),
+        ({"synchronous_standby_names": "*", "sees_standbys": False}, ERROR),
         ({"standbys": 1}, WARNING),
         ({"transaction_id_age": 1_000_000_001}, WARNING),
         ({"transaction_id_age": 1_600_000_001}, ERROR),
@@ -105,6 +111,32 @@ def test_numbers_of_a_version(text: str, expected: tuple[int, ...]) -> None:
 )
 def test_postgresql(change: dict[str, Any], expected: list[Severity]) -> None:
     assert severities(check_postgres(replace(GOOD_POSTGRES, **change))) == expected
+
+
+PRIMARY, STANDBY = HostFacts("a:1", system="7", timeline=2), HostFacts("b:1", system="7", standby=True)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected", "seen"),
+    [
+        ([PRIMARY, STANDBY], OK, "all 2 hosts answer, a:1 is the primary"),
+        ([PRIMARY, HostFacts("b:1", failure="no")], WARNING, "b:1 does not answer: no;"),
+        ([PRIMARY, HostFacts("b:1", system="8", standby=True)], ERROR, "a:1: system 7; b:1: system 8"),
+        ([PRIMARY, HostFacts("b:1", system="7", timeline=3)], ERROR, r"a:1 \(timeline 2\), b:1 \(timeline 3\) both"),
+        ([STANDBY, STANDBY], ERROR, "no host that answers is the primary"),
+        ([HostFacts("b:1", failure="no")], WARNING, "b:1 does not answer"),
+    ],
+)
+def test_hosts_of_an_address(hosts: list[HostFacts], expected: list[Severity], seen: str) -> None:
+    findings = check_hosts(hosts)
+    assert severities(findings) == expected
+    assert re.search(seen, findings[0].seen)
+
+
+def test_a_promotion_that_only_a_coordinator_accepts_needs_one() -> None:
+    controller, coordinator = LeaseStatus("controller", None, 0, 0), LeaseStatus("coordinator", None, 0, 0)
+    assert severities(check_coordinator(controller, coordinator, needed=False)) == NOTE
+    assert severities(check_coordinator(controller, coordinator, needed=False, accepts_promotions=True)) == WARNING
 
 
 @pytest.mark.parametrize(

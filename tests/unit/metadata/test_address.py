@@ -71,20 +71,39 @@ def test_consent_is_kept_in_the_text_and_not_sent_to_the_server(url):
 @pytest.mark.parametrize(
     ("given", "place"),
     [
-        ("me:pw@a:1,b:2/log", "me:***@/log?host=a,b&port=1,2"),
-        ("me@a,b/log?sslmode=verify-full", "me@/log?host=a,b&sslmode=verify-full"),
-        ("me@[::1]:5,[::2]/log", "me@/log?host=::1,::2&port=5,"),
-        ("me@/log?host=a,b&port=1,2", "me@/log?host=a,b&port=1,2"),
-        ("/log?host=a:1&host=b:2", "/log?host=a,b&port=1,2"),
-        ("me@/log?host=a,b&target_session_attrs=primary", None),
+        ("me:pw@a:1,b:2/log", "me:pw@/log?host=a,b&port=1,2&target_session_attrs=read-write"),
+        ("me@a:1, b:2/log", "me@/log?host=a,b&port=1,2&target_session_attrs=read-write"),
+        ("me@a,b/log?sslmode=x", "me@/log?host=a,b&sslmode=x&target_session_attrs=read-write"),
+        ("me@[::1]:5,[::2]/log", "me@/log?host=::1,::2&port=5,&target_session_attrs=read-write"),
+        ("me@/log?host=a,b&port=1,2", "me@/log?host=a,b&port=1,2&target_session_attrs=read-write"),
+        ("/log?host=a:1&host=b:2", "/log?host=a,b&port=1,2&target_session_attrs=read-write"),
+        ("me@/log?host=a,b&target_session_attrs=primary", "me@/log?host=a,b&target_session_attrs=primary"),
     ],
 )
 def test_several_hosts_are_libpqs_lists_and_only_the_primary_is_used(given, place):
     address = Address.parse(f"postgresql://{given}")
-    text = f"postgresql+psycopg://{given}" if place is None else f"postgresql+psycopg://{place}"
-    assert str(address) == text + ("" if place is None else "&target_session_attrs=read-write")
+    assert address.url == f"postgresql+psycopg://{place}"
     assert address.connect_timeout_s == 3
     assert Address.parse(address.url) == address
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("me:pw@a:1,b:2/log", "me:***@a:1,b:2/log"),
+        ("me@a,b/log?sslmode=verify-full", "me@a,b/log?sslmode=verify-full"),
+        ("me@[::1]:5,[::2]/log", "me@[::1]:5,[::2]/log"),
+        ("me@/log?host=a,b&port=7", "me@a:7,b:7/log"),
+        ("me@/log?host=a,b&target_session_attrs=primary", "me@a,b/log?target_session_attrs=primary"),
+        ("me@/log?host=/run/a,/run/b", "me@/log?host=/run/a,/run/b&target_session_attrs=read-write"),
+    ],
+)
+def test_several_hosts_are_shown_in_the_form_that_a_shell_takes(given, shown):
+    address = Address.parse(f"postgresql://{given}")
+    assert str(address) == f"postgresql+psycopg://{shown}"
+    parts = set(Address.parse(address.without_password).url.replace(":pw@", "@").replace("?", "&").split("&"))
+    expected = address.url.replace(":pw@", "@").replace("port=7", "port=7,7")
+    assert parts == set(expected.replace("?", "&").split("&"))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +113,7 @@ def test_several_hosts_are_libpqs_lists_and_only_the_primary_is_used(given, plac
         ("a:99999,b", "HOST:PORT"),
         ("a,", "HOST:PORT"),
         ("a,b/log?port=5", "either"),
+        ("/log?host=a:1,b:2", "host=HOST,HOST&port=PORT,PORT"),
         ("/log?host=a,b&target_session_attrs=any", "read-write or primary"),
     ],
 )

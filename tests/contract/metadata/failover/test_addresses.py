@@ -81,5 +81,5 @@ def test_the_command_line_takes_several_hosts_and_shows_no_password(pair, databa
         ["spark-log", "store", "status", "--cluster", address], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert f"port={pair.standby.port},{pair.primary.port}" in done.stdout
+    assert f"@127.0.0.1:{pair.standby.port},127.0.0.1:{pair.primary.port}/" in done.stdout
     assert "s3cret" not in done.stdout + done.stderr

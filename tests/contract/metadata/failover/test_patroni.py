@@ -87,16 +87,17 @@ def report(gaps_s, load):
     return "\n".join(lines)
 
 
+THREE = pytest.param([KILLED, SWITCHED, DEAD], id="three", marks=pytest.mark.timeout(600))
+TWENTY = pytest.param(
+    shuffled([KILLED, SWITCHED, DEAD, FROZEN], 20, seed=1),
+    id="twenty",
+    marks=[pytest.mark.long, pytest.mark.timeout(3_500)],
+)
+
+
 @pytest.mark.slow
 @pytest.mark.delta
-@pytest.mark.timeout(1_500)
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        pytest.param([KILLED, SWITCHED, DEAD], id="three"),
-        pytest.param(shuffled([KILLED, SWITCHED, DEAD, FROZEN], 20, seed=1), id="twenty", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("kinds", [THREE, TWENTY])
 def test_no_acknowledged_record_is_lost_or_stored_twice(patroni, kinds, tmp_path, capfd):
     folder = tmp_path / "log-dir"
     gaps_s = defaultdict(list)
@@ -110,6 +111,9 @@ def test_no_acknowledged_record_is_lost_or_stored_twice(patroni, kinds, tmp_path
         with FailoverLoad(patroni.address, tmp_path) as load:
             load.wait_for_more()
             wait_until(lambda: (folder / "store-0.beat").exists())
+            patroni.stop_etcd()
+            load.wait_for_more()
+            patroni.start_etcd()
             for kind in kinds:
                 gaps_s[kind].append(fail_over(patroni, load, kind))
                 with capfd.disabled():

@@ -1,0 +1,71 @@
+"""Whether each host of the address would serve clients after a failover. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from spark_log.errors import redact
+from spark_log.facts.doctor.findings import Finding, error, or_ok, warning
+
+HOSTS = "hosts"
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """A host of the store's address: its error, or its system identifier, and its timeline if it is a primary."""
+
+    place: str
+    failure: str | None = None
+    system: str = ""
+    standby: bool = False
+    timeline: int = 0
+
+
+def check_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
+    """Check the hosts of an address that names several."""
+    primaries = ", ".join(each.place for each in hosts if _is_primary(each))
+    return or_ok(_problems(hosts), HOSTS, f"all {len(hosts)} hosts answer, {primaries} is the primary")
+
+
+def _is_primary(host: HostFacts) -> bool:
+    return host.failure is None and not host.standby
+
+
+def _problems(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
+    for each in hosts:
+        if each.failure is not None:
+            yield warning(
+                HOSTS,
+                f"{each.place} does not answer: {redact(each.failure)}; after a failover to it no client would reach"
+                " the store",
+                "start PostgreSQL there, or correct the address of all clients",
+            )
+    systems = defaultdict(list)
+    for each in hosts:
+        if each.failure is None:
+            systems[each.system].append(each.place)
+    if len(systems) > 1:
+        found = "; ".join(f"{', '.join(places)}: system {system}" for system, places in systems.items())
+        yield error(
+            HOSTS,
+            f"the hosts are not copies of one database: {found}",
+            "remove the wrong hosts from the address of all clients",
+        )
+        return
+    primaries = [each for each in hosts if _is_primary(each)]
+    if len(primaries) > 1:
+        found = ", ".join(f"{each.place} (timeline {each.timeline})" for each in primaries)
+        yield error(
+            HOSTS,
+            f"{found} both take writes: one was promoted while the other went on, and what clients append at one of"
+            " them will be lost",
+            "stop one at once: the one that `patronictl list` does not show as the leader; else, the one that was"
+            " promoted by mistake",
+        )
+    elif systems and not primaries:
+        yield error(
+            HOSTS,
+            "no host that answers is the primary: nothing can be appended",
+            "look at `patronictl list`: without a majority of etcd there is no primary; without Patroni, promote the"
+            " synchronous standby",
+        )
