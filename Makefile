@@ -78,7 +78,7 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 # A lost worker ends the run, with the name of its test: pytest-xdist 3.8 waits forever after it has replaced one.
 test: venv  ## check, then every test, in as many processes as WORKERS says
 	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres etcd promtool chromium delta class-archive
-	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(PYTEST_ARGS)
+	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 --durations=30 $(PYTEST_ARGS)
 
 # Spark 4.2 has no Iceberg runtime: the tests read and write tables with a Spark 4.1 in a process of its own.
 test-spark41: venv .venv41/.installed  ## the tests of Iceberg tables in Spark 4.1, in .venv41

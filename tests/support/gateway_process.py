@@ -8,6 +8,7 @@ from types import TracebackType
 
 from tests.support.logged_process import LoggedProcess
 from tests.support.ports import free_port
+from tests.support.waiting import LIMIT_S
 
 
 class GatewayProcess(LoggedProcess):
@@ -24,7 +25,7 @@ class GatewayProcess(LoggedProcess):
         log = folder / f"gateway-{self.port}.log"
         super().__init__(log, "gateway", "--cluster", cluster_address, "--listen", self.address, *options)
 
-    def start(self, failpoint: str | None = None, timeout_s: float = 60.0) -> None:
+    def start(self, failpoint: str | None = None, timeout_s: float = LIMIT_S) -> None:
         """Start, and wait until clients can connect."""
         written = f"listens on {self.address}"
         already = self.output.count(written)

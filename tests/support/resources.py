@@ -12,10 +12,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
+from tests.support.waiting import LIMIT_S
 
 _ARROW_BYTES_MAX = 2_000_000
 """Allowance for Arrow's own memory, in bytes."""
-_WAIT_S = 20
 
 
 def unnamed_files(cluster: Cluster) -> list[str]:
@@ -58,7 +58,7 @@ def arrow_memory(bytes_max: int) -> Iterator[None]:
     """
     before = _arrow_bytes(bytes_max // 10)
     yield
-    deadline_s = time.monotonic() + _WAIT_S
+    deadline_s = time.monotonic() + LIMIT_S
     while min(after := _arrow_bytes(bytes_max), after - before) > bytes_max:
         assert time.monotonic() < deadline_s, f"{after - before:,} bytes of Arrow are held, {bytes_max:,} are allowed"
         time.sleep(0.01)

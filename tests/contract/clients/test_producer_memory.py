@@ -15,6 +15,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import NOON_MS
 from tests.support.replicas import take_away
 from tests.support.resources import arrow_memory, assert_only_named_files
+from tests.support.waiting import LIMIT_S
 
 MB = 1_000_000
 SLACK = 2 * MB
@@ -133,7 +134,7 @@ def test_a_waiting_partition_does_not_keep_the_records_of_the_others_in_memory(c
             numbers = pa.array(np.arange(table.num_rows) % 4)
             kept.append(producer.send_table("t", table.append_column("partition", numbers)))
         del table
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + LIMIT_S
         while sum(end - base for future in kept for _, base, end in future.written()) < 15_000:
             assert time.monotonic() < deadline_s, producer.metrics()
             time.sleep(0.01)

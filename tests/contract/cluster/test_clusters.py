@@ -37,6 +37,7 @@ from tests.support.next_revision import become_next_version
 from tests.support.records import LARGE, SMALL_BLOBS, table
 from tests.support.stores import rows_of
 from tests.support.topics import find
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -217,7 +218,7 @@ def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_serve
     create_store(address, "c").close()
     revision = become_next_version(tmp_path, monkeypatch)
     watching = Store(address)
-    upgrade, deadline_s, outcomes = migrations.upgrade, time.monotonic() + 20, []
+    upgrade, deadline_s, outcomes = migrations.upgrade, time.monotonic() + LIMIT_S, []
 
     def upgrade_until_another_waits(connection):
         """Commits only when another thread that opens the store waits for this transaction."""

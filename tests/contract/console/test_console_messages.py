@@ -21,6 +21,7 @@ from spark_log.console.settings import AuthMethod
 from tests.support.console import running_console
 from tests.support.topics import append, make
 from tests.support.typed_topics import document, typed
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -173,10 +174,7 @@ def test_a_search_stops_when_the_browser_leaves(console, cluster, log, monkeypat
     with pytest.raises(httpx2.ReadTimeout):
         console.client.get(f"/topics/t/{path}?start=earliest&key=k", timeout=0.5)
     assert batch_read.is_set()
-    deadline = time.monotonic() + 5
-    while running.count and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert running.count == 0
+    wait_until(lambda: running.count == 0)
     assert len(looked_at) < batches
 
 

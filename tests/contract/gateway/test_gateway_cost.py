@@ -30,8 +30,10 @@ from tests.support.topics import make
 from tests.support.wire_producer import WireProducer, transactional_batch
 
 MEMORY_MB_MAX = 1_500
-ANSWER_S_MAX = 2.0
-"""Beside four times what the slowest answer takes without an attack, on a machine that does other work."""
+ROUNDS_MIN = 10
+"""The requests of each kind that a good client has answered during an attack. One that waits until the hostile requests
+have been answered has none.
+"""
 LARGE_RECORDS, LARGE_BYTES = 40, 1_000_000
 
 
@@ -41,21 +43,19 @@ def peak_memory_mb(pid):
 
 
 class GoodClient(threading.Thread):
-    """Produces numbered records one by one, and asks for metadata, its records and its group; times each answer."""
+    """Produces numbered records one by one, and asks for metadata, its records and its group."""
 
     def __init__(self, port):
         super().__init__()
         self.port, self.stop = port, threading.Event()
-        self.sent, self.slowest, self.error = 0, (0.0, "nothing"), None
+        self.sent, self.error = 0, None
 
     def run(self):
         try:
             with WireConnection(self.port) as connection:
                 while not self.stop.is_set():
                     for name in ("metadata", "fetch", "heartbeat", "produce"):
-                        began_s = time.monotonic()
                         getattr(self, name)(connection)
-                        self.slowest = max(self.slowest, (time.monotonic() - began_s, name))
         except Exception as error:
             self.error = error
 
@@ -107,16 +107,6 @@ def address(tmp_path):
         return str(tmp_path / "cluster")
 
 
-def slowest_without_attack(gateway):
-    client = GoodClient(gateway.port)
-    with WireConnection(gateway.port) as connection:
-        for _ in range(100):
-            began_s = time.monotonic()
-            client.metadata(connection)
-            client.slowest = max(client.slowest, (time.monotonic() - began_s, "metadata"))
-    return client.slowest[0]
-
-
 def attack(gateway, seed, share):
     good = GoodClient(gateway.port)
     hostile = PythonProcess(
@@ -133,11 +123,11 @@ def attack(gateway, seed, share):
     return good
 
 
-def check(gateway, good, slowest_before_s, cluster_address):
+def check(gateway, good, cluster_address):
     assert gateway.running, gateway.output[-4000:]
     assert good.error is None, (good.error, gateway.output[-4000:])
     assert "Traceback" not in gateway.output, gateway.output[-4000:]
-    assert good.slowest[0] < ANSWER_S_MAX + 4 * slowest_before_s, good.slowest
+    assert good.sent >= ROUNDS_MIN
     assert peak_memory_mb(gateway.pid) < MEMORY_MB_MAX
     with Consumer("good", cluster=cluster_address, auto_offset_reset="earliest", consumer_timeout_ms=2_000) as consumer:
         assert [int(record.value) for record in consumer] == list(range(good.sent))
@@ -145,17 +135,15 @@ def check(gateway, good, slowest_before_s, cluster_address):
 
 def test_costly_requests_of_one_client_leave_the_others_served(address, tmp_path):
     with gateway_on(address, tmp_path) as gateway:
-        before_s = slowest_without_attack(gateway)
         good = attack(gateway, seed=28, share=0.05)
-        check(gateway, good, before_s, address)
+        check(gateway, good, address)
 
 
 @pytest.mark.long
 def test_costly_requests_of_all_apis(cluster_address, tmp_path, request):
     with gateway_on(cluster_address, tmp_path) as gateway:
-        before_s = slowest_without_attack(gateway)
         good = attack(gateway, seed=request.config.getoption("--hypothesis-seed") or 28, share=1.0)
-        check(gateway, good, before_s, cluster_address)
+        check(gateway, good, cluster_address)
 
 
 @pytest.fixture

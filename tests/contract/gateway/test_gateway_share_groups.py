@@ -325,30 +325,35 @@ def test_a_partition_of_a_deleted_topic_is_forgotten(client, cluster):
     assert client.fetch(epoch + 3, ()).responses == []
 
 
-@pytest.mark.parametrize(
-    ("acks", "expected"),
-    [
-        ([(0, 0, [5])], INVALID_REQUEST),
-        ([(0, 0, [-1])], INVALID_REQUEST),
-        ([(0, 0, [])], INVALID_REQUEST),
-        ([(0, 2, [1, 1])], INVALID_REQUEST),
-        ([(2, 1, [1])], INVALID_REQUEST),
-        ([(0, 3, [1]), (3, 4, [1])], INVALID_REQUEST),
-        ([(4, 5, [1]), (0, 1, [1])], INVALID_REQUEST),
-        ([(-1, 0, [1])], INVALID_REQUEST),
-        ([(0, 0, [4])], INVALID_REQUEST),  # a RENEW without IsRenewAck
-        ([(8, 12, [1])], INVALID_REQUEST),
-        ([(100, 100, [1])], INVALID_REQUEST),
-        ([(0, 2, [0, 1, 2])], NONE),
-        ([(0, 1, [1]), (2, 3, [2])], NONE),
-    ],
-)
-def test_acknowledgements(client, acks, expected):
-    client.heartbeat(0, ["jobs"])
-    assert client.acquired(0) == [(0, 9, 1)]
-    assert client.acknowledge(1, *acks) == (NONE, [expected])
-    again = NONE if expected else INVALID_STATE  # nothing of refused ones counts, and what counts is over
-    assert client.acknowledge(2, (0, 0, [ACCEPT])) == (NONE, [again])
+ACKNOWLEDGEMENTS = [
+    ([(0, 0, [5])], INVALID_REQUEST),
+    ([(0, 0, [-1])], INVALID_REQUEST),
+    ([(0, 0, [])], INVALID_REQUEST),
+    ([(0, 2, [1, 1])], INVALID_REQUEST),
+    ([(2, 1, [1])], INVALID_REQUEST),
+    ([(0, 3, [1]), (3, 4, [1])], INVALID_REQUEST),
+    ([(4, 5, [1]), (0, 1, [1])], INVALID_REQUEST),
+    ([(-1, 0, [1])], INVALID_REQUEST),
+    ([(0, 0, [4])], INVALID_REQUEST),  # a RENEW without IsRenewAck
+    ([(8, 12, [1])], INVALID_REQUEST),
+    ([(100, 100, [1])], INVALID_REQUEST),
+    ([(0, 2, [0, 1, 2])], NONE),
+    ([(0, 1, [1]), (2, 3, [2])], NONE),
+]
+
+
+def test_acknowledgements(client, cluster):
+    configs = {"share.auto.offset.reset": "earliest"}
+    for number, (acks, expected) in enumerate(ACKNOWLEDGEMENTS):
+        group = f"g{number}"
+        cluster.store.transact(lambda connection, _, group=group: rows.save_configs(connection, group, configs))
+        mine = Client(client.connection, client.topic_id, group=group)
+        mine.heartbeat(0, ["jobs"])
+        assert mine.acquired(0) == [(0, 9, 1)], acks
+        assert mine.acknowledge(1, *acks) == (NONE, [expected]), acks
+        again = NONE if expected else INVALID_STATE  # nothing of refused ones counts, and what counts is over
+        assert mine.acknowledge(2, (0, 0, [ACCEPT])) == (NONE, [again]), acks
+        assert mine.acknowledge(-1) == (NONE, []), "three sessions at a time"
 
 
 def test_locks_end_and_are_renewed(cluster, client):

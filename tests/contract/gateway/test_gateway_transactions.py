@@ -350,6 +350,7 @@ def append_as_if_it_were_not_transactional(cluster, producer):
     change(cluster, row.values(transactional_id=producer.name))
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("timeout_ms", [0, -1, 2**31 - 1])
 def test_transaction_timeout_must_be_above_0_and_within_the_limit(gateway, timeout_ms):
     with WireConnection(gateway.port) as connection:

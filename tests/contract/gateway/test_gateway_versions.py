@@ -38,7 +38,7 @@ def test_response_of_every_advertised_version_can_be_read(cluster, gateway, api,
     low, high = api.advertised
     with WireConnection(gateway.port) as connection:
         for version in range(low, high + 1):
-            if name == "flights":
+            if name == "flights" and (version == low or api.request.name == "DeleteTopicsRequest"):
                 with suppress(TopicAlreadyExistsError):
                     create_topic(cluster, name, 2)
             if api.serves(version):

@@ -29,7 +29,7 @@ from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.topics import make
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.worker_member import JOIN, WorkerMember, assign, settle
 
 NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 0, 22, 23, 25, 27
@@ -227,7 +227,7 @@ def test_members_that_wait_hold_no_memory_and_a_group_has_room_for_4_mib(cluster
             others = [member(group_id, bytes(1_000_000)) for _ in range(4)]
             for other in others:
                 other.send_join()
-            until_s = time.monotonic() + 20
+            until_s = time.monotonic() + LIMIT_S
             while joining_members(cluster, group_id) < len(others):
                 assert time.monotonic() < until_s, "a request waits for the memory of those that wait"
         refused = member("h", bytes(1_000_000))

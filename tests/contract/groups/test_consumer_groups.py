@@ -5,6 +5,7 @@ import math
 import subprocess
 import threading
 import time
+from itertools import groupby
 
 import pytest
 from kafka import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
@@ -13,13 +14,14 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer
 from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.membership import ConsumerMembership
 from spark_log.metadata.tables import group_member
 from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.topics import append, fill, make
 
 P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
-SOON_S = 30.0
+SOON_S = 120.0
 
 
 @pytest.fixture
@@ -460,17 +462,22 @@ print("fine")
 
 
 @pytest.mark.on_sqlite
-def test_a_backlog_of_commits_does_not_end_the_session(cluster, log, consume, monkeypatch):
+def test_a_backlog_of_commits_delays_no_heartbeat(cluster, log, consume, monkeypatch):
     fill(log, make(cluster, "t", 1), [3])
-    consumer = consume("t", session_timeout_ms=1500, enable_auto_commit=False)
+    done, keep_alive = [], ConsumerMembership.keep_alive
+    monkeypatch.setattr(ConsumerMembership, "keep_alive", lambda self: done.append("heartbeat") or keep_alive(self))
+    consumer = consume("t", heartbeat_interval_ms=10, enable_auto_commit=False)
     settle(consumer, share=[1])
     write = consumer._polling.commits._write
 
     def write_slowly(offsets):
-        time.sleep(0.1)  # a slow store: the backlog must take longer than a session
+        done.append("commit")
+        time.sleep(0.02)  # so that a heartbeat is due after each commit
         write(offsets)
 
     monkeypatch.setattr(consumer._polling.commits, "_write", write_slowly)
     commits = [consumer.commit_async() for _ in range(25)]
     consumer.commit()
     assert all(commit.succeeded() for commit in commits)
+    in_a_row = [len(list(same)) for what, same in groupby(done) if what == "commit"]
+    assert sum(in_a_row) > 20 and max(in_a_row) <= 2, done

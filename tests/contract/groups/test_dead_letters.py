@@ -103,7 +103,14 @@ def test_a_record_that_is_released_too_often_has_a_letter(cluster, cluster_addre
     assert (facts["delivery.count"], facts["spark-log.dlq.cause"]) == ("2", "delivery-count")
 
 
-@pytest.mark.parametrize("trouble", ["missing", "not enabled", "wrong prefix"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "missing",
+        pytest.param("not enabled", marks=pytest.mark.on_sqlite),
+        pytest.param("wrong prefix", marks=pytest.mark.on_sqlite),
+    ],
+)
 def test_records_wait_while_the_topic_cannot_be_used(
     cluster, cluster_address, produce, worker, configure, caplog, trouble
 ):

@@ -119,6 +119,7 @@ def test_more_members_than_partitions(cluster):
     assert sorted(number for reader in rest for number in reader.numbers) == [0, 1]
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
 def test_every_assignor_of_kafka_python(cluster, assignor):
     create_topic(cluster, "t", 5)

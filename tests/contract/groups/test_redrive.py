@@ -91,6 +91,7 @@ def records_of(cluster_address, topic, count):
     return found
 
 
+@pytest.mark.on_sqlite
 def test_letters_go_back_to_their_partitions_without_their_headers_and_once(cluster, cluster_address, reject, redrive):
     reject("a", "b", "c")
     with Redrive(cluster, "dlq.jobs") as letters:
@@ -107,6 +108,7 @@ def test_letters_go_back_to_their_partitions_without_their_headers_and_once(clus
     assert redrive().copied == {"jobs": 4}, "the group has rejected the copies, too"
 
 
+@pytest.mark.on_sqlite
 def test_a_limit_and_another_topic(cluster, reject, redrive):
     create_topic(cluster, "again")
     reject("a", "b", "c")
@@ -122,6 +124,7 @@ def test_a_limit_and_another_topic(cluster, reject, redrive):
         redrive(to="nowhere")
 
 
+@pytest.mark.on_sqlite
 def test_a_letter_without_a_copy_is_read_from_its_topic(cluster, cluster_address, reject, redrive):
     reject("a", "b", "c", **POINTERS)
     delete_records(cluster, {TopicPartition("jobs", 1): 1})
@@ -138,6 +141,7 @@ def test_a_letter_without_a_copy_is_read_from_its_topic(cluster, cluster_address
     assert copies[0].headers == [("mine", b"kept")]
 
 
+@pytest.mark.on_sqlite
 def test_a_topic_that_was_created_again_has_other_records(cluster, produce, reject, redrive):
     reject("a", **POINTERS)
     delete_topic(cluster, "jobs")
@@ -149,6 +153,7 @@ def test_a_topic_that_was_created_again_has_other_records(cluster, produce, reje
         redrive()
 
 
+@pytest.mark.on_sqlite
 def test_records_that_are_not_dead_letters_are_refused(cluster, cluster_address, produce, reject, redrive):
     reject()
     create_topic(cluster, "again")

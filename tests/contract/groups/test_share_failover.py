@@ -40,7 +40,7 @@ def offer(cluster):
 
 
 @pytest.mark.parametrize("count", [1, 3, 6], ids=["below next_offset", "up to next_offset", "beyond next_offset"])
-@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("accepted", [True, pytest.param(False, marks=pytest.mark.on_sqlite)])
 def test_new_records_below_the_next_offset_are_delivered(cluster, log, count, accepted):
     member, other = ShareMember(cluster), ShareMember(cluster, member="m2")
     assert len(values(member)) == 6

@@ -104,6 +104,7 @@ def test_new_records_are_as_the_log_has_them(cluster, log, rewritten):
     assert member.poll() == {} and is_finished(cluster)
 
 
+@pytest.mark.on_sqlite
 def test_released_records_are_as_the_log_has_them(cluster, log, rewritten):
     topic, rewrite = rewritten
     first = ShareMember(cluster, member="m0")
@@ -119,6 +120,7 @@ def test_released_records_are_as_the_log_has_them(cluster, log, rewritten):
     assert member.poll() == {} and is_finished(cluster)
 
 
+@pytest.mark.on_sqlite
 def test_records_that_were_acquired_before_a_rewrite_can_be_acknowledged(cluster, rewritten):
     _, rewrite = rewritten
     member = ShareMember(cluster)

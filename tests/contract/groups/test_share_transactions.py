@@ -186,7 +186,7 @@ def test_an_ended_lock_fails_the_call(cluster, cluster_address, produce, worker,
     producer.begin_transaction()
     [record] = take(worker)
     with ShareConsumer("jobs", cluster=cluster_address, group_id="workers") as other:
-        assert take(other)[0].delivery_count == 2
+        assert take(other)[0].delivery_count >= 2
         with pytest.raises(CommitFailedError, match="not acquired"):
             work(worker, producer, [record])
         producer.abort_transaction()
@@ -201,7 +201,7 @@ def test_a_lock_that_ends_with_the_transaction_fails_its_commit(cluster, cluster
         producer.begin_transaction()
         work(worker, producer, take(worker))
         [again] = take(worker)
-        assert again.delivery_count == 2
+        assert again.delivery_count >= 2
         with pytest.raises((CommitFailedError, TransactionAbortableError)):  # the transaction's time is over too
             producer.commit_transaction()
         producer.abort_transaction()

@@ -166,12 +166,21 @@ def check_share(left):
         assert len(set(range(SHARED)) - acknowledged - set(delivered)) in (0, 2)
 
 
+EVERY = 5
+"""A run checks each fifth of some hundred states, of all steps and fates in turn; `make test-long` checks them all."""
+
+
 @pytest.mark.parametrize(
-    ("work", "check"),
-    [(work, check), (publish_tables, check_tables), (share, check_share)],
-    ids=["records", "tables", "share groups"],
+    ("work", "check", "every"),
+    [
+        pytest.param(work, check, EVERY, id="records"),
+        pytest.param(work, check, 1, id="records-all", marks=pytest.mark.long),
+        pytest.param(publish_tables, check_tables, EVERY, id="tables"),
+        pytest.param(publish_tables, check_tables, 1, id="tables-all", marks=pytest.mark.long),
+        pytest.param(share, check_share, 1, id="share groups"),
+    ],
 )
-def test_power_loss_between_any_two_steps(tmp_path, work, check):
+def test_power_loss_between_any_two_steps(tmp_path, work, check, every):
     recorder = Recorder(tmp_path / "disk", tmp_path / "left")
     recorder.folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -179,10 +188,10 @@ def test_power_loss_between_any_two_steps(tmp_path, work, check):
         work(str(recorder.folder / "cluster"), recorder.told)
         recorder.cut_the_power("the end")
     assert len(recorder.left) > 40
-    failures = []
+    failures, checked = [], recorder.left[::every]
     disk = recorder.folder
     disk.rename(tmp_path / "worked")
-    for left in recorder.left:
+    for left in checked:
         if disk.exists():
             shutil.rmtree(disk)
         left.folder.rename(disk)  # Iceberg's metadata have whole paths
@@ -190,4 +199,4 @@ def test_power_loss_between_any_two_steps(tmp_path, work, check):
             check(replace(left, folder=disk))
         except Exception as error:
             failures.append(f"before {left.step} ({left.fate}): {type(error).__name__}: {str(error)[:300]}")
-    assert not failures, f"{len(failures)} of {len(recorder.left)}:\n" + "\n".join(failures[:20])
+    assert not failures, f"{len(failures)} of {len(checked)}:\n" + "\n".join(failures[:20])

@@ -127,6 +127,7 @@ def test_columns_of_a_schema_with_references(cluster, registry, type_, line, ord
     assert to_ddl(columns(cluster).value.fields) == "line STRUCT<n: BIGINT>, other STRUCT<n: BIGINT>"
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize(
     ("level", "accepted"),
     [

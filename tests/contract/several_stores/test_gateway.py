@@ -26,7 +26,7 @@ from tests.support.topics import stored
 
 EAST = 1
 NONE, UNKNOWN, LEADER_NOT_AVAILABLE, INVALID_REQUEST, NOT_NEEDED = 0, 3, 5, 42, 84
-LONG_S = 10.0
+LONG_S = 60.0
 """Far more than a request for topics of home takes, and less than a call on a frozen store."""
 
 pytestmark = pytest.mark.xdist_group("several-stores-gateway")
