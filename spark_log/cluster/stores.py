@@ -28,7 +28,7 @@ from spark_log.ids import StoreId
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
-from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TOPIC
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TOPIC, TRANSACTION
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_opening import create_store
 
@@ -92,7 +92,7 @@ def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
 def remove_store(cluster: Cluster, name: str) -> None:
     """Remove a data store from the cluster. Its database stays, and may be dropped.
 
-    Raises StoreNotFoundError, and InvalidConfigurationError while a topic is in it.
+    Raises StoreNotFoundError, and InvalidConfigurationError while a topic, or part of a transaction, is in it.
     """
     home = cluster.home
 
@@ -102,6 +102,12 @@ def remove_store(cluster: Cluster, name: str) -> None:
         held = connection.execute(topics).scalar()
         if held is not None:
             raise InvalidConfigurationError(f"store {name!r}: it has topics, for example {held!r}: delete them first")
+        parts = connection.execute(sa.select(TRANSACTION.part_stores).where(TRANSACTION.part_stores != "")).scalars()
+        if any(str(info.store_id) in stores.split() for stores in parts):
+            raise InvalidConfigurationError(
+                f"store {name!r}: a transaction that has not ended writes to it; repeat the call when it has"
+                " (`spark-log transaction list`)"
+            )
         _delete(connection, info.store_id, info.state)
         return info
 

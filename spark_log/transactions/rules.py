@@ -186,7 +186,8 @@ def check_pending(batches: int, what: str = "transaction") -> None:
 
 def join(transaction: Transaction, ref: ProducerRef, store_id: StoreId, *, across: bool = False) -> Transaction:
     """Give the transaction a part in a data store, before its first batch there; the first call begins the transaction.
-    Unchanged if it has the part. Raises the errors of `begin` and, unless `across`, of `check_stores`.
+    Unchanged if it has the part, and for the home store. Raises the errors of `begin` and, unless `across`, of
+    `check_stores`.
     """
     begun = begin(transaction, ref)
     if store_id in begun.parts.stores:
@@ -194,6 +195,8 @@ def join(transaction: Transaction, ref: ProducerRef, store_id: StoreId, *, acros
     stores = begun.parts.stores | {store_id}
     if not across:
         check_stores([*stores, *([HOME] if begun.pending else [])])
+    if store_id == HOME:
+        return begun
     number = begun.parts.number + (0 if begun.parts.stores else 1)
     return replace(begun, parts=Parts(number, stores))
 
