@@ -265,7 +265,7 @@ class Producer:
         late = self._accumulator.flush()
         if late:  # sent by other threads while the last transaction ended: refused, not part of this one
             self._accumulator.wait_for(late, None)
-        transaction.begin()
+        transaction.begin(self._log)
 
     @kafka_errors()
     def send_offsets_to_transaction(

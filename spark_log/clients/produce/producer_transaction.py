@@ -149,12 +149,18 @@ class ProducerTransaction:
         with self._lock:
             self.check("init_transactions")
             if self._state is State.UNINITIALIZED:
-                try:
-                    self._initialize()
-                except TransactionCommitPendingError:
-                    transaction_parts.complete_last(log, self._transactional_id, timeout_ms=self._timeout_ms)
-                    self._initialize()
+                self._after_the_last_one(log, self._initialize)
                 self._state = State.READY
+
+    def _after_the_last_one(self, log: Log, call: Callable[[], object]) -> None:
+        """Call a function, and complete the last transaction first if it is committed and its parts have not followed.
+        Raises TransactionCommitPendingError if a data store does not do that now.
+        """
+        try:
+            call()
+        except TransactionCommitPendingError:
+            transaction_parts.complete_last(log, self._transactional_id, timeout_ms=self._timeout_ms)
+            call()
 
     def _initialize(self) -> None:
         timeout_ms = self._settings.transaction_timeout_ms
@@ -162,11 +168,11 @@ class ProducerTransaction:
             self._cluster, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
         ).ref
 
-    def begin(self) -> None:
+    def begin(self, log: Log) -> None:
         with self._lock:
             self.check("begin_transaction")
             with self.fail_on_error():
-                self._check_in_store()
+                self._after_the_last_one(log, self._check_in_store)
                 if self._ref.epoch > EPOCH_MAX:
                     self._initialize()
             self._number, self._state = self._number + 1, State.IN_TRANSACTION
