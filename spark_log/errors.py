@@ -12,6 +12,7 @@ SparkLogError
 │   ├── NotEnoughReplicasAfterAppendError
 │   ├── NotCoordinatorError, CoordinatorNotAvailableError, NotControllerError
 │   ├── SchemaRegistryUnavailableError
+│   ├── TransactionCommitPendingError
 │   └── KafkaTimeoutError
 └── FatalError                        the same call fails again
     ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError,
@@ -162,6 +163,15 @@ class SchemaRegistryUnavailableError(RetriableError):
     known yet are sealed later; appends continue.
 
     Remedy: check the address and the server; what waits is done when it answers again.
+    """
+
+
+class TransactionCommitPendingError(RetriableError):
+    """A transaction is committed, and a data store has not appended its records yet, because the store does not answer
+    or a partition has no leader. The decision is durable, and the transaction cannot be aborted any more.
+
+    Remedy: repeat the call, which waits for the store. A coordinator completes the transaction too. The next
+    transaction of the same transactional_id begins after that.
     """
 
 
@@ -707,9 +717,11 @@ class StoreNotFoundError(FatalError):
 
 
 class CrossStoreTransactionError(FatalError):
-    """A transaction, or a request that is atomic, would change topics of several metadata stores.
+    """A transaction, or a request that is atomic, would write to topics of several metadata stores.
 
-    Remedy: keep the topics of one transaction in the home store (`spark-log topic describe` shows the store of each).
+    Remedy: keep the topics of one transaction in one store (`spark-log topic describe` shows the store of each). If
+    readers may see a transaction in one store before they see it in another, allow it for producers with `spark-log
+    cluster config --set transaction.cross.store=allow`.
     """
 
 

@@ -30,7 +30,7 @@ from spark_log.ids import StoreId
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
-from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TOPIC
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TOPIC, TRANSACTION
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_opening import create_store
 
@@ -94,7 +94,8 @@ def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
 def remove_store(cluster: Cluster, name: str) -> None:
     """Remove a data store from the cluster. Its database stays, and may be dropped.
 
-    Raises StoreNotFoundError, and InvalidConfigurationError while a topic is in it or is being moved to it.
+    Raises StoreNotFoundError, and InvalidConfigurationError while a topic, or part of a transaction, is in it, or a
+    topic is being moved to it.
     """
     home = cluster.home
 
@@ -109,6 +110,12 @@ def remove_store(cluster: Cluster, name: str) -> None:
         for stated in moving_topics(connection).values():
             if stated.move is not None and stated.move.to == info.store_id:
                 raise InvalidConfigurationError(f"store {name!r}: topic {stated.topic.name!r} is being moved to it")
+        parts = connection.execute(sa.select(TRANSACTION.part_stores).where(TRANSACTION.part_stores != "")).scalars()
+        if any(str(info.store_id) in stores.split() for stores in parts):
+            raise InvalidConfigurationError(
+                f"store {name!r}: a transaction that has not ended writes to it; repeat the call when it has"
+                " (`spark-log transaction list`)"
+            )
         _delete(connection, info.store_id, info.state)
         return info
 

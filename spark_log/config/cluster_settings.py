@@ -22,6 +22,7 @@ _MAY_BE_OFF = frozenset({"metrics_interval_ms"})
 
 _CHOICES = {
     "store_promotion_accept": ("manual", "synchronous"),
+    "transaction_cross_store": ("refuse", "allow"),
     "group_consumer_migration_policy": ("bidirectional", "upgrade", "downgrade", "disabled"),
 }
 """The valid values of the settings that are words."""
@@ -68,6 +69,11 @@ class ClusterSettings:
     transaction_abort_interval_ms: int = 10_000
     """Interval at which the coordinator aborts transactions that have exceeded their time-out (Kafka's
     transaction.abort.timed.out.transaction.cleanup.interval.ms).
+    """
+
+    transaction_cross_store: str = "refuse"
+    """Whether a transaction may write to topics of several metadata stores: refuse or allow. It is committed in all of
+    them or in none, but readers may see it in one store first. Group offsets may be of topics of any store.
     """
 
     transactional_id_expiration_ms: int = 7 * DAY_MS

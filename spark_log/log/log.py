@@ -256,7 +256,7 @@ class Log(LogReader):
         """
         self._check_store(topics.values())
         result = self._replication.append(request, topics, timeout_ms)
-        if not result.committed_before:
+        if not result.committed_before and not request.only_checks:
             self._follow_up(request, topics, result)
         return result
 

@@ -11,7 +11,9 @@ from spark_log.cluster.log_dir_failures import any_log_dir_offline
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
+from spark_log.ids import HOME
 from spark_log.log.append.producer_expiry import count_silent_producers, expire_producers
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.compaction.local_compaction import compact, plan_compaction
 from spark_log.maintenance.context import MaintenanceContext, check_topics, open_maintenance
 from spark_log.maintenance.first_failure import FirstFailure
@@ -37,7 +39,14 @@ from spark_log.metadata import commit_tokens
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.text import count_of
-from spark_log.transactions.transaction_expiry import abort_timed_out, count_expired_ids, expire_ids, timed_out
+from spark_log.transactions.transaction_expiry import (
+    abort_timed_out,
+    count_expired_ids,
+    expire_ids,
+    expire_parts,
+    timed_out,
+)
+from spark_log.transactions.transaction_parts import Unresolved, find_unresolved, resolve
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,9 @@ def _expire(context: MaintenanceContext) -> Iterator[Report]:
             for number, expire in enumerate((expire_offsets, expire_producers, expire_ids)):
                 with failure.attempt():
                     counts[number] = expire(store, settings, context.fence)
+            if context.cluster.store_id != HOME:
+                with failure.attempt():
+                    counts[2] = expire_parts(context.cluster, settings, context.fence)
             with failure.attempt():
                 expire_commit_tokens(store, context.fence)
             yield from _expired(*counts)
@@ -111,16 +123,40 @@ def _expired(offsets: int, producers: int, ids: int) -> Iterator[Report]:
         yield Report("expire", notes=(f"expired: {shown}",))
 
 
-def _abort_transactions(context: MaintenanceContext) -> Iterator[Report]:
-    if context.topic_names is None:
+def _end_transactions(context: MaintenanceContext) -> Iterator[Report]:
+    """Abort transactions at home, which decides; in a data store end the parts of those that have ended there."""
+    if context.topic_names is not None:
+        return
+    if context.cluster.store_id == HOME:
         for transactional_id in abort_timed_out(context.cluster, context.fence):
             yield Report("transactions", notes=(f"aborted {transactional_id}: its transaction.timeout.ms has passed",))
+        return
+    parts = find_unresolved(context.cluster)
+    if parts:
+        log = ClientLog(context.cluster, settings=context.settings, holder="maintenance: transactions")
+        try:
+            with FirstFailure() as failure:
+                for part in parts:
+                    with failure.attempt():
+                        resolve(log, part, context.fence)
+                        yield Report("transactions", notes=(_ended(part, "committed", "aborted"),))
+        finally:
+            log.close(more_to_come=True)
+
+
+def _ended(part: Unresolved, committed: str, aborted: str) -> str:
+    return f"{committed if part.committed else aborted} the part of {part.name}, as the home store has decided"
 
 
 def _plan_transactions(context: MaintenanceContext) -> Iterator[Report]:
-    if context.topic_names is None:
+    if context.topic_names is not None:
+        return
+    if context.cluster.store_id == HOME:
         for _, transactional_id in timed_out(context.cluster.store):
             yield Report("transactions", notes=(f"aborts {transactional_id}: its transaction.timeout.ms has passed",))
+        return
+    for part in find_unresolved(context.cluster):
+        yield Report("transactions", notes=(_ended(part, "commits", "aborts"),))
 
 
 TASKS: tuple[Task, ...] = (
@@ -140,9 +176,10 @@ TASKS: tuple[Task, ...] = (
     ),
     Task(
         "transactions",
-        "abort transactions that have been open for longer than their transaction.timeout.ms",
+        "abort transactions that have been open for longer than their transaction.timeout.ms; end their parts in data"
+        " stores",
         lambda s: s.transaction_abort_interval_ms,
-        _abort_transactions,
+        _end_transactions,
         _plan_transactions,
     ),
     Task(

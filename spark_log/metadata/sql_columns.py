@@ -45,6 +45,7 @@ SUBJECT_VERSION = t.subject_version.c
 TOPIC = t.topic.c
 TRANSACTION = t.transaction.c
 TRANSACTION_OFFSET = t.transaction_offset.c
+TRANSACTION_PART = t.transaction_part.c
 TRANSACTION_SEGMENT = t.transaction_segment.c
 TRUNCATION = t.truncation.c
 WRITE_ID = t.write_id.c

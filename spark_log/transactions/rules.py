@@ -7,18 +7,25 @@ commits and aborts keep the epoch (`keeps_epoch`), and `fencing_rules` refuses t
 
 The batches of an open transaction are *pending*: they have no offsets, and no reader sees them. A commit is one
 transaction of the metadata store, so Kafka's states PrepareCommit and PrepareAbort do not exist.
+
+A transaction with batches in data stores has a *part* in each of them (`part_rules`). The commit in the home store is
+its decision. Until all parts have followed, the transaction is *unfinished*, and the next one cannot begin.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from spark_log.errors import (
+    CrossStoreTransactionError,
     InvalidProducerIdMappingError,
     InvalidTxnStateError,
     PolicyViolationError,
     ProducerFencedError,
     TransactionAbortableError,
+    TransactionCommitPendingError,
 )
+from spark_log.ids import HOME, StoreId
 
 PENDING_MAX = 50_000
 """The limit of pending batches of a transaction. The commit reads and appends all of them in one SQL transaction."""
@@ -57,6 +64,19 @@ class ProducerRef:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """The data stores that have a part of a transaction. `number` names the parts; a later transaction has a higher
+    one. Epochs do not name them, because Kafka clients keep theirs.
+    """
+
+    number: int = 0
+    stores: frozenset[StoreId] = frozenset()
+
+
+NO_PARTS = Parts()
+
+
+@dataclass(frozen=True)
 class Transaction:
     """The current or last transaction of a transactional id."""
 
@@ -77,10 +97,17 @@ class Transaction:
     """The newest fencing token of a connection of a Kafka client with the role COORDINATOR (`fencing_rules`)."""
     offsets_token: int = 0
     """The newest fencing token with the role OFFSETS, for TxnOffsetCommit."""
+    parts: Parts = NO_PARTS
+    """The stores that have a part of the open transaction; of a committed one, those that have not appended it yet. The
+    number is that of the last transaction that had parts.
+    """
 
 
 def initialize(transaction: Transaction) -> Transaction:
-    """Apply init_transactions: fence every earlier producer with the id, and abort the open transaction."""
+    """Apply init_transactions: fence every earlier producer with the id, and abort the open transaction. Raises
+    TransactionCommitPendingError if the last one is unfinished.
+    """
+    check_finished(transaction)
     fenced = replace(transaction, epoch=transaction.epoch + 1, previous_epoch=-1)
     return _over(fenced, ABORTED) if transaction.state is ONGOING else fenced
 
@@ -89,7 +116,8 @@ def bump(transaction: Transaction, ref: ProducerRef) -> Transaction:
     """Apply InitProducerId of a producer with an epoch (KIP-360): raise the epoch, and abort its open transaction.
 
     Unchanged if the current epoch was already made for the producer, because the answer to the same call was lost, or
-    its transaction has timed out. Raises InvalidProducerIdMappingError and ProducerFencedError.
+    its transaction has timed out. Raises InvalidProducerIdMappingError, ProducerFencedError, and
+    TransactionCommitPendingError.
     """
     if _is_previous(transaction, ref):
         return transaction
@@ -123,15 +151,18 @@ def check_open(transaction: Transaction, ref: ProducerRef) -> None:
 
 
 def begin(transaction: Transaction, ref: ProducerRef) -> Transaction:
-    """Return the open transaction unchanged, or begin the next one. Raises the errors of `check`."""
+    """Return the open transaction unchanged, or begin the next one. Raises the errors of `check`, and
+    TransactionCommitPendingError if the last one is unfinished.
+    """
     check(transaction, ref)
     if transaction.state is ONGOING:
         return transaction
+    check_finished(transaction)
     return replace(transaction, state=ONGOING, pending=0, previous_epoch=-1)
 
 
 def register(transaction: Transaction, ref: ProducerRef, batches: int) -> Transaction:
-    """Add `batches` pending batches. The first ones begin the transaction. Raises the errors of `check`, and
+    """Add `batches` pending batches. The first ones begin the transaction. Raises the errors of `begin`, and
     PolicyViolationError above PENDING_MAX.
     """
     begun = begin(transaction, ref)
@@ -141,18 +172,53 @@ def register(transaction: Transaction, ref: ProducerRef, batches: int) -> Transa
 
 def check_room(transaction: Transaction, batches: int) -> None:
     """Raise PolicyViolationError if the transaction would have more than PENDING_MAX pending batches."""
-    if transaction.pending + batches > PENDING_MAX:
+    check_pending(transaction.pending + batches, f"transaction of {transaction.transactional_id!r}")
+
+
+def check_pending(batches: int, what: str = "transaction") -> None:
+    """Raise PolicyViolationError above PENDING_MAX."""
+    if batches > PENDING_MAX:
         raise PolicyViolationError(
-            f"transaction of {transaction.transactional_id!r}: more than {PENDING_MAX} batches before its commit; abort"
-            " it, and commit more often or send larger batches (linger, batch size)"
+            f"{what}: more than {PENDING_MAX} batches before its commit; abort it, and commit more often or send larger"
+            " batches (linger, batch size)"
         )
 
 
-def commit(transaction: Transaction, ref: ProducerRef, batches: int, *, keeps_epoch: bool = False) -> Transaction:
-    """Commit the transaction with all its `batches`. Unchanged if the same call, whose answer was lost, committed it.
+def join(transaction: Transaction, ref: ProducerRef, store_id: StoreId, *, across: bool = False) -> Transaction:
+    """Give the transaction a part in a data store, before its first batch there; the first call begins the transaction.
+    Unchanged if it has the part, and for the home store. Raises the errors of `begin` and, unless `across`, of
+    `check_stores`.
+    """
+    begun = begin(transaction, ref)
+    if store_id in begun.parts.stores:
+        return begun
+    stores = begun.parts.stores | {store_id}
+    if not across:
+        check_stores([*stores, *([HOME] if begun.pending else [])])
+    if store_id == HOME:
+        return begun
+    number = begun.parts.number + (0 if begun.parts.stores else 1)
+    return replace(begun, parts=Parts(number, stores))
+
+
+def check_stores(stores: Iterable[StoreId]) -> None:
+    """Raise CrossStoreTransactionError for a transaction with topics of several stores."""
+    if len(numbers := sorted(set(stores))) > 1:
+        raise CrossStoreTransactionError(
+            f"a transaction would write to topics of the stores {', '.join(map(str, numbers))}. Readers may see it in"
+            " one store first: allow that with the cluster setting transaction.cross.store=allow, or create the topics"
+            " in one store"
+        )
+
+
+def commit(
+    transaction: Transaction, ref: ProducerRef, batches: int, parts: Parts = NO_PARTS, *, keeps_epoch: bool = False
+) -> Transaction:
+    """Commit the transaction with all its `batches` in the home store, and its prepared `parts`. Unchanged if the same
+    call, whose answer was lost, committed it. This decides about the parts: until each is `finished`, it is unfinished.
 
     Raises the errors of `check`, and TransactionAbortableError if batches are missing, because their topic was deleted,
-    or the store has lost batches that were not forced to disk.
+    or the store has lost batches that were not forced to disk, or if it has a part that is not prepared.
     """
     if _has_ended(transaction, ref, COMMITTED, keeps_epoch):
         return transaction
@@ -163,13 +229,42 @@ def commit(transaction: Transaction, ref: ProducerRef, batches: int, *, keeps_ep
             f"{_name(transaction, ref)}: {batches} batches were sent and {there} are there: a topic was deleted"
             " meanwhile, or the metadata store has crashed; abort it, and do it again"
         )
+    joined = transaction.parts if transaction.state is ONGOING else NO_PARTS
+    if joined.stores != parts.stores or (parts.stores and joined.number != parts.number):
+        raise TransactionAbortableError(
+            f"{_name(transaction, ref)}: its parts {_numbers(parts)} are prepared, and it has {_numbers(joined)}: abort"
+            " it, and do it again"
+        )
     return _ended(transaction, COMMITTED, keeps_epoch)
+
+
+def finish(transaction: Transaction, number: int, store_id: StoreId) -> Transaction:
+    """Note that a data store has appended its part of the committed transaction. Unchanged if that is known."""
+    parts = transaction.parts
+    if transaction.state is not COMMITTED or number != parts.number or store_id not in parts.stores:
+        return transaction
+    return replace(transaction, parts=replace(parts, stores=parts.stores - {store_id}))
+
+
+def is_unfinished(transaction: Transaction) -> bool:
+    """Whether it is committed, and a data store has not appended its part yet."""
+    return transaction.state is COMMITTED and bool(transaction.parts.stores)
+
+
+def check_finished(transaction: Transaction) -> None:
+    """Raise TransactionCommitPendingError if the transaction is unfinished."""
+    if is_unfinished(transaction):
+        raise TransactionCommitPendingError(
+            f"the transaction of {transaction.transactional_id!r} is committed, and its records are not readable yet in"
+            f" the stores {_numbers(transaction.parts)}: repeat the call"
+        )
 
 
 def abort(transaction: Transaction, ref: ProducerRef, *, keeps_epoch: bool = False) -> Transaction:
     """Abort the transaction, and drop its pending batches. Unchanged if it was aborted before.
 
-    Raises InvalidProducerIdMappingError and ProducerFencedError, and InvalidTxnStateError if it was committed.
+    Raises InvalidProducerIdMappingError and ProducerFencedError, InvalidTxnStateError if it was committed, and
+    TransactionCommitPendingError if the one before it is unfinished.
     """
     if _has_ended(transaction, ref, ABORTED, keeps_epoch):
         return transaction
@@ -230,15 +325,23 @@ def _has_ended(transaction: Transaction, ref: ProducerRef, state: TransactionSta
 
 
 def _ended(transaction: Transaction, state: TransactionState, keeps_epoch: bool) -> Transaction:
+    check_finished(transaction)
     if keeps_epoch:
         return _over(transaction, state)
     return _over(replace(transaction, epoch=transaction.epoch + 1, previous_epoch=transaction.epoch), state)
 
 
 def _over(transaction: Transaction, state: TransactionState) -> Transaction:
-    """Return the transaction in a state without pending batches."""
+    """Return the transaction in a state without pending batches. An aborted one has no parts: those that exist find
+    that out (`part_rules.resolve`).
+    """
     assert state in TRANSITIONS[transaction.state]
-    return replace(transaction, state=state, pending=0, expired=False)
+    parts = Parts(transaction.parts.number) if state is ABORTED else transaction.parts
+    return replace(transaction, state=state, pending=0, expired=False, parts=parts)
+
+
+def _numbers(parts: Parts) -> str:
+    return ", ".join(map(str, sorted(parts.stores))) or "none"
 
 
 def _name(transaction: Transaction, ref: ProducerRef) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from spark_log.log.append.append_transaction import AppendRequest, CommitHook
 from spark_log.log.append.rules import Batch
 from spark_log.transactions.fencing_rules import FencingToken
-from spark_log.transactions.rules import ProducerRef
+from spark_log.transactions.rules import NO_PARTS, Parts, ProducerRef
 from spark_log.transactions.transaction_store import commit_transaction_hook
 
 
@@ -14,10 +14,11 @@ from spark_log.transactions.transaction_store import commit_transaction_hook
 class TransactionCommit:
     """The transaction of a producer when its commit is called.
 
-    `batches` are all its batches, in order, without the `dropped` ones, whose topics were deleted. `blobs` has the
-    bytes of batches that are not registered: the commit stores them. `token` is the fencing token of a Kafka client's
-    connection. The hooks `before` and `after` run around the end of the transaction, and commit, for example, offsets
-    of groups. With `durable=False` the commit is not forced to disk.
+    `batches` are all its batches in the home store, in order, without the `dropped` ones, whose topics were deleted.
+    `blobs` has the bytes of batches that are not registered: the commit stores them. `token` is the fencing token of a
+    Kafka client's connection. `parts` are the prepared parts in data stores. The hooks `before` and `after` run around
+    the end of the transaction, and commit, for example, offsets of groups. With `durable=False` the commit is not
+    forced to disk.
     """
 
     ref: ProducerRef
@@ -28,12 +29,13 @@ class TransactionCommit:
     before: Sequence[CommitHook] = ()
     after: Sequence[CommitHook] = ()
     durable: bool = True
+    parts: Parts = NO_PARTS
 
     def request(self) -> AppendRequest:
         """Return the request for `Log.append_whole`. Its hooks raise the errors of `transactions.rules.commit`,
         FencedConnectionError, and the errors of `before` and `after`.
         """
         registered = len(self.batches) - len(self.blobs) + len(self.dropped)
-        end = commit_transaction_hook(self.ref, registered, self.dropped, self.token)
+        end = commit_transaction_hook(self.ref, registered, self.dropped, self.token, self.parts)
         hooks = [*self.before, end, *self.after]
         return AppendRequest(self.batches, self.blobs, atomic=True, hooks=hooks, durable=self.durable, commits=True)

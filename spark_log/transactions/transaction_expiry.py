@@ -11,9 +11,12 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidProducerIdMappingError
 from spark_log.log.append.producer_rows import delete_producer_batches, delete_producers
 from spark_log.metadata import tables as t
+from spark_log.metadata.connections.server_identity import check_identity
+from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import PRODUCER, TRANSACTION
 from spark_log.metadata.store import Attempt, Store
 from spark_log.transactions import rules
+from spark_log.transactions.part_rows import delete_parts, expired_parts
 from spark_log.transactions.rules import ONGOING
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
@@ -90,7 +93,8 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
         still = sa.select(TRANSACTION.producer_id).where(
             TRANSACTION.producer_id.in_(locked), TRANSACTION.state != ONGOING.value
         )
-        gone = connection.execute(still.where(TRANSACTION.began_ms <= before_ms)).scalars().all()
+        over = still.where(TRANSACTION.began_ms <= before_ms, TRANSACTION.part_stores == "")
+        gone = connection.execute(over).scalars().all()
         delete_transactions(connection, gone)
         delete_producer_batches(connection, gone)
         delete_producers(connection, gone)
@@ -100,6 +104,33 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
     while gone := store.transact(expire):
         total += gone
     return total
+
+
+def expire_parts(data: Cluster, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
+    """Delete what a data store has of transactional ids that home has deleted. Return their number."""
+    store, home = data.store, data.home.store
+    expiration_ms = (settings or home.settings).transactional_id_expiration_ms
+    ids = store.read(lambda connection: expired_parts(connection, store.clock(connection).wall_ms - expiration_ms))
+    if not ids:
+        return 0
+
+    def known(connection: sa.Connection) -> set[int]:
+        check_identity(connection)
+        return set(
+            connection.execute(sa.select(PRODUCER.producer_id).where(in_list(PRODUCER.producer_id, ids))).scalars()
+        )
+
+    gone = sorted(set(ids) - home.read_as_primary(known))
+
+    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+        fence(connection)
+        delete_parts(connection, gone)
+        delete_producer_batches(connection, gone)
+        delete_producers(connection, gone)
+
+    if gone:
+        store.transact(delete)
+    return len(gone)
 
 
 def count_expired_ids(store: Store, settings: ClusterSettings) -> int:
@@ -117,6 +148,9 @@ def _idle_ids(before_ms: int) -> sa.Select[tuple[int]]:
         sa.select(PRODUCER.producer_id)
         .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
         .where(
-            PRODUCER.last_used_ms <= before_ms, TRANSACTION.began_ms <= before_ms, TRANSACTION.state != ONGOING.value
+            PRODUCER.last_used_ms <= before_ms,
+            TRANSACTION.began_ms <= before_ms,
+            TRANSACTION.state != ONGOING.value,
+            TRANSACTION.part_stores == "",  # else it is committed, and a data store has not followed yet
         )
     )

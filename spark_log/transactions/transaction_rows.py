@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from spark_log.errors import InvalidProducerIdMappingError
+from spark_log.ids import StoreId
 from spark_log.log.append.producer_rows import set_epoch
 from spark_log.log.append.rules import Batch
 from spark_log.log.append.sequence_rules import (
@@ -23,7 +24,7 @@ from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.prepared import Prepared, in_list, one_message
 from spark_log.metadata.sql_columns import PRODUCER, TRANSACTION, TRANSACTION_OFFSET, TRANSACTION_SEGMENT
 from spark_log.metadata.store import StoreClock
-from spark_log.transactions.rules import ONGOING, Transaction, TransactionState
+from spark_log.transactions.rules import ONGOING, Parts, Transaction, TransactionState
 
 _ROW = (
     sa.select(
@@ -37,13 +38,17 @@ _ROW = (
         TRANSACTION.pending,
         TRANSACTION.claim,
         TRANSACTION.offsets_claim,
+        TRANSACTION.part_number,
+        TRANSACTION.part_stores,
     )
     .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
     .where(PRODUCER.producer_id == bindparam("producer_id"))
 )
 _READ = Prepared(_ROW)
 _LOCK = Prepared(_ROW.with_for_update(of=t.producer))
-_STATE = ("producer_epoch", "state", "previous_epoch", "pending", "claim", "offsets_claim")
+_STATE = (
+    "producer_epoch", "state", "previous_epoch", "pending", "claim", "offsets_claim", "part_number", "part_stores",
+)  # fmt: skip
 _TIME = ("began_ms", "until_ms", "clock_epoch")
 _HERE = t.transaction.update().where(TRANSACTION.producer_id == bindparam("key"))
 _SAVE = Prepared(_HERE.values({name: bindparam(name) for name in _STATE}))
@@ -51,6 +56,7 @@ _SAVE_NEW = Prepared(_HERE.values({name: bindparam(name) for name in _STATE + _T
 _NOTHING_YET = {
     "producer_epoch": -1, "state": TransactionState.EMPTY.value, "began_ms": 0, "until_ms": 0,
     "clock_epoch": "", "previous_epoch": -1, "pending": 0, "claim": 0, "offsets_claim": 0,
+    "part_number": 0, "part_stores": "",
 }  # fmt: skip
 _NEW_PENDING = Prepared(t.transaction_segment.insert())
 _NO_OFFSETS = Prepared(t.transaction_offset.delete().where(TRANSACTION_OFFSET.producer_id == bindparam("key")))
@@ -93,7 +99,7 @@ def ask_transaction(
                 f"producer {producer_id}: its transactional_id has expired (transactional.id.expiration.ms)"
             )
         [(transactional_id, epoch, state, until_ms, clock_epoch, timeout_ms, *numbers)] = rows
-        previous_epoch, pending, token, offsets_token = numbers
+        previous_epoch, pending, token, offsets_token, part_number, part_stores = numbers
         state = TransactionState(state)
         transaction = Transaction(
             producer_id,
@@ -105,6 +111,7 @@ def ask_transaction(
             previous_epoch=previous_epoch,
             token=token,
             offsets_token=offsets_token,
+            parts=Parts(part_number, frozenset(StoreId(int(each)) for each in part_stores.split())),
         )
         return TransactionRow(transaction, timeout_ms)
 
@@ -145,12 +152,7 @@ def save_transaction(
                 connection, [{**values, "began_ms": now.wall_ms, "until_ms": until_ms, "clock_epoch": now.clock_epoch}]
             )
     if before.state is ONGOING and after.state is not ONGOING:
-        if not keep_blobs:
-            mine = sa.select(TRANSACTION_SEGMENT.name).where(
-                TRANSACTION_SEGMENT.producer_id == after.producer_id, TRANSACTION_SEGMENT.inline
-            )
-            delete_blobs(connection, connection.execute(mine).scalars().all())
-        _NOT_PENDING.run(connection, [{"key": after.producer_id}])
+        delete_pending(connection, after.producer_id, keep_blobs=keep_blobs)
         _NO_OFFSETS.run(connection, [{"key": after.producer_id}])
     if after.epoch != before.epoch:
         set_epoch(connection, after.producer_id, after.epoch)
@@ -158,7 +160,18 @@ def save_transaction(
 
 def _facts(of: Transaction) -> tuple[Any, ...]:
     """Return the values of the columns `_STATE`."""
-    return of.epoch, of.state, of.previous_epoch, of.pending, of.token, of.offsets_token
+    stores = " ".join(map(str, sorted(of.parts.stores)))
+    return of.epoch, of.state, of.previous_epoch, of.pending, of.token, of.offsets_token, of.parts.number, stores
+
+
+def delete_pending(connection: sa.Connection, producer_id: int, *, keep_blobs: bool) -> None:
+    """Delete the rows of the producer's pending batches and, unless `keep_blobs`, their blobs."""
+    if not keep_blobs:
+        mine = sa.select(TRANSACTION_SEGMENT.name).where(
+            TRANSACTION_SEGMENT.producer_id == producer_id, TRANSACTION_SEGMENT.inline
+        )
+        delete_blobs(connection, connection.execute(mine).scalars().all())
+    _NOT_PENDING.run(connection, [{"key": producer_id}])
 
 
 def delete_transactions(connection: sa.Connection, producer_ids: Collection[int]) -> None:

@@ -36,7 +36,7 @@ from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.transactions import fencing_rules, rules
 from spark_log.transactions.fencing_rules import FencingToken, Role
-from spark_log.transactions.rules import EPOCH_MAX, ONGOING, ProducerRef
+from spark_log.transactions.rules import EPOCH_MAX, NO_PARTS, ONGOING, Parts, ProducerRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     ask_transaction,
@@ -72,7 +72,8 @@ def init_producer(
     this producer, which continues with the new epoch (`rules.bump`); an unknown transactional id is created all the
     same. If the epoch would be above EPOCH_MAX, the transactional id gets another producer id.
 
-    Raises InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms. With
+    Raises InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms, and
+    TransactionCommitPendingError if the last transaction is unfinished (`transaction_parts.complete_last`). With
     `given`, raises InvalidProducerIdMappingError and ProducerFencedError.
     """
     store = cluster.store
@@ -117,11 +118,11 @@ def init_producer(
 
 
 def check(store: Store, connection: sa.Connection, ref: ProducerRef) -> None:
-    """Raise the errors of `transactions.rules.check` unless the transaction can continue or begin."""
+    """Raise the errors of `transactions.rules.begin` unless the transaction can continue or begin."""
     with one_message(connection):
         now = store.ask_clock(connection)
         found = ask_transaction(connection, now, ref.producer_id)
-    rules.check(found().transaction, ref)
+    rules.begin(found().transaction, ref)
 
 
 def register(
@@ -165,18 +166,22 @@ def register(
 
 
 def commit_transaction_hook(
-    ref: ProducerRef, batches: int, dropped: Sequence[Batch] = (), token: FencingToken | None = None
+    ref: ProducerRef,
+    batches: int,
+    dropped: Sequence[Batch] = (),
+    token: FencingToken | None = None,
+    parts: Parts = NO_PARTS,
 ) -> CommitHook:
     """Return the hook of the append transaction that commits. It ends the transaction, which must have `batches`
-    pending batches, including the `dropped` ones, whose topics were deleted. With the `token` of a Kafka client it
-    keeps the epoch.
+    pending batches, including the `dropped` ones, whose topics were deleted, and these `parts`. With the `token` of a
+    Kafka client it keeps the epoch.
     """
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
         before = lock_transaction(connection, now, ref.producer_id)
         if token is not None:
             fencing_rules.check(before.transaction, token)
-        after = rules.commit(before.transaction, ref, batches, keeps_epoch=token is not None)
+        after = rules.commit(before.transaction, ref, batches, parts, keeps_epoch=token is not None)
         if dropped:
             delete_blobs(connection, [batch.name for batch in dropped if batch.inline])
         with sent_with_commit(connection):
@@ -186,20 +191,23 @@ def commit_transaction_hook(
     return end
 
 
-def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Drop the rows and files of pending batches. Raises the errors of `transactions.rules.abort`."""
+def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Parts:
+    """Drop the rows and files of pending batches. Return the parts, which `transaction_parts.abort_parts` drops. Raises
+    the errors of `transactions.rules.abort`.
+    """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
+    def body(connection: sa.Connection, _attempt: Attempt) -> tuple[list[PendingBatch], Parts]:
         now = cluster.store.clock(connection)
         before = lock_transaction(connection, now, ref.producer_id)
         after = rules.abort(before.transaction, ref)
         dropped = read_pending(connection, ref.producer_id)
         save_transaction(connection, now, before, after)
-        return dropped
+        return dropped, before.transaction.parts
 
-    dropped = cluster.store.transact(body, timeout_ms=timeout_ms, announce=True)
+    dropped, parts = cluster.store.transact(body, timeout_ms=timeout_ms, announce=True)
     failpoint("transaction.aborted")
     delete_files(cluster, dropped)
+    return parts
 
 
 def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
     take_fencing_token  let the caller's connection act from now on, and change nothing else (`fencing_rules`)
     begin               AddPartitionsToTxn, AddOffsetsToTxn
-    register            Produce: batches become pending
+    join                Produce: the open transaction gets a part in a data store
+    register            Produce: batches become pending, at home or in that part
     read_open           EndTxn with a commit: the pending batches, for the append that commits (`transaction_commit`)
     abort               EndTxn with an abort
 
@@ -12,14 +13,16 @@ No state is kept between the calls, so each may reach another gateway. Each call
 answered: EndTxn does not list what the client has sent, so everything that was acknowledged must still exist then.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidProducerIdMappingError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
+from spark_log.ids import HOME, StoreId
 from spark_log.log.append.append_transaction import check_write_id
 from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
 from spark_log.log.append.rules import (
@@ -31,13 +34,12 @@ from spark_log.log.append.sequence_rules import ProducerState
 from spark_log.log.segments.segment_rows import insert_blobs
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
-from spark_log.transactions import (
-    fencing_rules,
-    rules,
-)
+from spark_log.transactions import fencing_rules, part_rules, rules
 from spark_log.transactions import pending_sequences as sequence_rules
 from spark_log.transactions.fencing_rules import FencingToken, Role
-from spark_log.transactions.rules import ProducerRef
+from spark_log.transactions.part_rows import lock_part, save_part
+from spark_log.transactions.rules import NO_PARTS, Parts, ProducerRef
+from spark_log.transactions.transaction_parts import may_cross
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     TransactionRow,
@@ -67,10 +69,21 @@ class WireProducer:
 
 @dataclass(frozen=True)
 class Registration:
-    """Batches of one producer, in order. All have sequences."""
+    """Batches of one producer, in order, for topics of one store. All have sequences."""
 
     producer: WireProducer
     batches: Sequence[Batch]
+    number: int | None = None
+    """The number of the transaction's parts, for a data store; None for the home store."""
+
+
+class Opened(NamedTuple):
+    """The transaction that a commit finds, with its parts. `batches` are its pending batches in the home store, or None
+    if an earlier call has committed it.
+    """
+
+    batches: list[Batch] | None
+    parts: Parts
 
 
 def locked(
@@ -105,17 +118,56 @@ def take_fencing_token(
     return store.transact(body, timeout_ms=timeout_ms)
 
 
-def begin(store: Store, producer: WireProducer, token: FencingToken, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Begin a transaction unless one is open. Raises the errors of `rules.check`, and FencedConnectionError."""
+def begin(
+    store: Store,
+    producer: WireProducer,
+    token: FencingToken,
+    stores: Iterable[StoreId] = (),
+    *,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+) -> None:
+    """Begin a transaction unless one is open, with parts in the data stores among `stores`. Raises the errors of
+    `rules.join`, and FencedConnectionError.
+    """
+    across = may_cross(store)
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
         now = store.clock(connection)
         before = locked(connection, store, producer, token)
         after = rules.begin(before.transaction, producer.ref)
+        for store_id in sorted(stores, reverse=True):  # home last
+            after = rules.join(after, producer.ref, store_id, across=across)
         save_transaction(connection, now, before, after)
 
     store.transact(body, timeout_ms=timeout_ms)
     failpoint("gateway.transaction-begun")
+
+
+def join(
+    home: Store, producers: Sequence[WireProducer], store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> dict[WireProducer, int | SparkLogError]:
+    """Give the open transactions of producers a part in a data store. Return the numbers of their parts, or the errors
+    of `rules.check_open` and `rules.join`.
+    """
+    across = may_cross(home)
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> dict[WireProducer, int | SparkLogError]:
+        numbers: dict[WireProducer, int | SparkLogError] = {}
+        for producer in sorted(producers, key=lambda each: each.producer_id):
+            try:
+                before = locked(connection, home, producer)
+                rules.check_open(before.transaction, producer.ref)
+                after = rules.join(before.transaction, producer.ref, store_id, across=across)
+            except SparkLogError as error:
+                numbers[producer] = error
+            else:
+                save_transaction(connection, home.clock(connection), before, after)
+                numbers[producer] = after.parts.number
+        return numbers
+
+    numbers = home.transact(body, timeout_ms=timeout_ms)
+    failpoint("part.joined")
+    return numbers
 
 
 def register(
@@ -127,7 +179,8 @@ def register(
     provisional: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[list[Appended | Rejected]]:
-    """Make the batches pending. Return, for each registration, Appended or Rejected for each of its batches.
+    """Make the batches pending in the transactions, or in their parts in this data store. Return, for each
+    registration, Appended or Rejected for each of its batches.
 
     Appended has the offsets -1, or with `provisional` the offsets that the batch would have if it were committed now. A
     batch that is pending already is a duplicate. Raises the errors of the store, and WriteIdExpiredError.
@@ -143,7 +196,7 @@ def register(
         return [outcomes[each] for each in range(len(registrations))]
 
     outcomes = store.transact(body, timeout_ms=timeout_ms)
-    failpoint("transaction.registered")
+    failpoint("part.registered" if any(each.number is not None for each in registrations) else "transaction.registered")
     return outcomes
 
 
@@ -152,9 +205,7 @@ def _register(
 ) -> list[Appended | Rejected]:
     producer, batches = registration.producer, registration.batches
     try:
-        before = locked(connection, store, producer)
-        transaction = before.transaction
-        rules.check_open(transaction, producer.ref)
+        opened = _open(connection, store, registration)
     except SparkLogError as error:
         return [Rejected(error)] * len(batches)
     keys = {(batch.topic_id, batch.partition) for batch in batches}
@@ -171,7 +222,7 @@ def _register(
         outcome, remembered = sequence_rules.accept(states[(producer.producer_id, *key)], pending[key], batch)
         if remembered is not None:
             try:
-                rules.check_room(transaction, len(new) + 1)
+                rules.check_pending(opened.pending + len(new) + 1)
             except SparkLogError as error:
                 outcomes.append(Rejected(error))
                 continue
@@ -179,17 +230,49 @@ def _register(
             new.append(batch)
         outcomes.append(outcome)
     if new:
-        first = transaction.pending
         insert_pending(
-            connection, producer.producer_id, [PendingBatch(first + row, batch) for row, batch in enumerate(new)]
+            connection,
+            producer.producer_id,
+            [PendingBatch(opened.pending + row, batch) for row, batch in enumerate(new)],
         )
         insert_blobs(connection, {batch.name: blobs[batch.name] for batch in new if batch.inline})
-        after = rules.register(transaction, producer.ref, len(new))
-        save_transaction(connection, store.clock(connection), before, after)
+        opened.save(len(new))
     if not provisional:
         return outcomes
     firsts = {key: read_first_pending(connection, producer.producer_id, *key) for key in keys}
     return [_provisional(outcome, batch, there, firsts) for outcome, batch in zip(outcomes, batches, strict=True)]
+
+
+class _Open(NamedTuple):
+    """A transaction, or a part of one, that takes batches. `save` adds a number of batches to the `pending` ones."""
+
+    pending: int
+    save: Callable[[int], object]
+
+
+def _open(connection: sa.Connection, store: Store, registration: Registration) -> _Open:
+    """Lock the transaction or the part. Raises the errors of `rules.check_open`, `rules.join` for the home store, and
+    `part_rules.register`.
+    """
+    producer, number, now = registration.producer, registration.number, store.clock(connection)
+    if number is None:
+        before = locked(connection, store, producer)
+        transaction, ref = before.transaction, producer.ref
+        rules.check_open(transaction, ref)
+        if transaction.parts.stores:
+            rules.join(transaction, ref, HOME, across=may_cross(store))
+
+        def save(batches: int) -> None:
+            save_transaction(connection, now, before, rules.register(transaction, ref, batches))
+
+        return _Open(transaction.pending, save)
+    part = lock_part(connection, now, producer.producer_id)
+    opened = part_rules.register(part, number, 0)
+    save_part(connection, now, part, opened)  # drops an older part, whose sequences count
+    return _Open(
+        opened.pending,
+        lambda batches: save_part(connection, now, opened, part_rules.register(opened, number, batches)),
+    )
 
 
 def _provisional(
@@ -214,34 +297,31 @@ def log_end_offsets(connection: sa.Connection, keys: Collection[tuple[int, int]]
 
 def read_open(
     store: Store, producer: WireProducer, token: FencingToken, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
-) -> list[Batch] | None:
-    """Return the pending batches of the open transaction, or None if an earlier EndTxn has committed it.
+) -> Opened:
+    """Return the transaction that EndTxn commits. Raises the errors of `rules.has_ended`, and FencedConnectionError."""
 
-    Raises the errors of `rules.has_ended`, and FencedConnectionError.
-    """
-
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch] | None:
+    def body(connection: sa.Connection, _attempt: Attempt) -> Opened:
         transaction = locked(connection, store, producer, token).transaction
         if rules.has_ended(transaction, producer.ref, commit=True):
-            return None
-        return [each.batch for each in read_pending(connection, producer.producer_id)]
+            return Opened(None, transaction.parts)
+        return Opened([each.batch for each in read_pending(connection, producer.producer_id)], transaction.parts)
 
     return store.transact(body, timeout_ms=timeout_ms)
 
 
 def abort(
     cluster: Cluster, producer: WireProducer, token: FencingToken, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
-) -> None:
-    """Drop the pending batches and offsets, and keep the last sequences. Raises the errors of `rules.has_ended`, and
-    FencedConnectionError.
+) -> Parts:
+    """Drop the pending batches and offsets, and keep the last sequences. Return the parts, which the caller drops.
+    Raises the errors of `rules.has_ended`, and FencedConnectionError.
     """
     store = cluster.store
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
+    def body(connection: sa.Connection, _attempt: Attempt) -> tuple[list[PendingBatch], Parts]:
         now = store.clock(connection)
         before = locked(connection, store, producer, token)
         if rules.has_ended(before.transaction, producer.ref, commit=False):
-            return []
+            return [], NO_PARTS
         after = fencing_rules.end_offsets_token(rules.abort(before.transaction, producer.ref, keeps_epoch=True))
         keys = partitions_with_sequences(connection, producer.producer_id)
         states = _states(connection, producer.producer_id, keys)
@@ -255,11 +335,12 @@ def abort(
         save_producer_states(connection, now, states, kept)
         dropped = read_pending(connection, producer.producer_id)
         save_transaction(connection, now, before, after)
-        return dropped
+        return dropped, before.transaction.parts
 
-    dropped = store.transact(body, timeout_ms=timeout_ms, announce=True)  # consumers wait for its offsets
+    dropped, parts = store.transact(body, timeout_ms=timeout_ms, announce=True)  # consumers wait for its offsets
     failpoint("transaction.aborted")
     delete_files(cluster, dropped)
+    return parts
 
 
 def _states(

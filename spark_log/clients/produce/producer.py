@@ -249,10 +249,11 @@ class Producer:
         """Fence earlier producers with this transactional_id and abort their open transaction. Call it before the first
         transaction.
 
-        Raises InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's
-        transaction.max.timeout.ms.
+        If an earlier producer has committed a transaction over several stores, and not all of them have followed, this
+        call completes it first. Raises TransactionCommitPendingError, which is retriable, if that is not possible now,
+        and InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's transaction.max.timeout.ms.
         """
-        self._transactional().initialize()
+        self._transactional().initialize(self._log)
 
     @kafka_errors()
     def begin_transaction(self) -> None:
@@ -264,7 +265,7 @@ class Producer:
         late = self._accumulator.flush()
         if late:  # sent by other threads while the last transaction ended: refused, not part of this one
             self._accumulator.wait_for(late, None)
-        transaction.begin()
+        transaction.begin(self._log)
 
     @kafka_errors()
     def send_offsets_to_transaction(
@@ -309,7 +310,8 @@ class Producer:
         (abort then), and: TransactionAbortableError if the transaction has timed out or its topic was deleted (abort
         then); ProducerFencedError (close the producer then); KafkaConnectionError and other retriable errors. After a
         retriable error it is unknown whether the transaction is committed: call this again, which commits it once, or
-        `abort_transaction`.
+        `abort_transaction`. After TransactionCommitPendingError it is committed, and a data store has not followed yet:
+        call this again, which waits for the store.
         """
         transaction = self._transactional()
         number = transaction.begin_commit()

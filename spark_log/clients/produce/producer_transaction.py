@@ -28,6 +28,7 @@ from spark_log.clients.kafka_errors import kafka_error
 from spark_log.clients.produce.future import Written, merged
 from spark_log.clients.produce.producer_batch import ProducerBatch
 from spark_log.clients.produce.producer_settings import ProducerSettings
+from spark_log.clients.produce.store_parts import StoreParts
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
@@ -40,6 +41,7 @@ from spark_log.errors import (
     SparkLogError,
     TopicMovedError,
     TransactionAbortableError,
+    TransactionCommitPendingError,
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import failpoint
@@ -48,13 +50,14 @@ from spark_log.groups.share.rules import Acknowledgement
 from spark_log.groups.share.service import Poll, acknowledge_hook, move_locks, run_polls
 from spark_log.groups.share.transacted import ShareAcknowledgements
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
+from spark_log.ids import HOME, StoreId
 from spark_log.log.append.rules import (
     Appended,
     Batch,
 )
 from spark_log.log.log import Log, Records, WrittenBatches
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.transactions import transaction_store
+from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.transaction_rows import PendingBatch
@@ -143,12 +146,22 @@ class ProducerTransaction:
             IllegalStateError(f"{self._transactional_id!r}: {call}: not possible in the state {state.value}: {hint}")
         )
 
-    def initialize(self) -> None:
+    def initialize(self, log: Log) -> None:
         with self._lock:
             self.check("init_transactions")
             if self._state is State.UNINITIALIZED:
-                self._initialize()
+                self._after_the_last_one(log, self._initialize)
                 self._state = State.READY
+
+    def _after_the_last_one(self, log: Log, call: Callable[[], object]) -> None:
+        """Call a function, and complete the last transaction first if it is committed and its parts have not followed.
+        Raises TransactionCommitPendingError if a data store does not do that now.
+        """
+        try:
+            call()
+        except TransactionCommitPendingError:
+            transaction_parts.complete_last(log, self._transactional_id, timeout_ms=self._timeout_ms)
+            call()
 
     def _initialize(self) -> None:
         timeout_ms = self._settings.transaction_timeout_ms
@@ -156,11 +169,11 @@ class ProducerTransaction:
             self._cluster, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
         ).ref
 
-    def begin(self) -> None:
+    def begin(self, log: Log) -> None:
         with self._lock:
             self.check("begin_transaction")
             with self.fail_on_error():
-                self._check_in_store()
+                self._after_the_last_one(log, self._check_in_store)
                 if self._ref.epoch > EPOCH_MAX:
                     self._initialize()
             self._number, self._state = self._number + 1, State.IN_TRANSACTION
@@ -196,10 +209,18 @@ class ProducerTransaction:
     def register(self, log: Log, producer_batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
         """Make the records of the producer batches pending: they are stored, and no reader sees them.
 
-        The producer batches of one partition become one batch. Small batches that arrive after the call of commit are
-        kept in memory: the commit stores them in its own transaction.
+        The producer batches of one partition become one batch. Small batches for the home store that arrive after the
+        call of commit are kept in memory: the commit stores them in its own transaction. Raises
+        CrossStoreTransactionError for a second store, unless the cluster allows it (transaction.cross.store).
         """
-        groups = self._groups(producer_batches)
+        by_store: dict[StoreId, dict[int, list[ProducerBatch]]] = {}
+        for position, group in self._groups(producer_batches).items():
+            by_store.setdefault(group[0].topic.store_id, {})[position] = group
+        self._parts.check_stores({*by_store, *(each.store_id for each in list(self._sent.values()))})
+        for store_id, groups in by_store.items():
+            self._register_in(log.at(store_id), groups, timeout_ms)
+
+    def _register_in(self, log: Log, groups: Mapping[int, list[ProducerBatch]], timeout_ms: int) -> None:
         items = [
             (
                 group[0].topic,
@@ -210,22 +231,25 @@ class ProducerTransaction:
         written = log.write_batches(items, codec=self._settings.compression_type, timeout_ms=timeout_ms)
         topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
         with log.naming(written, topics) as unnamed:
-            registered = {batch.name for batch in self._register(groups, written, timeout_ms)}
+            registered = {batch.name for batch in self._register(log.cluster, groups, written, timeout_ms)}
             # for each other batch, the file of an earlier attempt is registered
             unnamed += [batch for batch in written.batches if batch.name not in registered]
 
     def _register(
-        self, groups: Mapping[int, list[ProducerBatch]], written: WrittenBatches, timeout_ms: int
+        self, cluster: Cluster, groups: Mapping[int, list[ProducerBatch]], written: WrittenBatches, timeout_ms: int
     ) -> Sequence[Batch]:
         with self._lock:
             self.check("register")  # one thread may have sent while another one committed
-            batches = written.batches
+            batches: Sequence[Batch] = written.batches
             again = any(producer_batch.in_doubt for group in groups.values() for producer_batch in group)
-            if self._state is State.COMMITTING and written.write_id is None and not again:
+            stored = [PendingBatch(position, batch) for position, batch in zip(groups, batches, strict=True)]
+            if cluster.store_id != HOME:
+                self._reached = True
+                batches = self._parts.register(cluster, self._ref, stored, written, again=again, timeout_ms=timeout_ms)
+            elif self._state is State.COMMITTING and written.write_id is None and not again:
                 self._blobs.update(written.blobs)
             else:
                 self._reached = True
-                stored = [PendingBatch(position, batch) for position, batch in zip(groups, batches, strict=True)]
                 batches = transaction_store.register(
                     self._cluster.store, self._ref, stored, written.blobs,
                     write_id=written.write_id, again=again, timeout_ms=timeout_ms,
@@ -273,22 +297,26 @@ class ProducerTransaction:
                     offsets = self._commit(log, sent)
                 else:
                     self._check_in_store()
-                    offsets = []
+                    offsets = {}
             except SparkLogError as error:
                 if not may_commit_again(error):
                     self.fail(kafka_error(error))
                 raise
-            for each, base_offset in zip(sent, offsets, strict=True):
-                each.set_base_offset(base_offset)
+            for each in sent:
+                each.set_base_offset(offsets.get(each.batch.name, -1))
             self._over()
         return merged(_written(producer_batch) for each in sent for producer_batch in each.producer_batches)
 
-    def _commit(self, log: Log, sent: Sequence["_Sent"]) -> list[int]:
-        batches = [each.batch for each in sent]
-        topics: dict[int, Topic] = {
-            topic.topic_id: topic for topic in (each.producer_batches[0].topic for each in sent)
-        }
-        durable = bool(self._offsets or self._acknowledgements) or any(
+    def _commit(self, log: Log, sent: Sequence["_Sent"]) -> dict[str, int]:
+        """Commit the batches, and return their base offsets by name; without those that were merged since."""
+        by_store: dict[StoreId, list[Batch]] = {}
+        for each in sent:
+            by_store.setdefault(each.store_id, []).append(each.batch)
+        batches = by_store.get(HOME, [])
+        topics: dict[int, Topic] = {each.topic.topic_id: each.topic for each in sent if each.store_id == HOME}
+        self._parts.prepare(log, self._ref, by_store, self._timeout_ms)
+        parts = self._parts.parts
+        durable = bool(self._offsets or self._acknowledgements or parts.stores) or any(
             topic.config.flush_messages <= 1 for topic in topics.values()
         )
         commit = TransactionCommit(
@@ -300,13 +328,16 @@ class ProducerTransaction:
                 acknowledge_hook(self._cluster.store, self._acknowledgements),
             ],
             durable=durable,
+            parts=parts,
         )
         result = log.append_whole(commit.request(), topics, timeout_ms=self._timeout_ms)
         failpoint("transaction.committed")
         if result.committed_before:
-            found = transaction_store.find_offsets(self._cluster.store, batches)
-            return [found.get(batch.name, -1) for batch in batches]
-        return [outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended)]
+            offsets = transaction_store.find_offsets(self._cluster.store, batches)
+        else:
+            appended = (outcome.base_offset for outcome in result.outcomes if isinstance(outcome, Appended))
+            offsets = dict(zip([batch.name for batch in batches], appended, strict=True))
+        return offsets | self._parts.complete(log, self._ref, by_store, self._timeout_ms)
 
     def begin_abort(self) -> int:
         """Refuse further records; return the transaction's number. `abort` needs all sent records to be settled."""
@@ -321,7 +352,8 @@ class ProducerTransaction:
             self._check_number("abort_transaction", number)
             try:
                 if self._reached:
-                    transaction_store.abort(self._cluster, self._ref, timeout_ms=self._timeout_ms)
+                    parts = transaction_store.abort(self._cluster, self._ref, timeout_ms=self._timeout_ms)
+                    transaction_parts.abort_parts(self._cluster, self._ref.producer_id, parts)
                 self._release_locks()
             except _FATAL as error:
                 self._state, self._error = State.FATAL_ERROR, kafka_error(error)
@@ -391,6 +423,7 @@ class ProducerTransaction:
         """Acknowledgements of share groups, by group id, with the locks of this transaction."""
         self._reached = False
         """Whether the store may have rows of the transaction."""
+        self._parts = StoreParts(self._cluster)
 
 
 @dataclass(frozen=True)
@@ -399,6 +432,14 @@ class _Sent:
 
     batch: Batch
     producer_batches: Sequence[ProducerBatch]
+
+    @property
+    def topic(self) -> Topic:
+        return self.producer_batches[0].topic
+
+    @property
+    def store_id(self) -> StoreId:
+        return self.topic.store_id
 
     def set_base_offset(self, base_offset: int) -> None:
         """Set the offsets of the producer batches from the batch's base offset; -1 if it is unknown."""

@@ -43,6 +43,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "SchemaNotFoundError": kafka.InvalidConfigurationError,
     "LogTruncationError": kafka.OffsetOutOfRangeError,
     "CommitFailedError": kafka.UnknownMemberIdError,
+    "TransactionCommitPendingError": kafka.ConcurrentTransactionsError,
     "LogDirMismatchError": kafka.LogDirNotFoundError,
     "AssignorFailedError": kafka.InconsistentGroupProtocolError,
 }

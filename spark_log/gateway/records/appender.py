@@ -237,13 +237,15 @@ class Appender(threading.Thread):
         counters, began_s = self._counters, clock.monotonic_s()
         answers = _Outcomes(requests)
         numbers: Sequence[int] = range(len(batches))
+        names = [request.transactional_id for request in requests for _ in request.batches]
         try:
+            checked = self._checked(batches)
+            numbers = self._hand_over(checked, names, requests[0].acks, answers)
+            own = [checked[number] for number in numbers]
             if requests[0].transactional_id is None:
-                checked = self._checked(batches)
-                numbers = self._hand_over(checked, requests[0].acks, answers)
-                outcomes = self._appended([checked[number] for number in numbers], requests[0].acks)
+                outcomes = self._appended(own, requests[0].acks)
             else:
-                outcomes = self._registered(requests)
+                outcomes = self._registered(own, [names[number] or "" for number in numbers])
         except Exception as error:
             counters.failed_appends += 1
             if not isinstance(error, SparkLogError):
@@ -253,30 +255,41 @@ class Appender(threading.Thread):
         counters.append_seconds += clock.monotonic_s() - began_s
         self._loop.call_soon_threadsafe(answers.fill, numbers, outcomes)
 
-    def _hand_over(self, checked: Sequence[Checked], acks: Acks, answers: _Outcomes) -> Sequence[int]:
-        """Hand the batches of other stores to their appenders. Return the numbers of the other batches."""
-        elsewhere: dict[StoreId, list[int]] = {}
+    def _hand_over(
+        self, checked: Sequence[Checked], names: Sequence[str | None], acks: Acks, answers: _Outcomes
+    ) -> Sequence[int]:
+        """Hand the batches of other stores to their appenders. Return the numbers of the other batches. `names` has the
+        transactional id of each batch.
+        """
+        elsewhere: dict[tuple[StoreId, str | None], list[int]] = {}
         for number, each in enumerate(checked):
             if isinstance(each, Accepted) and each.topic.store_id != self._store_id:
-                elsewhere.setdefault(each.topic.store_id, []).append(number)
+                elsewhere.setdefault((each.topic.store_id, names[number]), []).append(number)
         if not elsewhere:
             return range(len(checked))
-        for store_id, numbers in elsewhere.items():
+        for (store_id, name), numbers in elsewhere.items():
             if store_id not in self._of_stores:
                 self._of_stores[store_id] = self._start(store_id)
             batches = [checked[number] for number in numbers]
-            hand_over = partial(self._of_stores[store_id].submit_or_give_up, batches, acks)
+            hand_over = partial(self._of_stores[store_id].submit_or_give_up, batches, acks, name)
             self._loop.call_soon_threadsafe(hand_over, partial(answers.fill, numbers))
         given = {number for numbers in elsewhere.values() for number in numbers}
         return [number for number in range(len(checked)) if number not in given]
 
     def _start(self, store_id: StoreId) -> "Appender":
-        appender = Appender(self._log, self._topics, self._stores, self._loop, self._counters, store_id=store_id)
+        appender = Appender(
+            self._log, self._topics, self._stores, self._loop, self._counters,
+            provisional_offsets=self._provisional_offsets, store_id=store_id,
+        )  # fmt: skip
         appender.start()
         return appender
 
     def submit_or_give_up(
-        self, batches: Sequence[Checked], acks: Acks, answer: Callable[[Sequence[Outcome]], None]
+        self,
+        batches: Sequence[Checked],
+        acks: Acks,
+        transactional_id: str | None,
+        answer: Callable[[Sequence[Outcome]], None],
     ) -> None:
         """Append to a data store. If it does not answer in time, the outcome is StoreSilentError; then the append may
         still be done. Call it in the event loop.
@@ -293,7 +306,7 @@ class Appender(threading.Thread):
                 done.set_result(silent)
                 self._stores.suspect(self._store_id)
 
-        done = self.submit("", "", batches, acks)
+        done = self.submit("", "", batches, acks, transactional_id)
         timer = self._loop.call_later(_SILENT_S, give_up)
 
         def end(_: object) -> None:
@@ -317,10 +330,10 @@ class Appender(threading.Thread):
         checked = iter(self.check([batch for batch in batches if isinstance(batch, SentBatch)], DecodingLimits()))
         return [next(checked) if isinstance(batch, SentBatch) else batch for batch in batches]
 
-    def _registered(self, requests: Sequence[_Request]) -> list[Outcome]:
-        """Make the batches of transactions pending, and return their outcomes. They get final offsets at the commit."""
-        checked = self._checked([batch for request in requests for batch in request.batches])
-        names = [request.transactional_id or "" for request in requests for _ in request.batches]
+    def _registered(self, checked: Sequence[Checked], names: Sequence[str]) -> list[Outcome]:
+        """Make the batches of transactions pending, and return their outcomes. They get final offsets at the commit.
+        `names` has the transactional id of each batch.
+        """
         accepted = [(name, each) for name, each in zip(names, checked, strict=True) if isinstance(each, Accepted)]
         registered = iter(
             register_records(

@@ -21,8 +21,6 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.gateway.protocol.error_codes import client_message
-from spark_log.gateway.transactions.pending_records import elsewhere_error
-from spark_log.ids import HOME
 from spark_log.log.append.encoding import Encoding, bad_records, prepare
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
@@ -134,8 +132,6 @@ def _refused(batch: SentBatch, topic: Topic | None) -> Outcome | None:
         if topic is None or not 0 <= batch.partition < topic.partition_count:
             raise UnknownTopicOrPartitionError(f"{batch.topic}-{batch.partition}: unknown topic or partition")
         validate_user_topic(topic.name, "write to")
-        if batch.transactional and topic.store_id != HOME:
-            raise elsewhere_error(topic.name)
         limit = Encoding.of(topic).limits.max_message_bytes
         if len(batch.data) > limit:
             raise MessageSizeTooLargeError(f"a batch of {len(batch.data)} bytes, max.message.bytes is {limit}")

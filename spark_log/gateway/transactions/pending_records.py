@@ -1,42 +1,46 @@
 """Stores pending records of the transactions of Kafka clients, and commits them."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.errors import (
-    CrossStoreTransactionError,
+    SparkLogError,
     TopicMovedError,
     TransactionAbortableError,
+    TransactionCommitPendingError,
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import failpoint
+from spark_log.gateway.topic_stores import CHANGE_S, TopicStores
 from spark_log.groups.pending_offsets import read_pending_offsets
 from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
+from spark_log.ids import HOME
+from spark_log.log.append.producer_rows import copy_missing_producers
 from spark_log.log.append.rules import (
     Appended,
     Rejected,
 )
 from spark_log.log.log import Log, Records, not_stored
-from spark_log.transactions import wire_transactions
+from spark_log.transactions import transaction_parts, wire_transactions
 from spark_log.transactions.fencing_rules import FencingToken
+from spark_log.transactions.rules import Parts
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.wire_transactions import Registration, WireProducer
-
-
-def elsewhere_error(topic: str) -> CrossStoreTransactionError:
-    """Return the error of a transaction that would write to a topic of a data store."""
-    return CrossStoreTransactionError(f"topic {topic!r}: a transaction writes to topics of the home store only")
 
 
 def register_records(
     log: Log, items: Sequence[tuple[str, Topic, Records]], *, provisional: bool, timeout_ms: int
 ) -> list[Appended | Rejected]:
-    """Store records of transactions, and make them pending. Each item has its transactional id; all have sequences.
+    """Store records of transactions, and make them pending. Each item has its transactional id; all have sequences, and
+    their topics are in one store.
 
     If `provisional`, outcomes have the offsets that the records would have if they were committed now, instead of -1.
     """
+    log = log.at(items[0][1].store_id)
     written, refused = log.write_each([(topic, records) for _, topic, records in items], timeout_ms=timeout_ms)
     topics: Mapping[int, Topic] = {topic.topic_id: topic for _, topic, _ in items}
     rows: dict[WireProducer, list[int]] = {}
@@ -44,8 +48,16 @@ def register_records(
         sequence = records.sequence
         assert sequence is not None
         rows.setdefault(WireProducer(name, sequence.producer_id, sequence.producer_epoch), []).append(row)
-    registrations = [Registration(producer, [written.batches[row] for row in here]) for producer, here in rows.items()]
     with log.naming(written, topics) as unnamed:
+        numbers = _join(log, list(rows), timeout_ms)
+        outcomes: dict[int, Appended | Rejected] = {}
+        registrations: list[Registration] = []
+        for producer, here in rows.items():
+            number = numbers[producer]
+            if isinstance(number, SparkLogError):
+                outcomes |= dict.fromkeys(here, Rejected(number))
+            else:
+                registrations.append(Registration(producer, [written.batches[row] for row in here], number))
         registered = wire_transactions.register(
             log.cluster.store,
             registrations,
@@ -54,44 +66,117 @@ def register_records(
             provisional=provisional,
             timeout_ms=timeout_ms,
         )
-        outcomes = {
-            row: outcome
-            for here, several in zip(rows.values(), registered, strict=True)
-            for row, outcome in zip(here, several, strict=True)
-        }
+        for registration, several in zip(registrations, registered, strict=True):
+            outcomes |= zip(rows[registration.producer], several, strict=True)
         in_order = [outcomes[row] for row in range(len(written.batches))]
         unnamed += not_stored(written.batches, in_order)
     rest = iter(in_order)
     return [refused[number] if number in refused else next(rest) for number in range(len(items))]
 
 
-def commit(log: Log, producer: WireProducer, token: FencingToken, *, timeout_ms: int) -> None:
-    """Append the pending batches of the open transaction and commit its offsets, all in one SQL transaction.
+def _join(
+    log: Log, producers: list[WireProducer], timeout_ms: int
+) -> Mapping[WireProducer, int | SparkLogError | None]:
+    """Return the numbers of the parts that the open transactions have in the data store of the log, or None for the
+    home store.
+    """
+    cluster = log.cluster
+    if cluster.store_id == HOME:
+        return dict.fromkeys(producers)
+    home = cluster.home.store
+    numbers = wire_transactions.join(home, producers, cluster.store_id, timeout_ms=timeout_ms)
+    copy_missing_producers(home, cluster.store, {producer.producer_id for producer in producers})
+    return numbers
+
+
+def commit(log: Log, stores: TopicStores, producer: WireProducer, token: FencingToken, *, timeout_ms: int) -> None:
+    """Append the pending batches of the open transaction and commit its offsets, all in one SQL transaction of the home
+    store, after its parts in data stores were prepared; then commit the parts.
 
     Does nothing if the same commit was done before. Batches of deleted topics are dropped, as in Kafka. Raises the
     errors of `rules.has_ended`, FencedConnectionError, and the error of a partition that cannot be appended to now,
-    after which the transaction is still open.
+    after which the transaction is still open. After TransactionCommitPendingError it is committed.
     """
     store = log.cluster.store
-    pending = wire_transactions.read_open(store, producer, token, timeout_ms=timeout_ms)
-    if pending is None:
-        return
+    opened = wire_transactions.read_open(store, producer, token, timeout_ms=timeout_ms)
+    if opened.batches is None:
+        return _complete(log, stores, producer.producer_id, opened.parts, timeout_ms)
+    pending, producer_id, number = opened.batches, producer.producer_id, opened.parts.number
+    _in_each(
+        stores,
+        opened.parts,
+        lambda data: transaction_parts.prepare(log.at(data.store_id), producer_id, number, None, timeout_ms=timeout_ms),
+    )
 
     def read(connection: sa.Connection) -> tuple[Mapping[Committer, Commits], dict[int, Topic]]:
-        offsets = read_pending_offsets(connection, producer.producer_id)
+        offsets = read_pending_offsets(connection, producer_id)
         return offsets, topics_of_ids(connection, {batch.topic_id for batch in pending})
 
     offsets, topics = store.read(read, timeout_ms=timeout_ms)
     batches = [batch for batch in pending if batch.topic_id in topics]
     dropped = [batch for batch in pending if batch.topic_id not in topics]
     transaction = TransactionCommit(
-        producer.ref, batches, dropped=dropped, token=token, after=[commit_offsets_hook(store, offsets)]
+        producer.ref,
+        batches,
+        dropped=dropped,
+        token=token,
+        after=[commit_offsets_hook(store, offsets)],
+        parts=opened.parts,
     )
     try:
         log.append_whole(transaction.request(), topics, timeout_ms=timeout_ms)
     except TopicMovedError as error:  # its records are pending here: they have to be sent again
         raise TransactionAbortableError(str(error)) from error
     except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
-        return commit(log, producer, token, timeout_ms=timeout_ms)
+        return commit(log, stores, producer, token, timeout_ms=timeout_ms)
     failpoint("transaction.committed")
-    return None
+    return _complete(log, stores, producer_id, opened.parts, timeout_ms)
+
+
+def complete_last(log: Log, stores: TopicStores, transactional_id: str, *, timeout_ms: int) -> None:
+    """Complete the last transaction of a transactional id if it is committed, and not all of its parts are."""
+    last = transaction_parts.find_unfinished(log.cluster.store, transactional_id)
+    if last is not None:
+        _complete(log, stores, last.producer_id, last.parts, timeout_ms)
+
+
+def _complete(log: Log, stores: TopicStores, producer_id: int, parts: Parts, timeout_ms: int) -> None:
+    if not parts.stores:
+        return
+    failpoint("part.decided")
+    number = parts.number
+    try:
+        _in_each(
+            stores,
+            parts,
+            lambda data: transaction_parts.follow(log.at(data.store_id), producer_id, number, timeout_ms=timeout_ms),
+        )
+    except SparkLogError as error:
+        raise TransactionCommitPendingError(
+            f"the transaction is committed; not all stores followed: {error}"
+        ) from error
+
+
+def abort(
+    cluster: Cluster, stores: TopicStores, producer: WireProducer, token: FencingToken, *, timeout_ms: int
+) -> None:
+    """Abort the open transaction at home, and then its parts. A coordinator does that for a store that does not answer.
+    Raises the errors of `wire_transactions.abort`.
+    """
+    parts = wire_transactions.abort(cluster, producer, token, timeout_ms=timeout_ms)
+    with contextlib.suppress(SparkLogError):
+        _in_each(
+            stores,
+            parts,
+            lambda data: transaction_parts.abort_part(
+                data, producer.producer_id, parts.number, timeout_ms=transaction_parts.ABORT_TIMEOUT_MS
+            ),
+        )
+
+
+def _in_each(stores: TopicStores, parts: Parts, function: Callable[[Cluster], None]) -> None:
+    """Call a function for the data stores of the parts, at the same time. Raises the first error."""
+    results = stores.in_each(dict.fromkeys(parts.stores), lambda data, _: function(data), CHANGE_S)
+    for result in results.values():
+        if result is not None:
+            raise result

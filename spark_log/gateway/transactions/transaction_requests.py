@@ -1,5 +1,6 @@
 """Handles the begin of transactions, the offsets that they commit, and their end. Produce sends their records."""
 
+from collections.abc import Collection
 from functools import partial
 
 from kafka.protocol.producer.transaction import (
@@ -18,10 +19,12 @@ from kafka.protocol.producer.transaction import (
 from spark_log.cluster.security.acl_rules import Operation
 from spark_log.config.values import can_be_stored
 from spark_log.errors import (
+    CrossStoreTransactionError,
     IllegalArgumentError,
     ProducerFencedError,
     SparkLogError,
     TransactionAbortableError,
+    TransactionCommitPendingError,
 )
 from spark_log.gateway.access.rights import CLUSTER, Resource, Whole, each_topic, on_group, on_transaction
 from spark_log.gateway.api import Api, Client
@@ -34,12 +37,11 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.gateway.transactions import pending_records as transactions
 from spark_log.gateway.transactions.fencing_tokens import TIMEOUT_MS, TokenTakenError
-from spark_log.gateway.transactions.pending_records import elsewhere_error
 from spark_log.groups.committed_offsets import Commit, check_commits
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import add_offsets
 from spark_log.groups.transacted_offsets import Committer
-from spark_log.ids import HOME, TopicPartition
+from spark_log.ids import StoreId, TopicPartition
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.transactions import transaction_store, wire_transactions
 from spark_log.transactions.fencing_rules import FencingToken, Role
@@ -51,6 +53,7 @@ _OPERATION_NOT_ATTEMPTED = 55
 _COORDINATOR_LOAD_IN_PROGRESS = 14
 _COORDINATOR_NOT_AVAILABLE = 15
 _INVALID_PRODUCER_EPOCH = 47
+_TRANSACTION_ABORTABLE = 120
 _KNOWS_FENCED = {InitProducerIdRequest: 4, AddPartitionsToTxnRequest: 2, AddOffsetsToTxnRequest: 2, EndTxnRequest: 2}
 """The first version that may answer PRODUCER_FENCED. Lower ones, and other requests, answer INVALID_PRODUCER_EPOCH."""
 _RETRIES_LOAD_IN_PROGRESS = 3
@@ -90,18 +93,24 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
     given = None
     if request.version >= 3 and request.producer_id >= 0:
         given = ProducerRef(request.producer_id, request.producer_epoch)
-    ref, token = transaction_store.init_producer(
-        services.cluster, name, request.transaction_timeout_ms, given=given, timeout_ms=TIMEOUT_MS
-    )
+    init = partial(
+        transaction_store.init_producer, services.cluster, name, request.transaction_timeout_ms, given=given,
+        timeout_ms=TIMEOUT_MS,
+    )  # fmt: skip
+    try:
+        ref, token = init()
+    except TransactionCommitPendingError:
+        transactions.complete_last(services.log, services.stores, name, timeout_ms=TIMEOUT_MS)
+        ref, token = init()
     client.fencing_tokens.keep(name, ref.producer_id, token)
     return ref.producer_id, ref.epoch
 
 
 async def add_partitions_to_txn(services: Services, request: Message, client: Client) -> Message:
-    """Begin the transaction. Its partitions become known from its records, not from this request.
+    """Begin the transaction, with parts in the data stores of the topics. Its partitions become known from its records.
 
-    Partitions of data stores are refused with TRANSACTION_ABORTABLE. librdkafka then ends the transaction, even if no
-    partition was added, so it is begun.
+    A second store is refused with TRANSACTION_ABORTABLE, unless transaction.cross.store allows it. librdkafka then ends
+    the transaction, even if no partition was added, so it is begun.
     """
     topics = request.v3_and_below_topics
     known = await services.call(services.topics.find, [topic.name for topic in topics])
@@ -111,28 +120,20 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
         for number in topic.partitions
         if topic.name not in known or not 0 <= number < known[topic.name].partition_count
     }
-    elsewhere = {
-        (topic.name, number)
-        for topic in topics
-        for number in topic.partitions
-        if topic.name in known and known[topic.name].store_id != HOME
-    }
     code = NONE
-    if elsewhere:
-        log_failed(elsewhere_error(next(iter(elsewhere))[0]))
-    if "rdkafka" in client.software if elsewhere else not missing:
+    if not missing:
         producer = WireProducer(
             request.v3_and_below_transactional_id,
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
         )
-        code = await _begin(services, client, producer, request)
+        code = await _begin(services, client, producer, request, {topic.store_id for topic in known.values()})
+        if code == _TRANSACTION_ABORTABLE and "rdkafka" in client.software:
+            await _begin(services, client, producer, request)
 
     def code_of(place: tuple[str, int]) -> int:
-        if code != NONE or not (missing or elsewhere):
+        if not missing:
             return code
-        if place in elsewhere:
-            return error_code(elsewhere_error(place[0]))
         return _UNKNOWN_TOPIC_OR_PARTITION if place in missing else _OPERATION_NOT_ATTEMPTED
 
     kind = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
@@ -159,13 +160,17 @@ async def add_offsets_to_txn(services: Services, request: Message, client: Clien
     return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=await _begin(services, client, producer, request))
 
 
-async def _begin(services: Services, client: Client, producer: WireProducer, request: Message) -> int:
+async def _begin(
+    services: Services, client: Client, producer: WireProducer, request: Message, stores: Collection[StoreId] = ()
+) -> int:
     def begin(token: FencingToken) -> None:
-        wire_transactions.begin(services.cluster.store, producer, token, timeout_ms=TIMEOUT_MS)
+        wire_transactions.begin(services.cluster.store, producer, token, stores, timeout_ms=TIMEOUT_MS)
 
     try:
         await client.fencing_tokens.call(services, producer, Role.COORDINATOR, begin)
     except (SparkLogError, TokenTakenError) as error:
+        if isinstance(error, CrossStoreTransactionError):
+            log_failed(error)
         return _code(error, request)
     return NONE
 
@@ -215,9 +220,9 @@ async def end_txn(services: Services, request: Message, client: Client) -> Messa
 
     def end(token: FencingToken) -> None:
         if request.committed:
-            transactions.commit(services.log, producer, token, timeout_ms=TIMEOUT_MS)
+            transactions.commit(services.log, services.stores, producer, token, timeout_ms=TIMEOUT_MS)
         else:
-            wire_transactions.abort(services.cluster, producer, token, timeout_ms=TIMEOUT_MS)
+            transactions.abort(services.cluster, services.stores, producer, token, timeout_ms=TIMEOUT_MS)
 
     try:
         await client.fencing_tokens.call(services, producer, Role.COORDINATOR, end)

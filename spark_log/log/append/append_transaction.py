@@ -51,7 +51,8 @@ class AppendRequest:
     `blobs` holds the bytes of the inline batches by name, except for those that a transaction has registered. With
     `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
     `release_write_id` deletes it in the same transaction. `hooks` run in order. `commits` is True if the batches were
-    pending in a transaction, so that none of them repeats an earlier one.
+    pending in a transaction, so that none of them repeats an earlier one. With `only_checks` the batches get their
+    outcomes as always, and nothing but the changes of the hooks is written.
     """
 
     batches: Sequence[Batch]
@@ -63,6 +64,7 @@ class AppendRequest:
     hooks: Sequence[CommitHook] = ()
     durable: bool = True
     commits: bool = False
+    only_checks: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _append(store: Store, connection: sa.Connection, request: AppendRequest) -> 
     assigned = _assign(request, locked, moved=topics_elsewhere(connection, missing) if missing else ())
     if request.atomic and any(isinstance(outcome, Rejected) for outcome in assigned.outcomes):
         raise _AbandonedError(assigned.outcomes)
-    if assigned.new:
+    if assigned.new and not request.only_checks:
         with sent_with_commit(connection):
             _write(connection, now, request, assigned)
             _advance(connection, now, request, locked, assigned)

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from spark_log.config import ClusterSettings
 from spark_log.log.append.producer_rows import delete_producer_batches, delete_producers
-from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH, TRANSACTION
+from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_PART
 from spark_log.metadata.store import Attempt, Store
 
 _PRODUCERS_A_TURN = 1_000
@@ -43,7 +43,7 @@ def expire_producers(
                 )
             ).scalars()
         )
-        alive |= set(connection.execute(_open().where(TRANSACTION.producer_id.in_(ids))).scalars())
+        alive |= set(connection.execute(_open()).scalars()) & set(ids)
         gone = [row.producer_id for row in due if row.producer_id not in alive]
         without_a_name = [row.producer_id for row in due if row.producer_id in gone and row.transactional_id is None]
         delete_producer_batches(connection, gone)
@@ -84,6 +84,9 @@ def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
     )
 
 
-def _open() -> sa.Select[tuple[int]]:
-    """Select the producers that have an open transaction: their next sequences continue the earlier ones."""
-    return sa.select(TRANSACTION.producer_id).where(TRANSACTION.state == "Ongoing")
+def _open() -> sa.CompoundSelect[tuple[int]]:
+    """Select the producers that have an open transaction, or part of one: their next sequences continue the earlier
+    ones.
+    """
+    parts = sa.select(TRANSACTION_PART.producer_id).where(TRANSACTION_PART.state.in_(("open", "prepared")))
+    return sa.select(TRANSACTION.producer_id).where(TRANSACTION.state == "Ongoing").union_all(parts)

@@ -67,31 +67,55 @@ def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -
 
 
 def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> bool:
-    """Insert in a data store those of these producers that it does not have. Returns whether home has any of them."""
+    """Insert in a data store those of these producers that it does not have. Returns whether home has any of them. A
+    transactional id is taken from the producer that had it before.
+    """
     query = sa.select(t.producer).where(PRODUCER.producer_id.in_(producer_ids))
     rows = home.read(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> None:
         for row in rows:
-            insert_if_missing(connection, t.producer, row)
+            _insert_copy(connection, row)
 
     if rows:
         data.transact(insert)
     return bool(rows)
 
 
+def _insert_copy(connection: sa.Connection, row: Mapping[str, Any]) -> None:
+    if row["transactional_id"] is not None:
+        earlier = PRODUCER.transactional_id == row["transactional_id"]
+        gone = t.producer.update().where(earlier, PRODUCER.producer_id < row["producer_id"])
+        connection.execute(gone.values(transactional_id=None))
+    insert_if_missing(connection, t.producer, row)
+
+
 def copy_producers_of_topic(source: sa.Connection, target: sa.Connection, topic_id: int) -> None:
     """Give a store the producers whose batches in the topic are remembered, each with the larger epoch of both."""
     ids = sa.select(PRODUCER_BATCH.producer_id).where(PRODUCER_BATCH.topic_id == topic_id)
     for row in source.execute(sa.select(t.producer).where(PRODUCER.producer_id.in_(ids))):
-        insert_if_missing(target, t.producer, dict(row._mapping))
+        _insert_copy(target, dict(row._mapping))
         older = (PRODUCER.producer_id == row.producer_id) & (PRODUCER.epoch < row.epoch)
         target.execute(t.producer.update().where(older).values(epoch=row.epoch))
+
+
+def copy_missing_producers(home: Store, data: Store, producer_ids: Collection[int]) -> None:
+    """Copy those of these producers that the data store does not have."""
+    query = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(producer_ids))
+    missing = set(producer_ids) - set(data.read(lambda connection: connection.execute(query).scalars().all()))
+    if missing:
+        copy_producers(home, data, missing)
 
 
 def lock_transactional_producer(connection: sa.Connection, transactional_id: str) -> int | None:
     """Lock the row of a transactional id and return its producer id, or None if there is no row."""
     query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id).with_for_update()
+    return connection.execute(query).scalar_one_or_none()
+
+
+def find_transactional_producer(connection: sa.Connection, transactional_id: str) -> int | None:
+    """Return the producer id of a transactional id, or None."""
+    query = sa.select(PRODUCER.producer_id).where(PRODUCER.transactional_id == transactional_id)
     return connection.execute(query).scalar_one_or_none()
 
 

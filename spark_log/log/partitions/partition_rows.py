@@ -220,14 +220,15 @@ def insert_partitions(
         connection.exec_driver_sql("ANALYZE partition, replica")
 
 
-def freeze_partitions(connection: sa.Connection, topic_id: int) -> None:
-    """Let the partitions of a topic stay as they are, until `thaw_partitions`. Waits for the transactions that change
-    them.
-    """
+def lock_all_partitions(connection: sa.Connection, topic_id: int) -> None:
+    """Lock the partitions of a topic, frozen or not, in the lock order: wait for the transactions that change them."""
     here = PARTITION.topic_id == topic_id
-    # in the lock order; an UPDATE alone has none
     connection.execute(sa.select(PARTITION.partition).where(here).order_by(PARTITION.partition).with_for_update()).all()
-    connection.execute(t.partition.update().where(here).values(frozen=True))
+
+
+def freeze_partitions(connection: sa.Connection, topic_id: int) -> None:
+    """Let the partitions of a topic stay as they are, until `thaw_partitions`. The transaction has locked all."""
+    connection.execute(t.partition.update().where(PARTITION.topic_id == topic_id).values(frozen=True))
 
 
 def thaw_partitions(connection: sa.Connection, topic_id: int) -> bool:

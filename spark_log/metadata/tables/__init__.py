@@ -4,7 +4,7 @@ Times are in milliseconds, except quota_usage.used_until_us. Ranges of offsets a
 Each table and column has a comment with its meaning, which PostgreSQL stores too. A module defines the tables that one
 folder of spark_log writes.
 
-Lock order, in every transaction: lease, broker, log dir, schema registry, topic, producer or transaction, group,
+Lock order, in every transaction: lease, broker, log dir, schema registry, topic, producer or transaction, part, group,
 share partition (sorted by group, topic and number), partition (sorted by topic and number), replica.
 """
 
@@ -45,7 +45,12 @@ from spark_log.metadata.tables.quotas_tables import client_quota, quota_usage
 from spark_log.metadata.tables.registry_tables import schema, subject_config, subject_version
 from spark_log.metadata.tables.security_tables import acl, scram_credential
 from spark_log.metadata.tables.segments_tables import blob, segment
-from spark_log.metadata.tables.transactions_tables import transaction, transaction_offset, transaction_segment
+from spark_log.metadata.tables.transactions_tables import (
+    transaction,
+    transaction_offset,
+    transaction_part,
+    transaction_segment,
+)
 
 __all__ = [
     "OLDEST_REVISION",
@@ -94,6 +99,7 @@ __all__ = [
     "topic",
     "transaction",
     "transaction_offset",
+    "transaction_part",
     "transaction_segment",
     "truncation",
     "write_id",

@@ -28,12 +28,29 @@ transaction = _table(
         server_default=text("0"),
     ),
     column("offsets_claim", BigInteger, "the same for TxnOffsetCommit", server_default=text("0")),
+    column("part_number", BigInteger, "number of its last transaction with parts", server_default=text("0")),
+    column(
+        "part_stores",
+        Text,
+        "data stores with a part of the open transaction; of a committed one, those that have not appended it yet",
+        server_default="",
+    ),
     comment="The current or last transaction of a producer.",
+)
+
+transaction_part = _table(
+    "transaction_part",
+    column("producer_id", BigInteger, "producer.producer_id", primary_key=True, autoincrement=False),
+    column("number", BigInteger, "transaction.part_number in the home store, when it began"),
+    column("state", String(16), "open, prepared, committed or aborted"),
+    column("pending", BigInteger, "number of rows in transaction_segment while it is open or prepared"),
+    column("changed_ms", BigInteger, "clock of this store"),
+    comment="The part that a producer's newest transaction has in this data store. The home store has no rows.",
 )
 
 transaction_segment = _table(
     "transaction_segment",
-    column("producer_id", BigInteger, "transaction.producer_id", primary_key=True),
+    column("producer_id", BigInteger, "transaction.producer_id, or transaction_part.producer_id", primary_key=True),
     column("position", BigInteger, "order of the sends", primary_key=True),
     topic_id(),
     partition_number(),
@@ -43,7 +60,7 @@ transaction_segment = _table(
     column("first_sequence", BigInteger, "sequence of its first record, of a Kafka client", nullable=True),
     column("last_sequence", BigInteger, "sequence of its last record", nullable=True),
     Index(None, "producer_id", "topic_id", "partition", "position"),
-    comment="Batches of open transactions: without offsets, invisible to readers.",
+    comment="Batches of open transactions, or of parts: without offsets, invisible to readers.",
 )
 
 transaction_offset = _table(

@@ -49,9 +49,9 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, StoreId
 from spark_log.log.partitions.partition_rows import (
-    freeze_partitions,
     frozen_topics,
     insert_partitions,
+    lock_all_partitions,
     thaw_partitions,
 )
 from spark_log.metadata.cascade import delete_moved_rows
@@ -197,7 +197,7 @@ def _delete_copy(view: Cluster, topic_id: int) -> None:
         if stated is not None and exists and view.store_id in stated.stores:
             return
         # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
-        freeze_partitions(connection, topic_id)
+        lock_all_partitions(connection, topic_id)
         if exists:
             delete_moved_rows(connection, topic_id)
         if view.store_id != HOME:

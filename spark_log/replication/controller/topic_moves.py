@@ -47,17 +47,23 @@ from spark_log.errors import IllegalStateError, InvalidConfigurationError, Spark
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, HOME_NAME
 from spark_log.log.append.producer_rows import copy_producers_of_topic
-from spark_log.log.partitions.partition_rows import are_frozen, freeze_partitions, thaw_partitions
+from spark_log.log.partitions.partition_rows import (
+    are_frozen,
+    freeze_partitions,
+    lock_all_partitions,
+    thaw_partitions,
+)
 from spark_log.metadata.cascade import copy_rows_of_topic, delete_moved_rows
-from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC, TRANSACTION_SEGMENT
+from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC
 from spark_log.metadata.store import Attempt
 from spark_log.replication.controller.topic_copies import change_copy, follow
+from spark_log.transactions.part_rows import has_pending
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_MS = 10_000
 """How long a move waits for open transactions with records in the topic. It does not wait longer: their commit fails,
-and their clients abort and repeat them."""
+and their clients abort and repeat them. For those that are prepared, it waits until they have ended."""
 _PAUSE_S = 0.05
 
 
@@ -189,9 +195,10 @@ def _freeze(source: Cluster, topic: Topic, move: TopicMove) -> bool:
             return True
         here = TOPIC.topic_id == topic.topic_id
         connection.execute(sa.select(TOPIC.topic_id).where(here).with_for_update()).all()  # no partitions are added
+        # a part that is prepared later finds the partitions frozen, and one that was prepared before is seen here
+        lock_all_partitions(connection, topic.topic_id)
         waited_ms = source.home.store.now().wall_ms - move.began_ms
-        pending = sa.select(TRANSACTION_SEGMENT.topic_id).where(TRANSACTION_SEGMENT.topic_id == topic.topic_id).limit(1)
-        if waited_ms < PATIENCE_MS and connection.execute(pending).first() is not None:
+        if has_pending(connection, topic.topic_id, only_prepared=waited_ms >= PATIENCE_MS):
             return False
         freeze_partitions(connection, topic.topic_id)
         return True

@@ -245,7 +245,7 @@ def test_admin_clients_change_topics_of_a_data_store(stores, gateway, topics):
     assert name not in stores.at(EAST).store.read(find_topics)
 
 
-def test_transactions_and_share_groups_on_a_data_store_are_refused(stores, gateway, topics):
+def test_transactions_over_several_stores_are_refused(stores, gateway, topics):
     near, far = topics
     producer = confluent_kafka.Producer({"bootstrap.servers": gateway.address, "transactional.id": near})
     producer.init_transactions(30)
@@ -266,7 +266,44 @@ def test_transactions_and_share_groups_on_a_data_store_are_refused(stores, gatew
     group.close()
     assert committed.offset == 5
     assert stored(stores, near) == {0: ["c"]}
-    assert f"topic '{far}': a transaction writes to topics of the home store only" in gateway.output
+    assert "transaction.cross.store=allow" in gateway.output
+
+
+def committed_values(gateway, name, partitions=1):
+    """The values that a reader of committed records finds in a topic."""
+    places = [TopicPartition(name, number) for number in range(partitions)]
+    with KafkaConsumer(bootstrap_servers=gateway.address, isolation_level="read_committed") as consumer:
+        consumer.assign(places)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(places)
+        found = []
+        while any(consumer.position(place) < end for place, end in ends.items()):
+            found += [record.value for records in consumer.poll(1_000).values() for record in records]
+    return sorted(found)
+
+
+def test_transactions_on_a_data_store(stores, gateway, topics):
+    """Each client sends its next sequences after an abort."""
+    _, far = topics
+    client = confluent_kafka.Producer({"bootstrap.servers": gateway.address, "transactional.id": far})
+    client.init_transactions(30)
+    for number in range(4):
+        client.begin_transaction()
+        for partition in (0, 1):
+            client.produce(far, b"%d" % number, partition=partition)
+        assert client.flush(30) == 0
+        client.abort_transaction(30) if number == 1 else client.commit_transaction(30)
+    with KafkaProducer(bootstrap_servers=gateway.address, transactional_id=f"{far}-2") as python:
+        python.init_transactions()
+        for number in range(4, 7):
+            python.begin_transaction()
+            python.send(far, b"%d" % number, partition=0).get(30)
+            python.abort_transaction() if number == 5 else python.commit_transaction()
+    assert committed_values(gateway, far, 2) == [b"0", b"0", b"2", b"2", b"3", b"3", b"4", b"6"]
+
+
+def test_share_groups_on_a_data_store_are_refused(gateway, topics):
+    _, far = topics
     with WireConnection(gateway.port) as connection:
         heartbeat = ShareGroupHeartbeatRequest(
             group_id="s", member_id="m", member_epoch=0, rack_id=None, subscribed_topic_names=[far]

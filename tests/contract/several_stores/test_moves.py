@@ -48,6 +48,16 @@ with Cluster.open(address) as cluster:
     move_topic(cluster, "t", store)
 """
 
+TRANSACTION = """
+import sys
+from spark_log import Producer
+with Producer(cluster=sys.argv[1], transactional_id="x") as producer:
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"committed", partition=0)
+    producer.commit_transaction()
+"""
+
 
 @pytest.fixture
 def address(stores):
@@ -253,20 +263,41 @@ def test_open_transactions_are_waited_for(stores, address):
     assert stored(stores, "t") == {0: [LONG]}
 
 
-def test_a_transaction_that_a_move_does_not_wait_for_fails_and_leaves_nothing(stores, address, monkeypatch):
+@pytest.fixture
+def impatient(monkeypatch):
     monkeypatch.setattr("spark_log.replication.controller.topic_moves.PATIENCE_MS", 0)
-    topic = create(stores)
+
+
+def test_a_transaction_that_a_move_does_not_wait_for_fails_and_leaves_nothing(stores, address, way, impatient):
+    source, target = way
+    topic = create(stores, source)
     with Producer(cluster=address, transactional_id="x") as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send("t", LONG.encode(), partition=0).get(timeout=30)
-        move_topic(stores, "t", "east")
-        with pytest.raises(Exception, match="moved to another store"):
+        move_topic(stores, "t", target)
+        with pytest.raises(Exception, match="moved to another"):
             producer.commit_transaction()
         producer.abort_transaction()
     append(stores, "a")
-    assert_is_in(stores, "east", topic)
+    assert_is_in(stores, target, topic)
     assert stored(stores, "t") == {0: ["a"]}
+
+
+def test_a_move_waits_for_a_part_that_is_prepared(stores, address, impatient):
+    topic = create(stores, "east")
+    killed_at("part.decided", "-c", TRANSACTION, address)
+    moved = threading.Event()
+    mover = threading.Thread(target=lambda: (move_topic(stores, "t", "home"), moved.set()))
+    mover.start()
+    wait_until(lambda: stores.store.read(moving_topics), "the move begins")
+    run_tasks(stores, ["seal"])
+    assert not moved.is_set()
+    run_tasks(stores, ["transactions"])
+    mover.join(timeout=60)
+    append(stores, "a")
+    assert_is_in(stores, "home", topic)
+    assert stored(stores, "t") == {0: ["committed", "a"]}
 
 
 @pytest.mark.delta

@@ -5,7 +5,6 @@ import pytest
 from spark_log import Consumer, Producer, ShareConsumer
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import (
-    CrossStoreTransactionError,
     IllegalArgumentError,
     StoreNotFoundError,
     TopicAlreadyExistsError,
@@ -76,15 +75,9 @@ def test_clients_use_topics_of_all_stores(stores):
     assert read == {TopicPartition(topic, 0): list(range(100)) for topic in ("near", "far")}
 
 
-def test_transactions_and_share_groups_refuse_topics_of_data_stores(stores):
-    address = stores.store.address.with_password
+def test_share_groups_refuse_topics_of_data_stores(stores):
     create_topic(stores, "far", store="east")
-    with Producer(cluster=address, transactional_id="t") as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        with pytest.raises(CrossStoreTransactionError):
-            producer.send("far", b"x").get(30)
-        producer.abort_transaction()
+    address = stores.store.address.with_password
     with ShareConsumer("far", cluster=address, group_id="s") as consumer, pytest.raises(IllegalArgumentError):
         consumer.poll(60_000)
 

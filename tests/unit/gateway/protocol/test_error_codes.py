@@ -59,7 +59,7 @@ TOLD = {
     "InvalidTransactionTimeoutError", "InvalidProducerIdMappingError", "TransactionalIdNotFoundError",
     "ProducerFencedError", "OutOfOrderSequenceNumberError", "UnknownProducerIdError", "WriteIdExpiredError",
     "DuplicateBrokerRegistrationError", "BrokerIdNotRegisteredError",
-    "CrossStoreTransactionError", "InvalidReplicationAssignmentError",
+    "CrossStoreTransactionError", "TransactionCommitPendingError", "InvalidReplicationAssignmentError",
     "NoReassignmentInProgressError", "ElectionNotNeededError", "PreferredLeaderNotAvailableError",
     "EligibleLeadersNotAvailableError", "UnknownMemberIdError", "IllegalGenerationError", "FencedInstanceIdError",
     "InconsistentGroupProtocolError", "RebalanceInProgressError", "InvalidGroupIdError", "InvalidSessionTimeoutError",

@@ -1,0 +1,120 @@
+"""Defines the part of a transaction in a data store: its pending batches there, and their end. Pure.
+
+    open -prepare-> prepared -roll_forward-> committed
+      |                |
+      +----- abort ----+--------------------> aborted
+
+A part never decides alone. The commit of the transaction in the home store decides (`rules.commit`), and needs every
+part prepared: forced to disk, with all batches that the producer has sent, and closed for others. After the decision
+the parts are rolled forward: each appends its batches. After an abort at home the parts are aborted.
+
+A data store has one part of each producer id, that of the newest transaction. A transaction begins only after the one
+before it is finished, so an older part is aborted or committed in any case.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+
+from spark_log.errors import InvalidTxnStateError, TransactionAbortableError
+from spark_log.ids import StoreId
+from spark_log.transactions.rules import COMMITTED, Transaction, check_pending
+
+
+class PartState(StrEnum):
+    OPEN = "open"
+    PREPARED = "prepared"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The newest part of a producer id in a data store. A store without one has number 0, aborted."""
+
+    producer_id: int
+    number: int = 0
+    """`rules.Parts.number` of its transaction."""
+    state: PartState = PartState.ABORTED
+    pending: int = 0
+    """The number of its registered batches."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (PartState.COMMITTED, PartState.ABORTED)
+
+
+class Resolution(Enum):
+    """What is to be done with a part whose producer has not ended it."""
+
+    WAIT = "wait"
+    ROLL_FORWARD = "roll forward"
+    ABORT = "abort"
+
+
+def register(part: Part, number: int, batches: int) -> Part:
+    """Add batches to the part of transaction `number`. The batches of an older part have to be deleted first.
+
+    Raises InvalidTxnStateError if the part is closed, or is of a later transaction, and PolicyViolationError if it
+    would have too many batches.
+    """
+    if number > part.number:
+        part = Part(part.producer_id, number, PartState.OPEN)
+    elif number < part.number or part.state is not PartState.OPEN:
+        raise InvalidTxnStateError(f"{_name(part, number)} takes no batches: part {part.number} is {part.state}")
+    check_pending(part.pending + batches)
+    return replace(part, pending=part.pending + batches)
+
+
+def prepare(part: Part, number: int, batches: int) -> Part:
+    """Close the part, which must have these `batches`. Unchanged if an earlier call has prepared or committed it.
+
+    Raises TransactionAbortableError if batches are missing, or the part is aborted or of a later transaction.
+    """
+    if number == part.number and part.state in (PartState.PREPARED, PartState.COMMITTED):
+        return part
+    if number < part.number or (number == part.number and part.state is PartState.ABORTED):
+        raise TransactionAbortableError(f"{_name(part, number)} was aborted")
+    there = part.pending if number == part.number else 0
+    if there != batches:
+        raise TransactionAbortableError(
+            f"{_name(part, number)}: {batches} batches were sent and {there} are there: the metadata store has crashed;"
+            " abort the transaction, and do it again"
+        )
+    return Part(part.producer_id, number, PartState.PREPARED, batches)
+
+
+def roll_forward(part: Part, number: int) -> Part:
+    """Commit the part of a transaction that home has committed. Unchanged if that was done before.
+
+    Raises InvalidTxnStateError for a part that is not prepared.
+    """
+    if number < part.number or (number == part.number and part.state is PartState.COMMITTED):
+        return part
+    if number > part.number or part.state is not PartState.PREPARED:
+        raise InvalidTxnStateError(
+            f"{_name(part, number)} is committed, and is not prepared here: part {part.number} is {part.state}. The"
+            " store was restored from a backup that has not got it"
+        )
+    return replace(part, state=PartState.COMMITTED, pending=0)
+
+
+def abort(part: Part, number: int) -> Part:
+    """Abort the part of a transaction that home has not committed, and will not. Unchanged if it is over."""
+    if number != part.number or part.is_over:
+        return part
+    return replace(part, state=PartState.ABORTED, pending=0)
+
+
+def resolve(transaction: Transaction | None, store_id: StoreId, part: Part) -> Resolution:
+    """Say what follows for an open or prepared part from its transaction at home, which was read after the part. None:
+    home has no transaction of the producer id any more.
+    """
+    if transaction is not None and transaction.parts.number < part.number:
+        return Resolution.WAIT  # home was restored from a backup
+    if transaction is None or transaction.parts.number > part.number or store_id not in transaction.parts.stores:
+        return Resolution.ABORT
+    return Resolution.ROLL_FORWARD if transaction.state is COMMITTED else Resolution.WAIT
+
+
+def _name(part: Part, number: int) -> str:
+    return f"the part of transaction {number} of producer {part.producer_id}"

@@ -1,0 +1,335 @@
+"""Executes the calls of transactions that write to topics of data stores (`part_rules`).
+
+    join               at home: the transaction gets a part in a data store
+    register           in the data store: batches become pending there
+    prepare            in the data store: the part is closed, and everything in it is forced to disk
+    rules.commit       at home: decides, in the transaction of `transaction_store.commit_transaction_hook`
+    complete           in each data store: append the batches of the part; at home: note that this is done
+    abort_parts        in each data store, after the abort at home
+    resolve            a coordinator does the last two for producers that are gone
+
+A transaction whose topics are all in the home store needs none of them.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence, unfenced
+from spark_log.cluster.topics import Topic, topics_of_ids
+from spark_log.errors import (
+    InvalidProducerIdMappingError,
+    SparkLogError,
+    TransactionAbortableError,
+    TransactionCommitPendingError,
+    UnknownTopicOrPartitionError,
+    redact,
+)
+from spark_log.failpoints import failpoint
+from spark_log.ids import StoreId
+from spark_log.log.append.append_transaction import AppendRequest, check_write_id
+from spark_log.log.append.producer_rows import copy_producers, find_transactional_producer
+from spark_log.log.append.rules import Batch
+from spark_log.log.log import Log
+from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
+from spark_log.metadata.connections.server_identity import check_identity
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+from spark_log.process import in_parallel
+from spark_log.transactions import part_rules, rules
+from spark_log.transactions.part_rows import (
+    lock_part,
+    read_part,
+    save_part,
+    unfinished_commits,
+    unfinished_parts,
+)
+from spark_log.transactions.part_rules import Part, Resolution
+from spark_log.transactions.rules import Parts, ProducerRef, Transaction
+from spark_log.transactions.transaction_rows import (
+    PendingBatch,
+    ask_transaction,
+    insert_pending,
+    lock_transaction,
+    read_pending,
+    save_transaction,
+)
+from spark_log.transactions.transaction_store import delete_files
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 8
+ABORT_TIMEOUT_MS = 3_000
+"""How long the producer waits for a data store after an abort: a coordinator does it otherwise."""
+
+
+def may_cross(store: Store) -> bool:
+    """Whether a transaction may write to topics of several stores (transaction.cross.store)."""
+    return store.settings.transaction_cross_store == "allow"
+
+
+def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> int:
+    """Give the transaction a part in a data store, and return the number of its parts. Raises the errors of
+    `rules.join`.
+    """
+    home = cluster.home.store
+    across = may_cross(home)
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> int:
+        now = home.clock(connection)
+        before = lock_transaction(connection, now, ref.producer_id)
+        after = rules.join(before.transaction, ref, store_id, across=across)
+        save_transaction(connection, now, before, after)
+        return after.parts.number
+
+    number = home.transact(body, timeout_ms=timeout_ms)
+    failpoint("part.joined")
+    copy_producers(home, cluster.at(store_id).store, {ref.producer_id})
+    return number
+
+
+def register(
+    data: Cluster,
+    producer_id: int,
+    number: int,
+    batches: Sequence[PendingBatch],
+    blobs: Mapping[str, bytes],
+    *,
+    write_id: str | None = None,
+    again: bool = False,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+) -> list[Batch]:
+    """Make the batches pending in the part of transaction `number` in a data store. The arguments and the result are
+    those of `transaction_store.register`. Raises the errors of `part_rules.register`, and WriteIdExpiredError.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> tuple[list[Batch], list[PendingBatch]]:
+        if write_id is not None:
+            check_write_id(connection, write_id, release=False)
+        now = data.store.clock(connection)
+        before = lock_part(connection, now, producer_id)
+        there: dict[int, Batch] = {}
+        if again and before.number == number:
+            there = {each.position: each.batch for each in read_pending(connection, producer_id)}
+        new = [each for each in batches if each.position not in there]
+        dropped = save_part(connection, now, before, part_rules.register(before, number, len(new)))
+        if new:
+            insert_pending(connection, producer_id, new)
+            insert_blobs(connection, {each.batch.name: blobs[each.batch.name] for each in new if each.batch.inline})
+        return [there.get(each.position, each.batch) for each in batches], dropped
+
+    registered, dropped = data.store.transact(body, timeout_ms=timeout_ms, durable=False)
+    failpoint("part.registered")
+    delete_files(data, dropped)
+    return registered
+
+
+def prepare(
+    log: Log, producer_id: int, number: int, batches: int | None, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> None:
+    """Close the part of transaction `number` in the data store of `log`, after a check that its batches can be appended
+    now. `batches` is their number; None takes all, for a client whose registrations were forced to disk.
+
+    Raises the errors of `part_rules.prepare`, and those of the append.
+    """
+    store = log.cluster.store
+    part, pending, topics = _read(store, producer_id, timeout_ms)
+    if part.number != number:
+        pending = []
+    count = len(pending) if batches is None else batches
+    if missing := {batch.topic_id for batch in pending} - topics.keys():
+        for topic in log.cluster.home.store.read(lambda connection: topics_of_ids(connection, missing)).values():
+            raise TransactionAbortableError(
+                f"topic {topic.name!r} was moved to another metadata store: abort the transaction, and do it again"
+            )
+
+    def close(connection: sa.Connection, now: StoreClock) -> bool:
+        before = lock_part(connection, now, producer_id)
+        after = part_rules.prepare(before, number, count)
+        save_part(connection, now, before, after)
+        return after is not before
+
+    present = [batch for batch in pending if batch.topic_id in topics]
+    request = AppendRequest(present, atomic=True, hooks=[close], commits=True, only_checks=True)
+    log.append_whole(request, topics, timeout_ms=timeout_ms)
+    failpoint("part.prepared")
+
+
+def roll_forward(
+    log: Log, producer_id: int, number: int, *, fence: Fence = unfenced, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> None:
+    """Append the batches of a part whose transaction home has committed. Batches of deleted topics are dropped. Does
+    nothing if that was done before. Raises the errors of `part_rules.roll_forward`, and those of the append.
+    """
+    store = log.cluster.store
+    _, pending, topics = _read(store, producer_id, timeout_ms)
+    dropped = [batch.name for batch in pending if batch.topic_id not in topics and batch.inline]
+
+    def commit(connection: sa.Connection, now: StoreClock) -> bool:
+        fence(connection)
+        before = lock_part(connection, now, producer_id)
+        after = part_rules.roll_forward(before, number)
+        if after is before:
+            return False
+        delete_blobs(connection, dropped)
+        save_part(connection, now, before, after)
+        return True
+
+    present = [batch for batch in pending if batch.topic_id in topics]
+    request = AppendRequest(present, atomic=True, hooks=[commit], commits=True)
+    try:
+        log.append_whole(request, topics, timeout_ms=timeout_ms)
+    except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
+        return roll_forward(log, producer_id, number, fence=fence, timeout_ms=timeout_ms)
+    failpoint("part.rolled-forward")
+    return None
+
+
+def _read(store: Store, producer_id: int, timeout_ms: int) -> tuple[Part, list[Batch], dict[int, Topic]]:
+    def read(connection: sa.Connection) -> tuple[Part, list[Batch], dict[int, Topic]]:
+        batches = [each.batch for each in read_pending(connection, producer_id)]
+        return read_part(connection, producer_id), batches, topics_of_ids(connection, {b.topic_id for b in batches})
+
+    return store.read(read, timeout_ms=timeout_ms)
+
+
+def finish(home: Store, producer_id: int, number: int, store_id: StoreId) -> None:
+    """Note at home that a data store has appended its part of transaction `number`."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+        now = home.clock(connection)
+        try:
+            before = lock_transaction(connection, now, producer_id)
+        except InvalidProducerIdMappingError:
+            return
+        save_transaction(connection, now, before, rules.finish(before.transaction, number, store_id))
+
+    home.transact(body, durable=False)  # if that is lost, it is found out again
+
+
+def follow(
+    log: Log, producer_id: int, number: int, *, fence: Fence = unfenced, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> None:
+    """Roll the part in the data store of `log` forward, and note that at home. Raises the errors of `roll_forward`."""
+    roll_forward(log, producer_id, number, fence=fence, timeout_ms=timeout_ms)
+    finish(log.cluster.home.store, producer_id, number, log.cluster.store_id)
+
+
+def complete(log: Log, producer_id: int, parts: Parts, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Roll the parts of a transaction forward that home has committed. Raises TransactionCommitPendingError if a data
+    store does not do it now.
+    """
+
+    def follow_or_fail(store_id: StoreId) -> Exception | None:
+        try:
+            follow(log.at(store_id), producer_id, parts.number, timeout_ms=timeout_ms)
+        except SparkLogError as error:
+            logger.warning("store %s has not followed a commit yet: %s", store_id, redact(str(error)))
+            return error
+        return None
+
+    for error in in_parallel(follow_or_fail, sorted(parts.stores), _AT_ONCE, "spark-log-parts"):
+        if error is not None:
+            raise TransactionCommitPendingError(f"the transaction is committed; not all stores followed: {error}")
+
+
+def complete_last(log: Log, transactional_id: str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Complete the last transaction of a transactional id if it is unfinished, as `complete` does."""
+    last = find_unfinished(log.cluster.home.store, transactional_id)
+    if last is not None:
+        complete(log, last.producer_id, last.parts, timeout_ms=timeout_ms)
+
+
+def find_unfinished(home: Store, transactional_id: str) -> Transaction | None:
+    """Return the last transaction of a transactional id if it is unfinished."""
+
+    def read(connection: sa.Connection) -> Transaction | None:
+        producer_id = find_transactional_producer(connection, transactional_id)
+        return None if producer_id is None else _transaction(home, connection, producer_id)
+
+    last = home.read(read)
+    return last if last is not None and rules.is_unfinished(last) else None
+
+
+def abort_parts(cluster: Cluster, producer_id: int, parts: Parts) -> None:
+    """Drop the parts of a transaction that home has aborted. A store that does not answer is left to a coordinator."""
+
+    def drop(store_id: StoreId) -> None:
+        try:
+            data = cluster.at(store_id)
+            abort_part(data, producer_id, parts.number, timeout_ms=ABORT_TIMEOUT_MS)
+        except SparkLogError as error:
+            logger.info("store %s: a part is left to the coordinator: %s", store_id, redact(str(error)))
+
+    in_parallel(drop, sorted(parts.stores), _AT_ONCE, "spark-log-parts")
+
+
+def abort_part(
+    data: Cluster, producer_id: int, number: int, *, fence: Fence = unfenced, timeout_ms: int = DEFAULT_TIMEOUT_MS
+) -> None:
+    """Drop the part of a transaction that home has not committed, and will not."""
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
+        fence(connection)
+        now = data.store.clock(connection)
+        before = lock_part(connection, now, producer_id)
+        return save_part(connection, now, before, part_rules.abort(before, number))
+
+    delete_files(data, data.store.transact(body, timeout_ms=timeout_ms))
+
+
+class Unresolved(NamedTuple):
+    """A part in a data store whose transaction has ended at home, and whose producer has not ended it there."""
+
+    name: str
+    producer_id: int
+    number: int
+    committed: bool
+
+
+def find_unresolved(data: Cluster) -> list[Unresolved]:
+    """Return the parts that `resolve` would end now."""
+    home = data.home.store
+    parts = {part.producer_id: part for part in data.store.read(unfinished_parts)}  # before their transactions
+    found = []
+    for producer_id, transaction in _transactions(home, data.store_id, parts).items():
+        part = parts.get(producer_id)
+        name = transaction.transactional_id if transaction is not None else f"producer {producer_id}"
+        if part is not None and part_rules.resolve(transaction, data.store_id, part) is Resolution.ABORT:
+            found.append(Unresolved(name, producer_id, part.number, committed=False))
+        elif transaction is not None and rules.is_unfinished(transaction):
+            found.append(Unresolved(name, producer_id, transaction.parts.number, committed=True))
+    return found
+
+
+def _transactions(home: Store, store_id: StoreId, parts: Collection[int]) -> dict[int, Transaction | None]:
+    """Return the transactions of these parts, and the committed ones that this data store has not followed yet.
+
+    A part is aborted because home has no open transaction for it, so home must be the recorded store, and the primary.
+    """
+
+    def committed(connection: sa.Connection) -> dict[int, Transaction | None]:
+        return {key: _transaction(home, connection, key) for key in unfinished_commits(connection, store_id)}
+
+    def read(connection: sa.Connection) -> dict[int, Transaction | None]:
+        check_identity(connection)
+        return committed(connection) | {key: _transaction(home, connection, key) for key in parts}
+
+    return home.read_as_primary(read) if parts else home.read(committed)
+
+
+def resolve(log: Log, part: Unresolved, fence: Fence = unfenced) -> None:
+    """End the part in the data store of `log`, as home has decided. Raises the errors of `roll_forward`."""
+    if part.committed:
+        follow(log, part.producer_id, part.number, fence=fence)
+    else:
+        abort_part(log.cluster, part.producer_id, part.number, fence=fence)
+
+
+def _transaction(home: Store, connection: sa.Connection, producer_id: int) -> Transaction | None:
+    try:
+        return ask_transaction(connection, lambda: home.clock(connection), producer_id)().transaction
+    except InvalidProducerIdMappingError:
+        return None

@@ -1,0 +1,94 @@
+"""Transactions of Kafka clients over the home store and a data store, whose gateway is killed at each step."""
+
+import contextlib
+import threading
+
+import confluent_kafka
+import pytest
+from kafka import KafkaProducer
+
+from spark_log.cluster.settings import alter_settings
+from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.gateway_process import GatewayProcess
+from tests.support.topics import stored
+
+STEPS = [
+    "part.joined",
+    "part.registered",
+    "part.prepared",
+    "part.decided",
+    "part.rolled-forward",
+]
+TRANSACTIONS = 12
+
+
+@pytest.fixture
+def both(stores):
+    """A topic in each of two stores; transactions may use both."""
+    alter_settings(stores, {"transaction.cross.store": "allow"})
+    create_topic(stores, "near", store="home")
+    create_topic(stores, "far", store="east")
+    return stores
+
+
+def test_a_gateway_is_killed_at_each_step(both, tmp_path):
+    gateway = GatewayProcess(tmp_path, both.store.address.with_password)
+    stopping = threading.Event()
+    steps = [STEPS[0]]
+
+    def keep_running():
+        left = iter(STEPS[1:])
+        while not stopping.is_set():
+            if not gateway.running:
+                steps.append(next(left, None))
+                with contextlib.suppress(AssertionError):  # killed already
+                    gateway.start(failpoint=steps[-1])
+            stopping.wait(0.02)
+
+    gateway.start(failpoint=steps[0])
+    keeping = threading.Thread(target=keep_running)
+    keeping.start()
+    committed = []
+    try:
+        producer = confluent_kafka.Producer({"bootstrap.servers": gateway.address, "transactional.id": "t"})
+        producer.init_transactions(60)
+        for number in range(TRANSACTIONS):
+            producer.begin_transaction()
+            for topic in ("near", "far"):
+                producer.produce(topic, b"%d" % number)
+            if ended(producer, commit=number % 3 != 2):
+                committed.append(f"{number}")
+    finally:
+        stopping.set()
+        keeping.join()
+        gateway.kill()
+    assert steps == [*STEPS, None], "the gateway was killed at every step"
+    assert stored(both, "near") == stored(both, "far") == {0: committed}
+
+
+def ended(producer, commit):
+    """End the transaction, and return whether it was committed. A call is repeated after an error that allows it."""
+    while True:
+        try:
+            (producer.commit_transaction if commit else producer.abort_transaction)(20)
+        except confluent_kafka.KafkaException as error:
+            [reason] = error.args
+            commit = commit and not reason.txn_requires_abort()
+            if not reason.txn_requires_abort() and not reason.retriable():
+                raise
+        else:
+            return commit
+
+
+def test_clients_count_their_sequences_on_after_an_abort(both, tmp_path):
+    with (
+        GatewayProcess(tmp_path, both.store.address.with_password) as gateway,
+        KafkaProducer(bootstrap_servers=gateway.address, transactional_id="t") as producer,
+    ):
+        producer.init_transactions()
+        for number in range(6):
+            producer.begin_transaction()
+            for topic in ("near", "far"):
+                producer.send(topic, b"%d" % number).get(30)
+            producer.abort_transaction() if number % 2 else producer.commit_transaction()
+    assert stored(both, "near") == stored(both, "far") == {0: ["0", "2", "4"]}

@@ -1,0 +1,92 @@
+"""A data store is down in a transaction, or crashes and loses what was not forced to disk, or home's answer is lost."""
+
+import pytest
+
+from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.stores import add_store
+from spark_log.errors import (
+    MetadataStoreUnavailableError,
+    TransactionAbortableError,
+    TransactionCommitPendingError,
+)
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.transactions import transaction_parts
+from tests.support.postgres_proxy import PostgresProxy
+from tests.support.topics import stored
+
+UNFLUSHED = {"commit_delay": 0, "wal_writer_delay": "10s"}
+"""Only durable commits reach the disk: a crash loses the others."""
+
+
+@pytest.fixture
+def far(postgres_server, own_postgres_server, tmp_path):
+    """A cluster whose data store is in a server of its own, with a topic there."""
+    own_postgres_server.stop()
+    own_postgres_server.start(**UNFLUSHED)
+    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        add_store(cluster, "far", own_postgres_server.create_database())
+        create_topic(cluster, "there", store="far")
+        yield cluster
+
+
+def begun(cluster, value):
+    producer = Producer(cluster=cluster.store.address.with_password, transactional_id="t", max_block_ms=3_000)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("there", value).get(30)
+    return producer
+
+
+def test_a_store_that_is_down(far, own_postgres_server, monkeypatch):
+    server = own_postgres_server
+    with begun(far, b"a") as producer:
+        server.stop()
+        with pytest.raises(MetadataStoreUnavailableError):  # not prepared: it is still open
+            producer.commit_transaction()
+        server.start(**UNFLUSHED)
+        complete = transaction_parts.complete
+
+        def stopped_before(*arguments, **options):
+            monkeypatch.undo()
+            server.kill()  # what is prepared survives that
+            complete(*arguments, **options)
+
+        monkeypatch.setattr(transaction_parts, "complete", stopped_before)
+        with pytest.raises(TransactionCommitPendingError):  # it is committed
+            producer.commit_transaction()
+        with pytest.raises(TransactionCommitPendingError):
+            producer.commit_transaction()
+        server.start(**UNFLUSHED)
+        [written] = producer.commit_transaction()
+        assert written.base_offset == 0
+    assert stored(far, "there") == {0: ["a"]}
+
+
+def test_a_crash_that_loses_registrations(far, own_postgres_server):
+    with begun(far, b"a") as producer:
+        own_postgres_server.kill()
+        own_postgres_server.start(**UNFLUSHED)
+        with pytest.raises(TransactionAbortableError, match="1 batches were sent and 0 are there"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send("there", b"b").get(30)
+        producer.commit_transaction()
+    assert stored(far, "there") == {0: ["b"]}
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_a_connection_to_home_is_lost_in_the_decision(stores, postgres_server, moment):
+    create_topic(stores, "there", store="east")
+    with PostgresProxy(postgres_server.port) as proxy:
+        address = proxy.address(stores.store.address.with_password)
+        with Producer(cluster=address, transactional_id="t") as producer:
+            producer.init_transactions()
+            for value in (b"a", b"b"):
+                producer.begin_transaction()
+                producer.send("there", value).get(30)
+                cut = proxy.cut(moment, "UPDATE transaction SET")
+                producer.commit_transaction()
+                assert cut.done.is_set()
+    assert stored(stores, "there") == {0: ["a", "b"]}

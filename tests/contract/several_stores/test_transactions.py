@@ -1,0 +1,223 @@
+"""Transactions of the Producer over several stores: all of a transaction becomes readable, or nothing of it."""
+
+import pytest
+import sqlalchemy as sa
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from spark_log import Consumer, Producer
+from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.stores import add_store
+from spark_log.errors import (
+    CrossStoreTransactionError,
+    InvalidTxnStateError,
+    TransactionAbortableError,
+    TransactionCommitPendingError,
+)
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.task_list import run_tasks
+from spark_log.metadata.sql_columns import TRANSACTION_PART, TRANSACTION_SEGMENT
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.transactions import transaction_parts, transaction_store
+from tests.support.topics import stored
+
+EAST, WEST = 1, 2
+
+
+@pytest.fixture
+def two(stores, postgres_server):
+    """A topic in each of three stores; transactions may use all of them."""
+    add_store(stores, "west", postgres_server.create_database())
+    alter_settings(stores, {"transaction.cross.store": "allow"})
+    for name, store in (("near", "home"), ("east", "east"), ("west", "west")):
+        create_topic(stores, name, 2, store=store)
+    return stores
+
+
+def producer_of(cluster, **settings):
+    return Producer(cluster=cluster.store.address.with_password, transactional_id="t", **settings)
+
+
+def values(cluster):
+    """The records of each topic, over all of its partitions."""
+    return {
+        name: sorted(value for part in stored(cluster, name).values() for value in part)
+        for name in ("near", "east", "west")
+    }
+
+
+def parts(cluster):
+    """The states of the parts in the data stores, and the number of their pending batches."""
+    states = {}
+    for store_id in cluster.store_ids()[1:]:
+        store = cluster.at(store_id).store
+        found = store.read(lambda c: c.execute(sa.select(TRANSACTION_PART.state)).scalars().all())
+        pending = store.read(lambda c: c.execute(sa.select(sa.func.count(TRANSACTION_SEGMENT.name))).scalar_one())
+        states[store_id] = (*found, pending)
+    return states
+
+
+def test_one_data_store_and_offsets(stores):
+    create_topic(stores, "in", store="home")
+    create_topic(stores, "far", 2, store="east")
+    with producer_of(stores) as producer:
+        producer.init_transactions()
+        for n in range(3):
+            producer.begin_transaction()
+            futures = [producer.send("far", b"%d" % n, partition=partition) for partition in (0, 1)]
+            producer.send_offsets_to_transaction({TopicPartition("in", 0): OffsetAndMetadata(n + 1, "", -1)}, "g")
+            written = producer.commit_transaction()
+            assert written == [(TopicPartition("far", partition), n, n + 1) for partition in (0, 1)]
+            assert [future.get().offset for future in futures] == [n, n]
+        producer.begin_transaction()
+        producer.send("far", b"never", partition=0).get(30)
+        producer.abort_transaction()
+    assert stored(stores, "far") == {0: ["0", "1", "2"], 1: ["0", "1", "2"]}
+    assert parts(stores) == {EAST: ("aborted", 0)}
+    with Consumer(cluster=stores.store.address.with_password, group_id="g") as consumer:
+        assert consumer.committed(TopicPartition("in", 0)) == 3
+
+
+def test_topics_of_several_stores_need_a_setting(stores):
+    create_topic(stores, "near")
+    create_topic(stores, "far", store="east")
+    with producer_of(stores) as producer:
+        producer.init_transactions()
+        for first, second in (("near", "far"), ("far", "near")):
+            producer.begin_transaction()
+            producer.send(first, b"x").get(30)
+            with pytest.raises(CrossStoreTransactionError, match=r"transaction\.cross\.store=allow"):
+                producer.send(second, b"x").get(30)
+            producer.abort_transaction()
+    assert stored(stores, "near") == stored(stores, "far") == {}
+
+
+def test_all_stores_together(two):
+    with producer_of(two) as producer:
+        producer.init_transactions()
+        for n in range(2):
+            producer.begin_transaction()
+            for name in ("near", "east", "west"):
+                producer.send(name, b"%d" % n)
+            producer.flush()
+            for name in ("east", "near"):
+                producer.send(name, b"%d more" % n)
+            assert all(f"{n}" not in found for found in values(two).values())
+            assert len(producer.commit_transaction()) >= 3
+        producer.begin_transaction()
+        for name in ("near", "east", "west"):
+            producer.send(name, b"never")
+        producer.flush()
+        producer.abort_transaction()
+    assert values(two) == {
+        "near": ["0", "0 more", "1", "1 more"],
+        "east": ["0", "0 more", "1", "1 more"],
+        "west": ["0", "1"],
+    }
+    assert parts(two) == {EAST: ("aborted", 0), WEST: ("aborted", 0)}
+
+
+def decided(producer, cluster, patch):
+    """Commit, and let home decide; the stores do not follow. Return the error of the commit."""
+    with patch.context() as broken:
+
+        def lost(*_, **__):
+            raise TransactionCommitPendingError("the process was killed")
+
+        broken.setattr(transaction_parts, "complete", lost)
+        with pytest.raises(TransactionCommitPendingError) as raised:
+            producer.commit_transaction()
+    return raised.value
+
+
+def begun(cluster, *names, value=b"x"):
+    producer = producer_of(cluster)
+    producer.init_transactions()
+    producer.begin_transaction()
+    for name in names:
+        producer.send(name, value)
+    producer.flush()
+    return producer
+
+
+def test_a_repeated_commit_completes(two, monkeypatch):
+    with begun(two, "near", "east", "west") as producer:
+        assert decided(producer, two, monkeypatch).retriable
+        assert values(two) == {"near": ["x"], "east": [], "west": []}, "home is first"
+        assert len(producer.commit_transaction()) == 3
+        producer.begin_transaction()
+        producer.send("west", b"y")
+        producer.commit_transaction()
+    assert values(two) == {"near": ["x"], "east": ["x"], "west": ["x", "y"]}
+
+
+@pytest.mark.parametrize("by", ["same producer", "next producer", "coordinator"])
+def test_a_decided_transaction_is_completed_by_the(two, monkeypatch, by):
+    first = begun(two, "near", "east", "west")
+    decided(first, two, monkeypatch)
+    with pytest.raises(InvalidTxnStateError, match="CompleteCommit"):
+        first.abort_transaction()
+    with pytest.raises(TransactionCommitPendingError, match="repeat the call"):
+        transaction_store.init_producer(two, "t", 60_000)
+    if by == "coordinator":
+        [east, west] = run_tasks(two, ["transactions"], dry_run=True)
+        assert east.notes == west.notes == ("commits the part of t, as the home store has decided",)
+        assert len(list(run_tasks(two, ["transactions"]))) == 2
+        assert list(run_tasks(two, ["transactions"])) == []
+    elif by == "same producer":
+        first.begin_transaction()
+    else:
+        with producer_of(two) as second:
+            second.init_transactions()
+    assert values(two) == {"near": ["x"], "east": ["x"], "west": ["x"]}
+    first.close()
+
+
+def test_parts_of_an_aborted_transaction_are_dropped(two):
+    producer = begun(two, "east", "west")
+    assert parts(two) == {EAST: ("open", 1), WEST: ("open", 1)}
+    transaction_store.init_producer(two, "t", 60_000)  # another producer, which is then killed
+    east, _ = run_tasks(two, ["transactions"])
+    assert east.notes == ("aborted the part of t, as the home store has decided",)
+    assert parts(two) == {EAST: ("aborted", 0), WEST: ("aborted", 0)}
+    producer.close()
+    assert values(two) == {"near": [], "east": [], "west": []}
+
+
+def test_a_part_never_decides_alone(two):
+    """No task ends it while the transaction is open at home; the time-out there does."""
+    with begun(two, "east") as producer:
+        ref = producer._transactional()._ref
+        transaction_parts.prepare(ClientLog(two).at(EAST), ref.producer_id, 1, 1)
+        assert list(run_tasks(two, ["transactions", "expire"])) == []
+        assert parts(two)[EAST] == ("prepared", 1)
+        past = sa.text("UPDATE transaction SET until_ms = 0")
+        two.store.transact(lambda connection, _: connection.execute(past))
+        at_home, _ = run_tasks(two, ["transactions"])
+        assert "transaction.timeout.ms has passed" in at_home.notes[0]
+        with pytest.raises(TransactionAbortableError):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send("east", b"y")
+        producer.commit_transaction()
+    assert values(two)["east"] == ["y"]
+
+
+def test_a_deleted_topic_does_not_stop_a_decided_commit(two, monkeypatch):
+    with begun(two, "east", "west") as producer:
+        decided(producer, two, monkeypatch)
+        delete_topic(two, "west")
+        assert [each.base_offset for each in producer.commit_transaction()] == [0, -1]
+    assert stored(two, "east") == {0: ["x"]} or stored(two, "east") == {1: ["x"]}
+    assert parts(two)[WEST] == ("committed", 0)
+
+
+def test_lost_registrations_fail_the_commit(two):
+    with begun(two, "east", "west") as producer:
+        west = two.at(WEST).store
+        for table in (TRANSACTION_SEGMENT.name.table, TRANSACTION_PART.state.table):  # as after a crash of the store
+            west.transact(lambda connection, _, table=table: connection.execute(table.delete()))
+        with pytest.raises(TransactionAbortableError, match="1 batches were sent and 0 are there"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+    assert values(two) == {"near": [], "east": [], "west": []}
