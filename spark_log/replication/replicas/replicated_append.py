@@ -25,6 +25,7 @@ from spark_log.errors import (
     NotLeaderForPartitionError,
     SparkLogError,
     StorageUnavailableError,
+    TopicMovedError,
     UnknownTopicOrPartitionError,
     redact,
 )
@@ -108,7 +109,9 @@ def _append(
 
 
 def _is_retriable(outcome: Appended | Rejected) -> bool:
-    return isinstance(outcome, Rejected) and isinstance(outcome.error, _RETRIABLE)
+    if not isinstance(outcome, Rejected) or isinstance(outcome.error, TopicMovedError):
+        return False
+    return isinstance(outcome.error, _RETRIABLE)
 
 
 def _prepare_retry(
