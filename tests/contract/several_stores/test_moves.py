@@ -36,7 +36,7 @@ from tests.support.waiting import wait_until
 
 EAST = 1
 STORES = ("home", "east")
-MIXED = {"inline.max.bytes": "100", "inline.tail.bytes": "400", "retired.file.retention.ms": "0"}
+MIXED = {"inline.max.bytes": "100", "inline.tail.bytes": "400", "retired.file.retention.ms": "0", "retention.ms": "-1"}
 """Configs with which a topic has both files and blobs."""
 LONG = "x" * 200
 PROGRAM = """
