@@ -121,12 +121,18 @@ class LogReader:
             return self.plan_in_snapshot(find, times, rack)
         except _ElsewhereError as elsewhere:
             stores = {name: topic.store_id for name, topic in elsewhere.topics.items()}
-        plans = [
-            self.at(store_id).plan(
-                {tp: ranges[tp] for tp in ranges if stores[tp.topic] == store_id}, times, topics, rack
-            )
-            for store_id in sorted(set(stores.values()))
-        ]
+        try:
+            plans = [
+                self.at(store_id).plan(
+                    {tp: ranges[tp] for tp in ranges if stores[tp.topic] == store_id}, times, topics, rack
+                )
+                for store_id in sorted(set(stores.values()))
+            ]
+        except UnknownTopicOrPartitionError:
+            now = self.cluster.home.store.read(lambda connection: find_topics(connection, stores))
+            if {name: topic.store_id for name, topic in now.items()} == stores:
+                raise
+            return self.plan(ranges, times, topics, rack)  # a topic has been moved meanwhile
         # the log dirs have the same ids in all stores
         log_dirs = {log_dir_id: info for plan in plans for log_dir_id, info in plan.log_dirs.items()}
         return ReadPlan([piece for plan in plans for piece in plan.slices], log_dirs)

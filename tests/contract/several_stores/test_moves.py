@@ -14,6 +14,7 @@ from spark_log.cluster.topics import find_topic, list_topics, moving_topics
 from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError
 from spark_log.ids import HOME
 from spark_log.log.log import Records
+from spark_log.log.reader import LogReader
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
@@ -27,6 +28,8 @@ from spark_log.replication.controller.topic_moves import (
     move_topic,
 )
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.spark.datasource.options.source_options import ReadOptions
+from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.python_process import forkserver, killed_at
@@ -298,6 +301,35 @@ def test_a_move_waits_for_a_part_that_is_prepared(stores, address, impatient):
     append(stores, "a")
     assert_is_in(stores, "home", topic)
     assert stored(stores, "t") == {0: ["committed", "a"]}
+
+
+@pytest.mark.parametrize("way", [("east", "home")])
+def test_a_read_is_planned_while_the_topic_moves(stores, address, way, monkeypatch):
+    """Between the look at home and the look at the store that home has named."""
+    create(stores, "east", partitions=1)
+    append(stores, "a", LONG)
+    planner = ReadPlanner(ReadOptions.parse({"cluster": address, "subscribe": "t"}, streaming=True, environ={}))
+    at, moved = planner.cluster.at, []
+
+    def move_first(store_id, **options):
+        if store_id == EAST and len(moved) < moves:
+            moved.append(store_id)
+            move_topic(stores, "t", "home" if store_of(stores) == "east" else "east")
+        return at(store_id, **options)
+
+    monkeypatch.setattr(planner.cluster, "at", move_first)
+    moves = 1
+    available = planner.available()
+    assert available.ends == {("t", 0): 2} and moved
+    move_topic(stores, "t", "east")
+    moves = 2
+    tasks = planner.tasks(available, available.ranges)
+    assert len(moved) == 2 and sum(piece.end - piece.start for task in tasks for piece in task.slices) == 2
+    move_topic(stores, "t", "east")
+    moves = 3
+    plan = LogReader(planner.cluster).plan(available.ranges)
+    assert len(moved) == 3 and sum(piece.end - piece.start for piece in plan.slices) == 2
+    planner.close()
 
 
 @pytest.mark.delta

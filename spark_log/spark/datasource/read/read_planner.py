@@ -88,15 +88,24 @@ class ReadPlanner:
         """Return what the subscription matches now. Raises UnknownTopicOrPartitionError if a topic of `subscribe` is
         missing and `must_exist` is set.
         """
-        available = self.cluster.store.read(lambda connection: self._available(connection, must_exist))
-        elsewhere = [topic for topic in available.topics.values() if topic.store_id != HOME]
-        # after the commits: no committed offset is beyond the high watermarks
-        for store_id, topics in by_store(elsewhere).items():
-            there = {topic.name: topic for topic in topics}
-            numbers = self._partitions(there)
-            found = self.cluster.at(store_id).store.read(partial(_find_partitions, topics=there, numbers=numbers))
-            available.include(found)
-        return available
+        while True:
+            available = self.cluster.store.read(lambda connection: self._available(connection, must_exist))
+            elsewhere = [topic for topic in available.topics.values() if topic.store_id != HOME]
+            # after the commits: no committed offset is beyond the high watermarks
+            for store_id, topics in by_store(elsewhere).items():
+                there = {topic.name: topic for topic in topics}
+                numbers = self._partitions(there)
+                found = self.cluster.at(store_id).store.read(partial(_find_partitions, topics=there, numbers=numbers))
+                available.include(found)
+            if not self._has_moved(elsewhere, available):
+                return available
+
+    def _has_moved(self, topics: Sequence[Topic], available: Available) -> bool:
+        """Whether one of these topics, whose partitions were not found, has got to another store meanwhile."""
+        found = {tp.topic for tp in available.ranges}
+        missing = {topic.name: topic for topic in topics if topic.name not in found}
+        now = self.cluster.store.read(lambda connection: find_topics(connection, missing)) if missing else {}
+        return any(topic.store_id != missing[name].store_id for name, topic in now.items())
 
     def _available(self, connection: sa.Connection, must_exist: bool) -> Available:
         match self.options.subscription:
