@@ -18,6 +18,7 @@ from spark_log.log.reader import LogReader
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import (
     begin_move,
@@ -330,6 +331,31 @@ def test_a_read_is_planned_while_the_topic_moves(stores, address, way, monkeypat
     plan = LogReader(planner.cluster).plan(available.ranges)
     assert len(moved) == 3 and sum(piece.end - piece.start for piece in plan.slices) == 2
     planner.close()
+
+
+def test_a_restored_home_store_learns_where_a_topic_is(stores):
+    """Home's rows are those from before the move; the data store has the topic, and more records."""
+    topic = create(stores)
+    append(stores, "a", LONG)
+    with stores.store.snapshot() as connection:
+        rows = {
+            name: [dict(row._mapping) for row in connection.execute(t.metadata.tables[name].select())]
+            for name in tables_with(stores, "home", topic) - {"topic"}
+        }
+    move_topic(stores, "t", "east")
+    append(stores, "b")
+
+    def restore(connection, _attempt):
+        for name, of_table in rows.items():
+            connection.execute(t.metadata.tables[name].insert(), of_table)
+        connection.execute(t.topic.update().values(store_id=HOME))
+
+    stores.store.transact(restore)
+    accept_store(stores)
+    follow_all(stores)
+    append(stores, "c")
+    assert_is_in(stores, "east", topic)
+    assert stored(stores, "t") == {0: ["a", LONG, "b", "c"]}
 
 
 @pytest.mark.delta
