@@ -17,7 +17,9 @@ from spark_log.errors import InvalidConfigurationError, StoreNotFoundError
 from spark_log.ids import HOME, HOME_NAME, StoreId
 from spark_log.metadata.sql_columns import STORE
 
-ADDING, ACTIVE, DRAINING = "adding", "active", "draining"
+ADDING, ACTIVE, DRAINING, REMOVED = "adding", "active", "draining", "removed"
+"""States of a store. The row of a removed one stays: its number is not used again, because processes may have it open.
+"""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
@@ -54,7 +56,8 @@ def check_name(name: str) -> None:
 def find_stores(connection: sa.Connection) -> list[StoreInfo]:
     """Return the data stores, by number. The connection is to the home store."""
     columns = (STORE.store_id, STORE.name, STORE.address, STORE.state)
-    return [_info(row) for row in connection.execute(sa.select(*columns).order_by(STORE.store_id))]
+    query = sa.select(*columns).where(STORE.state != REMOVED).order_by(STORE.store_id)
+    return [_info(row) for row in connection.execute(query)]
 
 
 def find_store(connection: sa.Connection, name: str) -> StoreInfo:

@@ -11,6 +11,7 @@ from spark_log.cluster.store_directory import (
     ACTIVE,
     ADDING,
     DRAINING,
+    REMOVED,
     StoreInfo,
     check_name,
     find_store,
@@ -116,7 +117,8 @@ def remove_store(cluster: Cluster, name: str) -> None:
                 f"store {name!r}: a transaction that has not ended writes to it; repeat the call when it has"
                 " (`spark-log transaction list`)"
             )
-        _delete(connection, info.store_id, info.state)
+        gone = {"state": REMOVED, "name": f"{REMOVED}/{info.store_id}"}  # no legal name of a store
+        connection.execute(t.store.update().where(STORE.store_id == info.store_id).values(gone))
         return info
 
     info = home.store.transact(remove, announce=True)

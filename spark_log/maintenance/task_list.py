@@ -176,8 +176,7 @@ TASKS: tuple[Task, ...] = (
     ),
     Task(
         "transactions",
-        "abort transactions that have been open for longer than their transaction.timeout.ms; end their parts in data"
-        " stores",
+        "abort transactions open for longer than transaction.timeout.ms; end their parts in data stores",
         lambda s: s.transaction_abort_interval_ms,
         _end_transactions,
         _plan_transactions,

@@ -115,11 +115,6 @@ def delete_parts(connection: sa.Connection, producer_ids: Collection[int]) -> No
     connection.execute(t.transaction_part.delete().where(here))
 
 
-def skip_part_numbers(connection: sa.Connection, count: int) -> None:
-    """Leave out numbers that a lost home store may have given to parts."""
-    connection.execute(t.transaction.update().values(part_number=TRANSACTION.part_number + count))
-
-
 def _part(row: Any) -> Part:
     producer_id, number, state, pending = row
     return Part(producer_id, number, PartState(state), pending)

@@ -98,6 +98,11 @@ def roll_forward(part: Part, number: int) -> Part:
     return replace(part, state=PartState.COMMITTED, pending=0)
 
 
+def is_lost(part: Part, number: int) -> bool:
+    """Whether the store has not got the part of transaction `number`, which was prepared."""
+    return part.number < number or (part.number == number and part.state in (PartState.OPEN, PartState.ABORTED))
+
+
 def abort(part: Part, number: int) -> Part:
     """Abort the part of a transaction that home has not committed, and will not. Unchanged if it is over."""
     if number != part.number or part.is_over:
@@ -108,12 +113,14 @@ def abort(part: Part, number: int) -> Part:
 def resolve(transaction: Transaction | None, store_id: StoreId, part: Part) -> Resolution:
     """Say what follows for an open or prepared part from its transaction at home, which was read after the part. None:
     home has no transaction of the producer id any more.
+
+    A part with a higher number than home's is of a transaction that home has lost, since it was restored.
     """
-    if transaction is not None and transaction.parts.number < part.number:
-        return Resolution.WAIT  # home was restored from a backup
-    if transaction is None or transaction.parts.number > part.number or store_id not in transaction.parts.stores:
+    if transaction is None or transaction.parts.number != part.number:
         return Resolution.ABORT
-    return Resolution.ROLL_FORWARD if transaction.state is COMMITTED else Resolution.WAIT
+    if transaction.state is COMMITTED:  # also if home has noted it as done, and this store has lost that
+        return Resolution.ROLL_FORWARD
+    return Resolution.WAIT if store_id in transaction.parts.stores else Resolution.ABORT
 
 
 def _name(part: Part, number: int) -> str:

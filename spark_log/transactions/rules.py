@@ -184,10 +184,15 @@ def check_pending(batches: int, what: str = "transaction") -> None:
         )
 
 
-def join(transaction: Transaction, ref: ProducerRef, store_id: StoreId, *, across: bool = False) -> Transaction:
+def join(
+    transaction: Transaction, ref: ProducerRef, store_id: StoreId, *, across: bool = False, now_ms: int = 0
+) -> Transaction:
     """Give the transaction a part in a data store, before its first batch there; the first call begins the transaction.
     Unchanged if it has the part, and for the home store. Raises the errors of `begin` and, unless `across`, of
     `check_stores`.
+
+    With `now_ms`, the number of the parts is at least the time: it is higher than any that a home store which was
+    restored does not know.
     """
     begun = begin(transaction, ref)
     if store_id in begun.parts.stores:
@@ -197,7 +202,7 @@ def join(transaction: Transaction, ref: ProducerRef, store_id: StoreId, *, acros
         check_stores([*stores, *([HOME] if begun.pending else [])])
     if store_id == HOME:
         return begun
-    number = begun.parts.number + (0 if begun.parts.stores else 1)
+    number = begun.parts.number if begun.parts.stores else max(begun.parts.number + 1, now_ms)
     return replace(begun, parts=Parts(number, stores))
 
 

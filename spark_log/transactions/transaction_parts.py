@@ -21,9 +21,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.errors import (
+    CrossStoreTransactionError,
     InvalidProducerIdMappingError,
     SparkLogError,
-    TransactionAbortableError,
     TransactionCommitPendingError,
     UnknownTopicOrPartitionError,
     redact,
@@ -80,7 +80,7 @@ def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: i
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
         now = home.clock(connection)
         before = lock_transaction(connection, now, ref.producer_id)
-        after = rules.join(before.transaction, ref, store_id, across=across)
+        after = rules.join(before.transaction, ref, store_id, across=across, now_ms=now.wall_ms)
         save_transaction(connection, now, before, after)
         return after.parts.number
 
@@ -141,7 +141,7 @@ def prepare(
     count = len(pending) if batches is None else batches
     if missing := {batch.topic_id for batch in pending} - topics.keys():
         for topic in log.cluster.home.store.read(lambda connection: topics_of_ids(connection, missing)).values():
-            raise TransactionAbortableError(
+            raise CrossStoreTransactionError(
                 f"topic {topic.name!r} was moved to another metadata store: abort the transaction, and do it again"
             )
 
@@ -297,11 +297,30 @@ def find_unresolved(data: Cluster) -> list[Unresolved]:
     for producer_id, transaction in _transactions(home, data.store_id, parts).items():
         part = parts.get(producer_id)
         name = transaction.transactional_id if transaction is not None else f"producer {producer_id}"
-        if part is not None and part_rules.resolve(transaction, data.store_id, part) is Resolution.ABORT:
-            found.append(Unresolved(name, producer_id, part.number, committed=False))
+        resolution = Resolution.WAIT if part is None else part_rules.resolve(transaction, data.store_id, part)
+        if part is not None and resolution is not Resolution.WAIT:
+            committed = resolution is Resolution.ROLL_FORWARD
+            found.append(Unresolved(name, producer_id, part.number, committed))
         elif transaction is not None and rules.is_unfinished(transaction):
             found.append(Unresolved(name, producer_id, transaction.parts.number, committed=True))
     return found
+
+
+def finish_lost_parts(data: Cluster) -> None:
+    """Note as done the commits whose part this data store, which was restored, has not got: their records are lost."""
+    home = data.home.store
+
+    def committed(connection: sa.Connection) -> dict[int, Transaction | None]:
+        return {key: _transaction(home, connection, key) for key in unfinished_commits(connection, data.store_id)}
+
+    for producer_id, transaction in home.read(committed).items():
+        part = data.store.read(lambda connection, i=producer_id: read_part(connection, i))  # type: ignore[misc]
+        if transaction is not None and part_rules.is_lost(part, transaction.parts.number):
+            name, number = transaction.transactional_id, transaction.parts.number
+            logger.error(
+                "store %s has lost its records of a transaction of %s, which is committed", data.store_id, name
+            )
+            finish(home, producer_id, number, data.store_id)
 
 
 def _transactions(home: Store, store_id: StoreId, parts: Collection[int]) -> dict[int, Transaction | None]:

@@ -157,7 +157,8 @@ def join(
             try:
                 before = locked(connection, home, producer)
                 rules.check_open(before.transaction, producer.ref)
-                after = rules.join(before.transaction, producer.ref, store_id, across=across)
+                now_ms = home.clock(connection).wall_ms
+                after = rules.join(before.transaction, producer.ref, store_id, across=across, now_ms=now_ms)
             except SparkLogError as error:
                 numbers[producer] = error
             else:

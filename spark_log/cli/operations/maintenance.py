@@ -50,7 +50,7 @@ def maintenance(
 
     - `flush`: force acknowledged records to disk (flush.ms)
     - `seal`: write inline tails older than delta.max.lag.ms or segment.ms to files, and list these in the Delta tables
-    - `transactions`: abort transactions that have been open for longer than their transaction.timeout.ms
+    - `transactions`: abort transactions open for longer than transaction.timeout.ms; end their parts in data stores
     - `retention`: drop records that retention.ms and retention.bytes no longer keep
     - `compact`: keep the last value of every key (cleanup.policy=compact) in partitions that are not too large
     - `merge`: merge small segments into segments of segment.bytes

@@ -16,6 +16,7 @@ from spark_log.clients.consume.partition_stores import PartitionStores
 from spark_log.clients.consume.subscription import PartitionState, Subscription, settle
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import TopicMovedError
 from spark_log.log.columns.column_choice import check_names, chosen_fields, top_columns
 from spark_log.log.columns.key_and_value import TYPED
 from spark_log.log.partitions.lineage import diverging_offset
@@ -262,6 +263,9 @@ class Fetching:
         unknown = [name for name, topic_id in wanted.items() if typed or topic_id not in self._known]
         if unknown:
             self._known.update((topic.topic_id, topic) for topic in find_topics(connection, unknown).values())
+        for name, topic_id in wanted.items():
+            if topic_id not in self._known:
+                raise TopicMovedError(f"topic {name!r}: it is being moved to this store")
         return {name: self._known[topic_id] for name, topic_id in wanted.items()}
 
     def _open(

@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.errors import (
+    CrossStoreTransactionError,
     SparkLogError,
     TopicMovedError,
-    TransactionAbortableError,
     TransactionCommitPendingError,
     UnknownTopicOrPartitionError,
 )
@@ -126,7 +126,7 @@ def commit(log: Log, stores: TopicStores, producer: WireProducer, token: Fencing
     try:
         log.append_whole(transaction.request(), topics, timeout_ms=timeout_ms)
     except TopicMovedError as error:  # its records are pending here: they have to be sent again
-        raise TransactionAbortableError(str(error)) from error
+        raise CrossStoreTransactionError(str(error)) from error
     except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
         return commit(log, stores, producer, token, timeout_ms=timeout_ms)
     failpoint("transaction.committed")

@@ -18,7 +18,7 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.ids import WriteId
 from spark_log.log.append.rules import Batch
 from spark_log.log.append.write_ids import take
-from spark_log.log.partitions.partition_rows import read_partition
+from spark_log.log.partitions.partition_rows import read_partition, topic_here
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 
@@ -58,9 +58,13 @@ def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
 
 
 def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
-    """Return the names of the batches that were appended or registered, also if their file has been replaced."""
+    """Return the names of the batches that were appended or registered, also if their file has been replaced, and of
+    those whose topic has been moved: another store may name them, and its clean-up deletes them if it does not.
+    """
+    moved = {topic_id for topic_id, topic in doubt.topics.items() if topic_here(connection, topic) is None}
+    elsewhere = {batch.name for batch in doubt.batches if batch.topic_id in moved}
     paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
-    named_paths: set[str] = set()
+    named_paths: set[str] = elsewhere
     for column in (SEGMENT.name, TRANSACTION_SEGMENT.name):
         query = sa.select(column).where(in_list(column, paths.values()))
         named_paths.update(connection.execute(query).scalars())

@@ -10,7 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, topic_config, topics_of_ids
+from spark_log.errors import TopicMovedError
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared, in_list, one_message
@@ -231,10 +233,15 @@ def freeze_partitions(connection: sa.Connection, topic_id: int) -> None:
     connection.execute(t.partition.update().where(PARTITION.topic_id == topic_id).values(frozen=True))
 
 
-def thaw_partitions(connection: sa.Connection, topic_id: int) -> bool:
-    """Let the partitions of a topic change again. Returns whether they were frozen."""
+def thaw_partitions(connection: sa.Connection, topic_id: int, *, fence_writers: bool = False) -> None:
+    """Let the partitions of a topic change again. `fence_writers` refuses files that were written before
+    (`replication_rules.fence_writers`): the clean-up of another store may have deleted them.
+    """
+    values: dict[str, Any] = {"frozen": False}
+    if fence_writers:
+        values |= {name: PARTITION[name] + 1 for name in ("leader_epoch", "partition_epoch")}
     frozen = (PARTITION.topic_id == topic_id) & PARTITION.frozen
-    return connection.execute(t.partition.update().where(frozen).values(frozen=False)).rowcount > 0
+    connection.execute(t.partition.update().where(frozen).values(values))
 
 
 def are_frozen(connection: sa.Connection, topic_id: int) -> bool:
@@ -257,6 +264,14 @@ def topic_here(connection: sa.Connection, topic: Topic) -> Topic | None:
     now = topics_of_ids(connection, [topic.topic_id]).get(topic.topic_id)
     elsewhere = now is None or now.store_id != topic.store_id or topic.topic_id in frozen_topics(connection)
     return None if elsewhere else now
+
+
+def check_here(cluster: Cluster, topic: Topic) -> None:
+    """Raise TopicMovedError if this store has the topic no more, or not for long."""
+    if cluster.store.read(lambda connection: topic_here(connection, topic)) is None:
+        raise TopicMovedError(
+            f"topic {topic.name!r}: it was moved to another metadata store, or deleted: repeat the call"
+        )
 
 
 def frozen_topics(connection: sa.Connection) -> list[int]:

@@ -32,6 +32,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition, WriteId
 from spark_log.log.append.write_ids import Writer
+from spark_log.log.partitions.partition_rows import check_here
 from spark_log.log.records.key_set import KeySet
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Slice
@@ -166,6 +167,7 @@ class _Run:
             tails = self._seal()
             suspects = self._suspects()
             if not tails and not suspects:
+                check_here(self.cluster, self.topic)
                 return
             self._rewrite(self._holding(suspects))
             fruitless = 0 if len(self.clean) > clean_before else fruitless + 1

@@ -21,6 +21,7 @@ from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
 from spark_log.log.append import write_ids
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
+from spark_log.log.partitions.partition_rows import check_here
 from spark_log.log.partitions.retired_files import make_due
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas, make_replicas_due
 from spark_log.maintenance.erase.key_matches import OldFile, old_file_holds
@@ -73,6 +74,7 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Col
     deleted += delete_orphans(cluster, log_dirs, topic)
     deleted += _delete_of_previous_topics(cluster, log_dirs, topic, workers)
     replicas = delete_retired_replicas(cluster, unfenced)
+    check_here(cluster, topic)
     waiting = len({*store.read(lambda connection: _retired(connection, topic))} & {*due})
     notes = [*deleted.notes, *after_purge(cluster, log_dirs, topic, workers)]
     if waiting:

@@ -88,7 +88,7 @@ store = _table(
     column("store_id", Integer, "number of the store, > 0, never reused", primary_key=True, autoincrement=False),
     column("name", String(63), "chosen by the operator", unique=True),
     column("address", Text, "URL of its database, without a password"),
-    column("state", String(16), "adding, active or draining"),
+    column("state", String(16), "adding, active, draining or removed"),
     column("added_ms", BigInteger, "clock of the home store"),
     comment="The data stores of the cluster. Only the home store has rows.",
 )

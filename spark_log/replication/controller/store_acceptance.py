@@ -10,8 +10,9 @@ If the home store was restored, topics that only a data store knows are adopted:
 they would be deleted, like the topics that home has deleted.
 
 Ids of topics and producers that the lost store assigned are left out: a position of a lost topic, or a batch of a lost
-producer, would be taken for one of another topic or producer with the same id. So are the numbers of transactions: a
-part in a data store would be taken for one of another transaction.
+producer, would be taken for one of another topic or producer with the same id.
+
+If a data store was restored, it may lack its part of a transaction that home has committed: home then takes it as done.
 """
 
 from dataclasses import replace
@@ -32,7 +33,7 @@ from spark_log.metadata.connections.server_identity import Identity
 from spark_log.metadata.id_generators import skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
 from spark_log.metadata.store import Attempt, StoreClock
-from spark_log.transactions.part_rows import skip_part_numbers
+from spark_log.transactions.transaction_parts import finish_lost_parts
 
 EPOCHS_SKIPPED = 10_000
 """More elections of a partition than take place between a backup and the loss of the store."""
@@ -52,6 +53,8 @@ def accept_store(cluster: Cluster) -> Identity | None:
     store = cluster.store
     if cluster is cluster.home:
         in_each_store(cluster, lambda data: _adopt(cluster, data), cluster.store_ids()[1:])
+    else:
+        finish_lost_parts(cluster)
 
     def accept(connection: sa.Connection, _attempt: Attempt) -> Identity | None:
         now = store.clock(connection)
@@ -60,7 +63,6 @@ def accept_store(cluster: Cluster) -> Identity | None:
         save_partitions(connection, before, {key: _begin_epoch(connection, key, before[key], now) for key in before})
         for column in (TOPIC.topic_id, PRODUCER.producer_id):
             skip_ids(connection, column, IDS_SKIPPED)
-        skip_part_numbers(connection, IDS_SKIPPED)
         return server_identity.accept(connection, now.wall_ms)
 
     return store.transact(accept, announce=True)

@@ -67,7 +67,13 @@ T = TypeVar("T")
 _LOCK_COPY = sa.text("SELECT pg_advisory_xact_lock(hashtextextended('topic ' || :topic_id, 0))")
 
 
-def change_copy(view: Cluster, topic_id: int, change: Callable[[sa.Connection, StatedTopic | None], T]) -> T:
+def change_copy(
+    view: Cluster,
+    topic_id: int,
+    change: Callable[[sa.Connection, StatedTopic | None], T],
+    *,
+    unlimited: bool = False,
+) -> T:
     """Call `change` in a transaction of this store, which alone changes whether the store has the topic. Its second
     parameter is the topic as the home store, as the primary, has it now.
     """
@@ -81,7 +87,7 @@ def change_copy(view: Cluster, topic_id: int, change: Callable[[sa.Connection, S
         connection.execute(_LOCK_COPY, {"topic_id": str(topic_id)})
         return change(connection, home.store.read_as_primary(stated)[0])
 
-    return view.store.transact(run, announce=True, unlimited=True)
+    return view.store.transact(run, announce=True, unlimited=unlimited)
 
 
 def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> None:
@@ -112,9 +118,12 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
             failpoint("topic.copy-deleted")
             home.store.transact(lambda c, _, i=each: delete_topic_row(c, i, DELETING))  # type: ignore[misc]
             continue
-        if copy is None:
+        if copy is None and state == CREATING:
             _create(data, topic)
             failpoint("topic.copied")
+        elif copy is None:  # as after a restore of the data store: its files are kept
+            logger.error("store %s has lost topic %s", store_id, topic.name)
+            continue
         elif copy.state == CREATING:
             change_copy(data, each, lambda c, stated, i=each: _make_live(c, i, stated, store_id))  # type: ignore[misc]
         elif copy.topic != topic:
@@ -127,7 +136,7 @@ def _make_live(connection: sa.Connection, topic_id: int, stated: StatedTopic | N
     if stated is not None and stated.state == LIVE and stated.topic.store_id == store_id:
         set_live(connection, topic_id)
         if stated.move is None:
-            thaw_partitions(connection, topic_id)
+            thaw_partitions(connection, topic_id, fence_writers=True)
 
 
 def _thaw(view: Cluster, topic_id: int | None) -> None:
@@ -161,7 +170,7 @@ def follow_all(cluster: Cluster) -> None:
 
 def _create(data: Cluster, topic: Topic) -> None:
     def create(connection: sa.Connection, stated: StatedTopic | None) -> None:
-        if stated is None or stated.state == DELETING or stated.topic.store_id != data.store_id:
+        if stated is None or stated.state != CREATING or stated.topic.store_id != data.store_id:
             return
         if stated_topic(connection, topic.topic_id) is not None:
             return  # another process was first
@@ -203,4 +212,4 @@ def _delete_copy(view: Cluster, topic_id: int) -> None:
         if view.store_id != HOME:
             delete_topic_rows(connection, topic_id)
 
-    change_copy(view, topic_id, delete)
+    change_copy(view, topic_id, delete, unlimited=True)  # a million rows may take a minute

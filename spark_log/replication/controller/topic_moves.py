@@ -19,6 +19,7 @@ copies and decides in one transaction.
 import logging
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -39,6 +40,8 @@ from spark_log.cluster.topics import (
     moving_topics,
     set_deleting,
     set_move,
+    set_partition_count,
+    set_replication_factor,
     stated_topic,
     topics_of_store,
     topics_with_name,
@@ -64,7 +67,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_MS = 10_000
 """How long a move waits for open transactions with records in the topic. It does not wait longer: their commit fails,
 and their clients abort and repeat them. For those that are prepared, it waits until they have ended."""
-_PAUSE_S = 0.05
+_PAUSE_S = 0.2
 
 
 def move_topic(cluster: Cluster, name: str, store: str) -> None:
@@ -151,12 +154,16 @@ def drain_store(cluster: Cluster, name: str, to: str) -> Iterator[tuple[str, int
         yield topic, len(names) - left - 1
 
 
-def continue_move(cluster: Cluster, topic: Topic, move: TopicMove) -> None:
-    """Do the steps of a move that is recorded. `topic` is as it was when the move began."""
+def continue_move(cluster: Cluster, topic: Topic, move: TopicMove, *, wait: bool = True) -> None:
+    """Do the steps of a move that is recorded. `topic` is as it was when the move began. Without `wait`, a move that
+    has to wait for transactions is left to a later call.
+    """
     home = cluster.home
     source, target = home.at(topic.store_id), home.at(move.to)
     copy_brokers(home, target)
     while not _freeze(source, topic, move):
+        if not wait:
+            return
         clock.sleep_s(_PAUSE_S)
     failpoint("move.frozen")
     _copy(source, target, topic, move)
@@ -178,7 +185,7 @@ def continue_moves(cluster: Cluster) -> None:
         if stated.move is None:
             continue
         try:
-            continue_move(cluster, stated.topic, stated.move)
+            continue_move(cluster, stated.topic, stated.move, wait=False)
         except SparkLogError as error:
             logger.warning("topic %s: it is not moved yet: %s", stated.topic.name, redact(str(error)))
 
@@ -212,25 +219,31 @@ def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> No
     def copy(connection: sa.Connection, stated: StatedTopic | None) -> None:
         if stated is None or stated.move != move:
             return
-        if target.store_id == HOME:
-            delete_moved_rows(connection, topic.topic_id)
-        else:
-            there = stated_topic(connection, topic.topic_id)
-            if there is not None and there.move == move:
-                return
-            if there is not None:  # of another move
-                delete_moved_rows(connection, topic.topic_id)
-                delete_topic_rows(connection, topic.topic_id)
-            for deleted in topics_with_name(connection, topic.name):  # home has freed the name
-                set_deleting(connection, deleted)
-            insert_copy(connection, stated.topic, move)
+        there = stated_topic(connection, topic.topic_id)
+        if target.store_id != HOME and there is not None and there.move == move:
+            return
+        delete_moved_rows(connection, topic.topic_id)  # of another move
         with source.store.snapshot_without_limit() as reading:
-            if not are_frozen(reading, topic.topic_id):
+            copied = stated_topic(reading, topic.topic_id)
+            if copied is None or not are_frozen(reading, topic.topic_id):
                 raise IllegalStateError(f"topic {topic.name!r}: its partitions are not frozen")
+            # home may not know yet that partitions were added
+            numbers = copied.topic.partition_count, copied.topic.replication_factor
+            if target.store_id == HOME:
+                set_partition_count(connection, topic.topic_id, numbers[0])
+                set_replication_factor(connection, topic.topic_id, numbers[1])
+            else:
+                delete_topic_rows(connection, topic.topic_id)
+                for deleted in topics_with_name(connection, topic.name):  # home has freed the name
+                    set_deleting(connection, deleted)
+                now = replace(stated.topic, partition_count=numbers[0], replication_factor=numbers[1])
+                insert_copy(connection, now, move)
             copy_producers_of_topic(reading, connection, topic.topic_id)
             copy_rows_of_topic(reading, connection, topic.topic_id)
         failpoint("move.copying")
-        if target.store_id == HOME and end_move(connection, topic.topic_id, move):
-            thaw_partitions(connection, topic.topic_id)
+        if target.store_id == HOME:
+            if not end_move(connection, topic.topic_id, move):
+                raise IllegalStateError(f"topic {topic.name!r}: its move was cancelled")
+            thaw_partitions(connection, topic.topic_id, fence_writers=True)
 
-    change_copy(target, topic.topic_id, copy)
+    change_copy(target, topic.topic_id, copy, unlimited=True)

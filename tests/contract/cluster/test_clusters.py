@@ -149,6 +149,10 @@ FIRST_RELEASE_LACKS = [
     ("cluster", "store_id"),
     ("topic", "store_id"),
     ("topic", "state"),
+    ("topic", "move"),
+    ("partition", "frozen"),
+    ("transaction", "part_number"),
+    ("transaction", "part_stores"),
 ]
 
 
@@ -204,10 +208,16 @@ def test_store_of_the_first_release_gets_the_columns_of_this_one(cluster, cluste
                 connection.exec_driver_sql(f"ALTER INDEX pk_classic_{name} RENAME TO pk_opaque_{name}")
         for table in ("publication", "publication_cursor", "publication_intent", "publication_intent_cursor"):
             without_targets(connection, table)
-        for table in ("group_config", "share_partition", "share_delayed", "store"):
+        for table in ("group_config", "share_partition", "share_delayed", "store", "transaction_part", "spark_batch"):
             connection.exec_driver_sql(f"DROP TABLE {table}")
+        connection.exec_driver_sql(
+            "CREATE TABLE spark_batch (application VARCHAR(512), target VARCHAR(249), version BIGINT,"
+            " record_count BIGINT, fingerprint VARCHAR(16), committed_ms BIGINT, newest_topic_id BIGINT,"
+            " CONSTRAINT pk_spark_batch PRIMARY KEY (application, target))"
+        )
+        connection.exec_driver_sql("DROP INDEX ix_partition_frozen")
         for table, column in FIRST_RELEASE_LACKS:
-            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
+            connection.exec_driver_sql(f'ALTER TABLE "{table}" DROP COLUMN {column}')
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'v1'")
     with Cluster.open(cluster_address):
         assert columns() == made

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic, find_topics
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 _SEGMENTS_MIN, _SEGMENTS_MAX = 100, 100_000
 """The number of segments of one partition, and of all, that are counted for maxBytesPerTrigger."""
+
+
+_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -252,6 +256,7 @@ class ReadPlanner:
                 return self._tasks(available, {tp: found for tp, found in ranges.items() if found.size}, pruning)
             except (OffsetOutOfRangeError, UnknownTopicOrPartitionError, DataLossError):
                 ranges = self._still_there(available, ranges)
+                clock.sleep_s(_PAUSE_S)  # a topic that has just been moved is not found for a moment
 
     def _still_there(
         self, available: Available, ranges: Mapping[TopicPartition, OffsetRange]
