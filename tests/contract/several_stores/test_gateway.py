@@ -251,7 +251,8 @@ def test_transactions_over_several_stores_are_refused(stores, gateway, topics):
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(near, b"a")
-    producer.produce(far, b"b")
+    assert producer.flush(30) == 0
+    producer.produce(far, b"b")  # this one is refused: the transaction has a topic of home
     with pytest.raises(confluent_kafka.KafkaException) as refused:
         producer.commit_transaction(30)
     assert refused.value.args[0].txn_requires_abort(), refused.value
