@@ -88,14 +88,13 @@ def describe_connection_failure(text: str) -> str:
     """Return psycopg's message of a failed connection in one line. Of several hosts it names each once, those with the
     same reason together.
     """
-    found = list(_EACH_HOST.finditer(text))
+    found = _by_host(text)
     if not found:
         line = _QUESTION.sub("", " ".join(text.split()))
         return f"{_NO_PRIMARY}: {line}" if _STANDBYS.search(line) else line
     hosts: dict[str, list[str]] = {}
-    ends = [each.start() for each in found[1:]] + [len(text)]
-    for each, end in zip(found, ends, strict=True):
-        reason = _QUESTION.sub("", _PREFIX.sub("", " ".join(text[each.end() : end].split())))
+    for each, said in found:
+        reason = _QUESTION.sub("", _PREFIX.sub("", " ".join(said.split())))
         place = f"{each['host']}:{each['port']}" if each["port"] else each["host"]
         places = hosts.setdefault(f"a standby ({reason})" if _STANDBYS.search(reason) else reason, [])
         if place not in places:
@@ -105,8 +104,15 @@ def describe_connection_failure(text: str) -> str:
 
 
 def _is_wrong_address(message: str) -> bool:
-    hosts = _EACH_HOST.split(message)[1:] or [message]
-    return all(_WRONG_ADDRESS.search(host) for host in hosts)
+    errors = [said for _, said in _by_host(message)] or [message]
+    return all(_WRONG_ADDRESS.search(each) for each in errors)
+
+
+def _by_host(text: str) -> list[tuple[re.Match[str], str]]:
+    """Return the host and the error of each host in psycopg's message; nothing for an address with one host."""
+    found = list(_EACH_HOST.finditer(text))
+    ends = [each.start() for each in found[1:]] + [len(text)]
+    return [(each, text[each.end() : end]) for each, end in zip(found, ends, strict=False)]
 
 
 def state_of(error: sa.exc.DBAPIError) -> str:

@@ -111,14 +111,15 @@ def test_no_acknowledged_record_is_lost_or_stored_twice(patroni, kinds, tmp_path
         with FailoverLoad(patroni.address, tmp_path) as load:
             load.wait_for_more()
             wait_until(lambda: (folder / "store-0.beat").exists())
-            patroni.stop_etcd()
-            load.wait_for_more()
-            patroni.start_etcd()
             for kind in kinds:
                 gaps_s[kind].append(fail_over(patroni, load, kind))
                 with capfd.disabled():
                     print(f"{kind}: no acknowledgement for {gaps_s[kind][-1]:.1f} s", file=sys.stderr, flush=True)
             wait_until(lambda: is_accepted(cluster))
+            patroni.wait_until_healthy()
+            patroni.stop_etcd()
+            load.wait_for_more()
+            patroni.start_etcd()
 
             def is_complete():
                 ends = {partition: end for partition, (_, end) in log.positions(topic).items()}
