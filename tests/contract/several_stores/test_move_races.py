@@ -1,0 +1,139 @@
+"""What else happens while a topic moves, or after a store was restored: nothing is lost without a word."""
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log import Producer
+from spark_log.cluster.stores import add_store, remove_store
+from spark_log.cluster.topics import delete_topic_rows, stated_topic
+from spark_log.errors import TopicMovedError
+from spark_log.ids import HOME
+from spark_log.log.append.append_transaction import AppendRequest
+from spark_log.log.append.failed_append_files import InDoubt, settle
+from spark_log.log.log import Records
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.erase.erase import erase
+from spark_log.maintenance.erase.workers import ThreadWorkers
+from spark_log.metadata import tables as t
+from spark_log.replication.controller import topic_operations
+from spark_log.replication.controller.store_acceptance import accept_store
+from spark_log.replication.controller.topic_copies import follow_all
+from spark_log.replication.controller.topic_moves import move_topic
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic
+from tests.support.python_process import killed_at
+from tests.support.records import table
+from tests.support.topics import stored
+
+EAST = 1
+FILES = {"inline.max.bytes": "0", "retention.ms": "-1"}
+TRANSACTION = """
+import sys
+from spark_log import Producer
+with Producer(cluster=sys.argv[1], transactional_id="x") as producer:
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"committed", partition=0)
+    producer.commit_transaction()
+"""
+
+
+@pytest.fixture
+def log(stores):
+    log = ClientLog(stores)
+    yield log
+    log.close()
+
+
+def append(log, *texts):
+    log.append(log.find_topic("t"), [Records(0, table(*texts))])
+
+
+def test_the_number_of_a_removed_store_is_not_used_again(stores, postgres_server):
+    remove_store(stores, "east")
+    assert stores.store_ids() == [HOME]
+    assert add_store(stores, "east", postgres_server.create_database()).store_id == EAST + 1
+
+
+def test_a_store_does_not_get_a_topic_back_empty(stores, log):
+    """As after a restore of the data store to a time before the topic was moved there."""
+    topic = create_topic(stores, "t", configs=FILES)
+    append(log, "a")
+    move_topic(stores, "t", "east")
+    east = stores.at(EAST).store
+    east.transact(lambda connection, _: delete_topic_rows(connection, topic.topic_id))
+    follow_all(stores)
+    assert east.read(lambda connection: stated_topic(connection, topic.topic_id)) is None
+    assert log.find_topic("t").store_id == EAST
+
+
+def test_an_erase_of_a_topic_that_moves_fails(stores, log):
+    create_topic(stores, "t", configs=FILES)
+    append(log, "a")
+
+    def workers(keys):
+        move_topic(stores, "t", "east")
+        return ThreadWorkers(keys)
+
+    with pytest.raises(TopicMovedError):
+        erase(stores, "t", [b"key"], workers=workers)
+
+
+def test_a_failed_append_leaves_the_files_of_a_moved_topic(stores, log):
+    """The append was committed, and its answer lost; the topic has moved before the files are looked at."""
+    topic = create_topic(stores, "t", configs=FILES)
+    written = log.write_batches([(topic, Records(0, table("a")))])
+    request = AppendRequest(written.batches, written.blobs, write_id=written.write_id)
+    log.append_batches(request, {topic.topic_id: topic})
+    move_topic(stores, "t", "east")
+    settle(stores, InDoubt(written.batches, {topic.topic_id: topic}, written.write_id), timeout_ms=10_000)
+    assert stored(stores, "t") == {0: ["a"]}
+
+
+def test_partitions_that_home_does_not_know_yet_move_too(stores, log, monkeypatch):
+    create_topic(stores, "t", store="east")
+    monkeypatch.setattr(topic_operations, "_followed", lambda cluster, topic: topic)  # as if killed before it
+    add_partitions(stores, "t", 3)
+    move_topic(stores, "t", "home")
+    assert log.find_topic("t").partition_count == 3
+    log.append(log.find_topic("t"), [Records(2, table("a"))])
+    assert stored(stores, "t") == {2: ["a"]}
+
+
+def test_what_an_ended_transaction_left_in_the_other_store_does_not_stop_a_move(stores, log):
+    topic = create_topic(stores, "t", configs=FILES, store="east")
+    with Producer(cluster=stores.store.address.with_password, enable_idempotence=True) as producer:
+        producer.send("t", b"a", partition=0).get(timeout=30)
+    query = t.producer_batch.select().where(t.producer_batch.c.topic_id == topic.topic_id)
+    rows = stores.at(EAST).store.read(lambda c: [dict(row._mapping) for row in c.execute(query)])
+    assert rows
+    stores.store.transact(lambda connection, _: connection.execute(t.producer_batch.insert(), rows))
+    move_topic(stores, "t", "home")
+    assert stored(stores, "t") == {0: ["a"]}
+
+
+def test_files_from_before_a_move_there_and_back_are_checked_again(stores, log):
+    """Meanwhile the clean-up of the other store may have deleted them."""
+    topic = create_topic(stores, "t", configs=FILES)
+    epochs = sa.select(t.partition.c.leader_epoch).where(t.partition.c.topic_id == topic.topic_id)
+    before = stores.store.read(lambda connection: connection.execute(epochs).scalar())
+    for store in ("east", "home"):
+        move_topic(stores, "t", store)
+    assert stores.store.read(lambda connection: connection.execute(epochs).scalar()) == before + 2
+
+
+@pytest.mark.parametrize("lost", ["home", "east"])
+def test_a_restored_store_and_a_decided_transaction(stores, log, lost):
+    """Accepted at home, the part is rolled forward; a store that has lost it does not block the transactional id."""
+    create_topic(stores, "t", configs=FILES, store="east")
+    address = stores.store.address.with_password
+    killed_at("part.decided", "-c", TRANSACTION, address)
+    if lost == "east":
+        for each in (t.transaction_part, t.transaction_segment):
+            stores.at(EAST).store.transact(lambda connection, _, each=each: connection.execute(each.delete()))
+    accept_store(stores if lost == "home" else stores.at(EAST))
+    with Producer(cluster=address, transactional_id="x") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("t", b"next", partition=0)
+        producer.commit_transaction()
+    assert stored(stores, "t") == {0: ["committed", "next"] if lost == "home" else ["next"]}
