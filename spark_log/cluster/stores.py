@@ -108,9 +108,9 @@ def remove_store(cluster: Cluster, name: str) -> None:
             raise InvalidConfigurationError(
                 f"store {name!r}: it has topics, for example {held!r}: move them away first (`spark-log store drain`)"
             )
-        for stated in moving_topics(connection).values():
-            if stated.move is not None and stated.move.to == info.store_id:
-                raise InvalidConfigurationError(f"store {name!r}: topic {stated.topic.name!r} is being moved to it")
+        for topic, move in moving_topics(connection):
+            if move.to == info.store_id:
+                raise InvalidConfigurationError(f"store {name!r}: topic {topic.name!r} is being moved to it")
         parts = connection.execute(sa.select(TRANSACTION.part_stores).where(TRANSACTION.part_stores != "")).scalars()
         if any(str(info.store_id) in stores.split() for stores in parts):
             raise InvalidConfigurationError(

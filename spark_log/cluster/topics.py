@@ -235,7 +235,7 @@ def insert_copy(connection: sa.Connection, topic: Topic, move: TopicMove | None 
         "typed_columns": topic.typed_columns,
         "store_id": topic.store_id if move is None else move.to,
         "state": LIVE if move is None else CREATING,
-        "move": None if move is None else json.dumps(vars(move), sort_keys=True),
+        "move": _move_json(move),
     }
     connection.execute(t.topic.insert(), values)
 
@@ -256,9 +256,10 @@ def stated_topic(connection: sa.Connection, topic_id: int) -> StatedTopic | None
     return None if row is None else _stated(row)
 
 
-def moving_topics(connection: sa.Connection) -> dict[TopicId, StatedTopic]:
-    """Return the topics that are being moved, by id. The connection is to the home store."""
-    return {TopicId(row.topic_id): _stated(row) for row in connection.execute(_STATED.where(TOPIC.move.is_not(None)))}
+def moving_topics(connection: sa.Connection) -> list[tuple[Topic, TopicMove]]:
+    """Return the topics that are being moved. The connection is to the home store."""
+    topics = [_stated(row) for row in connection.execute(_STATED.where(TOPIC.move.is_not(None)))]
+    return [(topic, move) for topic, _state, move in topics if move is not None]
 
 
 def topics_left(connection: sa.Connection) -> list[TopicId]:
@@ -275,9 +276,13 @@ def _stated(row: Any) -> StatedTopic:
     return StatedTopic(_topic_of(row), row.state, None if row.move is None else TopicMove(**json.loads(row.move)))
 
 
+def _move_json(move: TopicMove | None) -> str | None:
+    return None if move is None else json.dumps(vars(move), sort_keys=True)
+
+
 def set_move(connection: sa.Connection, topic_id: int, move: TopicMove | None) -> None:
     """Begin or cancel the move of a topic. The connection is to the home store, and the topic is locked."""
-    _update(connection, topic_id, move=None if move is None else json.dumps(vars(move), sort_keys=True))
+    _update(connection, topic_id, move=_move_json(move))
 
 
 def set_store(connection: sa.Connection, topic_id: int, store_id: StoreId) -> None:
@@ -289,7 +294,7 @@ def end_move(connection: sa.Connection, topic_id: int, move: TopicMove) -> bool:
     """Let the topic be in the store to which it was moved: this decides the move. Returns False if the move has been
     cancelled, or has ended. The connection is to the home store.
     """
-    here = (TOPIC.topic_id == topic_id, TOPIC.move == json.dumps(vars(move), sort_keys=True), IS_LIVE)
+    here = (TOPIC.topic_id == topic_id, TOPIC.move == _move_json(move), IS_LIVE)
     ended = t.topic.update().where(*here).values(store_id=move.to, move=None)
     return connection.execute(ended).rowcount == 1
 

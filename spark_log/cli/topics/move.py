@@ -57,14 +57,13 @@ def moves(cluster: Cluster_, as_json: Json = False) -> None:
 
     with Cluster.open(cluster) as opened:
         stores = store_names(opened)
-        found = [
-            (each.topic.name, stores[each.topic.store_id], stores[each.move.to], each.move.began_ms)
-            for each in opened.store.read(moving_topics).values()
-            if each.move is not None
+        rows = [
+            (topic.name, stores[topic.store_id], stores[move.to], move.began_ms)
+            for topic, move in opened.store.read(moving_topics)
         ]
     if as_json:
-        print_json([dict(zip(("topic", "from", "to", "began_ms"), row, strict=True)) for row in found])
-    elif not found:
+        print_json([dict(zip(("topic", "from", "to", "began_ms"), row, strict=True)) for row in rows])
+    elif not rows:
         say("No topic is being moved.")
     else:
-        print_table("Moves", ("topic", "from", "to", "began"), [(*row[:3], time_of(row[3])) for row in found])
+        print_table("Moves", ("topic", "from", "to", "began"), [(*row[:3], time_of(row[3])) for row in rows])

@@ -181,24 +181,18 @@ def continue_move(cluster: Cluster, topic: Topic, move: TopicMove, *, wait: bool
 
 def continue_moves(cluster: Cluster) -> None:
     """Continue the moves that were interrupted. One that fails is logged, and does not stop the others."""
-    for stated in cluster.home.store.read(moving_topics).values():
-        if stated.move is None:
-            continue
+    for topic, move in cluster.home.store.read(moving_topics):
         try:
-            continue_move(cluster, stated.topic, stated.move, wait=False)
+            continue_move(cluster, topic, move, wait=False)
         except SparkLogError as error:
-            logger.warning("topic %s: it is not moved yet: %s", stated.topic.name, redact(str(error)))
-
-
-def _is_current(stated: StatedTopic | None, move: TopicMove) -> bool:
-    return stated is not None and stated.move == move
+            logger.warning("topic %s: it is not moved yet: %s", topic.name, redact(str(error)))
 
 
 def _freeze(source: Cluster, topic: Topic, move: TopicMove) -> bool:
     """Freeze the partitions, unless home has ended the move. Returns False if the move is to wait for transactions."""
 
     def freeze(connection: sa.Connection, stated: StatedTopic | None) -> bool:
-        if not _is_current(stated, move):
+        if stated is None or stated.move != move:
             return True
         here = TOPIC.topic_id == topic.topic_id
         connection.execute(sa.select(TOPIC.topic_id).where(here).with_for_update()).all()  # no partitions are added
