@@ -23,6 +23,7 @@ from spark_log.replication.controller.balance import load_balance
 from spark_log.replication.controller.reassignment_rows import list_all_reassignments
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.requested_elections import elect
+from spark_log.replication.controller.topic_moves import begin_move
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.replica_moves import run_reassignments
 from tests.support.records import NOON_MS, table
@@ -113,3 +114,23 @@ def test_replicas_of_all_stores_move_and_elect(stores, address, tmp_path):
     assert refused == {ElectionNotNeededError}
     by_broker = {each.broker_id: each.load.replicas for each in load_balance(stores).brokers}
     assert by_broker == {1: 0, 2: 2}
+
+
+def test_commands_move_topics_and_drain_a_store(stores, address):
+    cluster = ("--cluster", address)
+    assert run("topic", "moves", *cluster) == []
+    begin_move(stores, "near", "east")
+    [move] = run("topic", "moves", *cluster)
+    assert (move["topic"], move["from"], move["to"]) == ("near", "home", "east")
+    assert run("topic", "move", "near", "--cancel", *cluster)["cancelled"]
+    assert run("topic", "move", "near", "--store", "east", *cluster)["topics"] == ["near"]
+    assert set(run("store", "drain", "east", *cluster)["moved"]) == set(BOTH)
+    assert [each["state"] for each in run("store", "list", *cluster)] == ["active", "draining"]
+    run("store", "drain", "east", "--cancel", *cluster)
+    assert [each["state"] for each in run("store", "list", *cluster)] == ["active", "active"]
+    shown = CliRunner().invoke(app, ["topic", "moves", *cluster])
+    assert shown.output == "No topic is being moved.\n"
+    begin_move(stores, "near", "east")
+    assert "near" in CliRunner().invoke(app, ["topic", "moves", *cluster]).output
+    refused = CliRunner().invoke(app, ["topic", "move", "near", *cluster])
+    assert refused.exit_code == 2 and "--cancel" in refused.output
