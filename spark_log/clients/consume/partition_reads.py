@@ -276,7 +276,7 @@ class Fetching:
         found: dict[ids.TopicPartition, planner.Found],
     ) -> None:
         if self.fetcher.renewal_due(slices):
-            self.fetcher.renew(cluster.log_dirs())
+            self.fetcher.renew(cluster.log_dirs)
         by_partition: dict[ids.TopicPartition, deque[Slice]] = {partition: deque() for partition in ranges}
         for piece in slices:
             by_partition[piece.topic_partition].append(piece)

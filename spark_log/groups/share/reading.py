@@ -209,7 +209,7 @@ class ShareReads:
         if found.version != here.version:
             here.read, here.version = [], found.version
         if here.fetcher.renewal_due(slices):
-            here.fetcher.renew(self._cluster.log_dirs())
+            here.fetcher.renew(self._cluster.log_dirs)
         stop = slices[-1].end if slices else min(end, found.positions.high_watermark)
         return _parts(here.fetcher, slices, start, stop)
 

@@ -54,6 +54,7 @@ class Fetcher:
         self.repaired = 0
         """Number of bad replicas that were repaired."""
         self._infos = log_dirs
+        self._look_up: Callable[[], LogDirs] | None = None
         self._open: dict[LogDirId, LogDir] = {}
         self._away: set[LogDirId] = set()
         """Log dirs that could not be opened. They are tried after all others."""
@@ -69,8 +70,14 @@ class Fetcher:
             return True
         return not {log_dir_id for piece in slices for log_dir_id in piece.log_dir_ids} <= self._infos.keys()
 
-    def renew(self, log_dirs: LogDirs) -> None:
-        """Use these log dirs from now on, and try the failed ones again."""
+    def renew(self, look_up: Callable[[], LogDirs]) -> None:
+        """Use the log dirs that `look_up` returns from now on, and try the failed ones again. It is called again when
+        no replica of a segment can be read, because a log dir may have been replaced by an empty one meanwhile.
+        """
+        self._look_up = look_up
+        self._use(look_up())
+
+    def _use(self, log_dirs: LogDirs) -> None:
         self._infos = log_dirs
         self._open.clear()
         self._away.clear()
@@ -146,24 +153,40 @@ class Fetcher:
         the last result that was yielded.
         """
         yielded = 0
-        bad: dict[LogDirId, SparkLogError] = {}
-        for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
-            try:
-                log_dir = self._log_dir(log_dir_id)
-                location = log_dir.location(_path(piece))
-                for item in islice(read(_open_segment(piece, log_dir), location), yielded, None):
-                    yielded += 1
-                    held = [item]
-                    del item  # so that, while this generator is suspended, only the caller keeps the batch in memory
-                    yield held.pop()
-            except BAD_REPLICA as error:
-                bad[log_dir_id] = error
-            else:
-                self.passed_over += len(bad)
-                for bad_id, why in bad.items():
-                    self._repair_replica(piece, bad_id, why, log_dir)
-                return
-        raise all_replicas_bad_error(piece, list(bad.values()))
+        while True:
+            bad: dict[LogDirId, SparkLogError] = {}
+            for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
+                try:
+                    log_dir = self._log_dir(log_dir_id)
+                    location = log_dir.location(_path(piece))
+                    for item in islice(read(_open_segment(piece, log_dir), location), yielded, None):
+                        yielded += 1
+                        held = [item]
+                        del item  # so that, while this generator is suspended, only the caller keeps the batch
+                        yield held.pop()
+                except BAD_REPLICA as error:
+                    bad[log_dir_id] = error
+                else:
+                    self.passed_over += len(bad)
+                    for bad_id, why in bad.items():
+                        self._repair_replica(piece, bad_id, why, log_dir)
+                    return
+            if not self._log_dirs_changed():
+                raise all_replicas_bad_error(piece, list(bad.values()))
+
+    def _log_dirs_changed(self) -> bool:
+        """Look the log dirs up again, and use them if they differ."""
+        if self._look_up is None:
+            return False
+        try:
+            found = self._look_up()
+        except SparkLogError as error:
+            logger.warning("log dirs cannot be looked up again: %s", redact(str(error)))
+            return False
+        if found == self._infos:
+            return False
+        self._use(found)
+        return True
 
     def _log_dir(self, log_dir_id: LogDirId) -> LogDir:
         if log_dir_id not in self._open:

@@ -440,7 +440,9 @@ def test_delayed_records_wait(cluster, produce, worker, delay):
     else:
         by_value = {}
         while b"later" not in by_value:
-            by_value |= {record.value: record for record in take(consumer, 1)}
+            for record in take(consumer, 1):
+                by_value[record.value] = record
+                consumer.acknowledge(record)
         assert by_value.keys() == {b"now", b"later"}
         late = by_value[b"later"]
     assert cluster.store.now().wall_ms >= due_ms - 5

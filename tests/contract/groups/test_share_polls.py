@@ -179,7 +179,7 @@ def test_turns_of_members_are_not_remembered_without_end(cluster, send, monkeypa
 def test_one_unfinished_record_does_not_keep_all_later_ones_in_memory(cluster, send, monkeypatch):
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 2_000)
     monkeypatch.setattr(reading, "_PARTITION_BYTES", 10_000)
-    create_topic(cluster, "t")
+    create_topic(cluster, "t", configs={"delta.max.lag.ms": "-1"})  # a sealed tail is read as one batch
     for number in range(200):
         send(str(number) * 50)
     reads = ShareReads(cluster)

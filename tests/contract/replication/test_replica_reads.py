@@ -20,7 +20,7 @@ from spark_log import Consumer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
-from spark_log.errors import CorruptRecordError, StorageUnavailableError
+from spark_log.errors import CorruptRecordError, LogDirMismatchError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
@@ -422,7 +422,7 @@ def test_an_unavailable_log_dir_is_tried_again_later(local, folders, monkeypatch
     assert not fetcher.renewal_due(slices)
     monkeypatch.setattr(fetcher_module, "_AWAY_S", 0.0)
     assert fetcher.renewal_due(slices)
-    fetcher.renew(plan.log_dirs)
+    fetcher.renew(lambda: plan.log_dirs)
     assert not fetcher.renewal_due(slices)
     assert read() == len(local.expected)
     assert (fetcher.passed_over, fetcher.repaired) == (1 + SEGMENTS, SEGMENTS)
@@ -436,8 +436,22 @@ def test_a_fetcher_is_renewed_for_new_log_dirs(local):
     assert fetcher.renewal_due(plan.slices)
     slices = [piece._replace(log_dir_ids=(2, 1, 3)) for piece in plan.slices]
     assert sum(batch.num_rows for batch in fetcher.read(slices, ROWS)) == len(local.expected)
-    fetcher.renew(plan.log_dirs)
+    fetcher.renew(lambda: plan.log_dirs)
     assert not fetcher.renewal_due(plan.slices)
+
+
+def test_a_log_dir_that_was_replaced_meanwhile_is_looked_up_again(local, folders):
+    """A consumer runs on while a log dir comes back empty and is filled again: it has another id then."""
+    plan = local.log.plan(ranges_of(local.log, local.topic))
+    fetcher = Fetcher({})
+    fetcher.renew(local.cluster.log_dirs)
+    slices = [piece._replace(log_dir_ids=(1,)) for piece in plan.slices]
+    log_dir = LogDir(plan.log_dirs[1].uri)
+    log_dir.write_marker(replace(log_dir.read_marker(), uuid="another"))
+    with pytest.raises(LogDirMismatchError, match="swapped"):
+        list(fetcher.read(slices, ROWS))
+    change(local.cluster, t.log_dir.update().where(t.log_dir.c.log_dir_id == 1).values(uuid="another"))
+    assert sum(batch.num_rows for batch in fetcher.read(slices, ROWS)) == len(local.expected)
 
 
 def test_an_error_names_the_segment_if_no_log_dir_is_available(local, folders):
