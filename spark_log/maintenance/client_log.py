@@ -11,8 +11,8 @@ from spark_log.ids import StoreId
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.append.rules import Acks, Appended, Rejected
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.data_store_append import append_with_producers
 from spark_log.log.log import Log, Records
+from spark_log.log.producer_introduction import append_with_producers
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import ExpiredWatch
 from spark_log.maintenance.rewrite.long_tails import LongTails
@@ -99,28 +99,22 @@ class ClientLog(Log):
         """As `Log.append_prepared`, in the store of the topics. Raises CrossStoreTransactionError for topics of several
         stores, and for `hooks`, which run in the home store, with a topic of a data store.
         """
-        data = None if hooks else self._data_log(items)
-        if data is None:
+        if hooks:
             return super().append_prepared(items, acks=acks, codec=codec, timeout_ms=timeout_ms, hooks=hooks)
-        return append_with_producers(
-            data, items, partial(Log.append_prepared, acks=acks, codec=codec, timeout_ms=timeout_ms)
-        )
+        append = partial(Log.append_prepared, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        return append_with_producers(self._log_of(items), items, append)
 
     def append_each(
         self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> list[Appended | Rejected]:
         """As `Log.append_each`, in the store of the topics. Raises CrossStoreTransactionError for several stores."""
-        data = self._data_log(items)
-        if data is None:
-            return super().append_each(items, acks=acks, timeout_ms=timeout_ms)
-        return append_with_producers(data, items, partial(Log.append_each, acks=acks, timeout_ms=timeout_ms))
+        append = partial(Log.append_each, acks=acks, timeout_ms=timeout_ms)
+        return append_with_producers(self._log_of(items), items, append)
 
-    def _data_log(self, items: Sequence[tuple[Topic, Records]]) -> Log | None:
-        """Return the log of the one data store that has these topics, or None."""
+    def _log_of(self, items: Sequence[tuple[Topic, Records]]) -> Log:
+        """Return the log of the one store that has these topics."""
         store_ids = {topic.store_id for topic, _ in items}
-        if len(store_ids) != 1 or store_ids == {self.cluster.store_id}:
-            return None
-        return self.at(store_ids.pop())
+        return self.at(store_ids.pop()) if len(store_ids) == 1 else self
 
     def seal_at_close(self, topics: Iterable[Topic]) -> None:
         """Seal the tails of these topics at close, as if this log had appended to them. It serves the micro-batches of

@@ -6,7 +6,7 @@ from functools import partial
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from spark_log.cluster.security.acl_rules import Operation
-from spark_log.errors import MetadataStoreUnavailableError, TransactionAbortableError
+from spark_log.errors import MetadataStoreUnavailableError, TransactionAbortableError, UnknownProducerIdError
 from spark_log.gateway.access.rights import each_topic, on_transaction
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
@@ -105,7 +105,8 @@ def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int
         error_code=code,
         base_offset=unknown if outcome.base_offset < 0 else outcome.base_offset,
         log_append_time_ms=outcome.append_time_ms,
-        log_start_offset=-1,
+        # With -1 after this error, Java's producer would send the same batch again for ever, and not with a new epoch.
+        log_start_offset=0 if isinstance(outcome.error, UnknownProducerIdError) else -1,
         record_errors=[
             kind.BatchIndexAndErrorMessage(batch_index=row, batch_index_error_message=message)
             for row, message in sorted(outcome.bad_records.items())

@@ -6,18 +6,21 @@ import sqlalchemy as sa
 
 from spark_log.config import ClusterSettings
 from spark_log.log.append.producer_rows import delete_producer_batches, delete_producers
+from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_PART
 from spark_log.metadata.store import Attempt, Store
 
 _PRODUCERS_A_TURN = 1_000
+_ALL = t.producer.alias()
+_LAST_ID = sa.select(sa.func.max(_ALL.c.producer_id)).scalar_subquery()
 
 
 def expire_producers(
     store: Store, settings: ClusterSettings | None = None, fence: Callable[[sa.Connection], None] = lambda _: None
 ) -> int:
     """Delete the sequences of producers that have not appended to any partition for producer.id.expiration.ms, and have
-    no open transaction. Producers that are not transactional are deleted completely. Afterwards a sequence above 0 of
-    these producers is refused.
+    no open transaction. Producers that are not transactional are deleted completely, except that with the largest id,
+    which shows what ids were assigned (`register_again`). Afterwards a sequence above 0 of these producers is refused.
 
     Returns the number of producers that were deleted completely. It runs in several transactions; in each, `fence`
     raises if the caller may not act any more.
@@ -45,7 +48,12 @@ def expire_producers(
         )
         alive |= set(connection.execute(_open()).scalars()) & set(ids)
         gone = [row.producer_id for row in due if row.producer_id not in alive]
-        without_a_name = [row.producer_id for row in due if row.producer_id in gone and row.transactional_id is None]
+        last_id = connection.execute(sa.select(_LAST_ID)).scalar_one()
+        without_a_name = [
+            row.producer_id
+            for row in due
+            if row.producer_id in gone and row.transactional_id is None and row.producer_id != last_id
+        ]
         delete_producer_batches(connection, gone)
         delete_producers(connection, without_a_name)
         return len(due), len(without_a_name)
@@ -64,7 +72,8 @@ def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
 
     def count(connection: sa.Connection) -> int:
         before_ms = store.clock(connection).wall_ms - settings.producer_id_expiration_ms
-        silent = _silent(before_ms).where(PRODUCER.transactional_id.is_(None)).subquery()
+        completely = PRODUCER.transactional_id.is_(None) & (PRODUCER.producer_id != _LAST_ID)
+        silent = _silent(before_ms).where(completely).subquery()
         return connection.execute(sa.select(sa.func.count()).select_from(silent)).scalar_one()
 
     return store.read(count)
@@ -79,7 +88,7 @@ def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
     return sa.select(PRODUCER.producer_id, PRODUCER.transactional_id).where(
         PRODUCER.last_used_ms <= before_ms,
         ~recent,
-        has_any | PRODUCER.transactional_id.is_(None),
+        has_any | (PRODUCER.transactional_id.is_(None) & (PRODUCER.producer_id != _LAST_ID)),
         PRODUCER.producer_id.not_in(_open()),
     )
 

@@ -1,16 +1,12 @@
 """Stores producers: their ids and epochs, and the last batches of each producer in each partition."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from spark_log.log.append.sequence_rules import (
-    ProducerState,
-    RememberedBatch,
-)
+from spark_log.log.append.sequence_rules import FORGOTTEN_OWNER, ProducerState, RememberedBatch, with_batches
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
@@ -53,17 +49,30 @@ def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -
     """Create the id of a producer that is not transactional. `owner` is the principal that gets the id."""
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> int:
-        values = {
-            "transactional_id": None,
-            "epoch": 0,
-            "last_used_ms": store.clock(connection).wall_ms,
-            "transaction_timeout_ms": 0,
-            "owner": owner,
-        }
+        values = _new_producer(store.clock(connection), owner)
         found = connection.execute(t.producer.insert().returning(PRODUCER.producer_id), values)
         return int(found.scalar_one())
 
     return store.transact(insert, timeout_ms=timeout_ms)
+
+
+def register_again(home: Store, producer_ids: Collection[int]) -> bool:
+    """Insert those of these producers whose rows have expired. Returns whether there is one. Who had such an id before
+    is forgotten. Ids that were never assigned are left out: `expire_producers` keeps the row of the last one.
+    """
+    known = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(producer_ids))
+    last_id = sa.select(sa.func.max(PRODUCER.producer_id))
+
+    def insert(connection: sa.Connection, _attempt: Attempt) -> bool:
+        last = connection.execute(last_id).scalar() or 0
+        missing = set(producer_ids).difference(connection.execute(known).scalars())
+        assigned = sorted(producer_id for producer_id in missing if 0 < producer_id < last)
+        for producer_id in assigned:
+            values = _new_producer(home.clock(connection), FORGOTTEN_OWNER)
+            insert_if_missing(connection, t.producer, {"producer_id": producer_id, **values})
+        return bool(assigned)
+
+    return home.transact(insert)
 
 
 def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> bool:
@@ -138,6 +147,16 @@ def begin_epoch(
     connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(**columns))
 
 
+def _new_producer(now: StoreClock, owner: str | None) -> dict[str, Any]:
+    return {
+        "transactional_id": None,
+        "epoch": 0,
+        "last_used_ms": now.wall_ms,
+        "transaction_timeout_ms": 0,
+        "owner": owner,
+    }
+
+
 def set_epoch(connection: sa.Connection, producer_id: int, epoch: int) -> None:
     """Write the epoch of a transactional producer."""
     _SET_EPOCH.run(connection, [{"key": producer_id, "epoch": epoch}])
@@ -169,7 +188,7 @@ def ask_producers(
     def read() -> dict[ProducerKey, ProducerState]:
         found = {producer_id: _producer(rows.rows()) for producer_id, rows in producers.items()}
         return {
-            key: replace(found[key[0]], batches=tuple(RememberedBatch(*row) for row in rows.rows()))
+            key: with_batches(found[key[0]], [RememberedBatch(*row) for row in rows.rows()])
             for key, rows in batches.items()
         }
 
@@ -204,7 +223,7 @@ def save_producer_states(
         new += [
             {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in saved.batches
         ]
-        if state.epoch is not None and state.epoch != saved.epoch:
+        if state.transactional and state.epoch is not None and state.epoch != saved.epoch:
             set_epoch(connection, key[0], state.epoch)
     if gone:  # deleted before the insert: the sequences of a new epoch begin at 0 again
         _FORGET.run(connection, gone)

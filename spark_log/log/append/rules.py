@@ -24,6 +24,7 @@ from spark_log.errors import (
 )
 from spark_log.ids import OffsetRange
 from spark_log.log.append.sequence_rules import (
+    FORGOTTEN_OWNER,
     REMEMBERED_BATCHES,
     ProducerSequence,
     ProducerState,
@@ -121,7 +122,8 @@ def _repeated(
     who = f"partition {batch.partition}: producer {batch.sequence.producer_id}"
     if producer.transactional and not commits:
         raise InvalidTxnStateError(f"{who} is transactional, and the batch is in no transaction")
-    if producer.epoch is not None and batch.sequence.principal not in (None, producer.owner):
+    owned = producer.epoch is not None and producer.owner != FORGOTTEN_OWNER
+    if owned and batch.sequence.principal not in (None, producer.owner):
         raise InvalidProducerIdMappingError(f"{who} is not one of {batch.sequence.principal}")
     earlier = check_sequence(batch.sequence, batch.record_count, producer)
     if earlier is not None and commits:  # pending batches have not been appended: it is the sequence of another batch

@@ -1,6 +1,7 @@
 """The pure rules of idempotent producers. They decide whether a sequence is the next one or repeats a batch."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from spark_log.errors import OutOfOrderSequenceNumberError, ProducerFencedError, UnknownProducerIdError
 
@@ -10,6 +11,9 @@ REMEMBERED_BATCHES = 5
 
 _SEQUENCES = 2**31
 """The number of sequences. A sequence is in [0, 2^31); after the last one comes 0 (Kafka's DefaultRecordBatch)."""
+
+FORGOTTEN_OWNER = ""
+"""The owner of a producer id that had expired when a client used it again. Anybody who may write can have been it."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,25 @@ class ProducerState:
     """A producer in one partition. `batches` are in the order of sending. `epoch` is None if the producer is unknown.
 
     `transactional` is True if the producer has a transactional id, so that only a commit appends its batches. `owner`
-    is the principal that got the producer id from a gateway with ACLs.
+    is the principal that got the producer id from a gateway with ACLs, or FORGOTTEN_OWNER.
     """
 
     epoch: int | None
     batches: tuple[RememberedBatch, ...] = ()
     transactional: bool = False
     owner: str | None = None
+
+
+def with_batches(producer: ProducerState, batches: Sequence[RememberedBatch]) -> ProducerState:
+    """Return the state of a producer in a partition with these batches.
+
+    A transactional producer has one epoch in all partitions. That of others is the epoch of their last batch in the
+    partition, as in Kafka: who may not write to the partition cannot fence a producer that does.
+    """
+    epoch = producer.epoch
+    if epoch is not None and not producer.transactional:
+        epoch = max((batch.producer_epoch for batch in batches), default=0)
+    return replace(producer, epoch=epoch, batches=tuple(batches))
 
 
 def check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:

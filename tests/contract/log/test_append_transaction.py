@@ -111,14 +111,13 @@ def test_a_repeated_producer_batch_returns_the_first_offsets(cluster, log):
     assert isinstance(send(0, 4, "e").error, OutOfOrderSequenceNumberError)
     assert isinstance(send(1, 0, "x", epoch=-1).error, ProducerFencedError)
 
-    bump = t.producer.update().where(t.producer.c.producer_id == who).values(epoch=1)
-    cluster.store.transact(lambda connection, _: connection.execute(bump))
-    assert isinstance(send(0, 3, "zombie").error, ProducerFencedError)
     assert isinstance(send(0, 3, "d", epoch=1).error, UnknownProducerIdError)
     assert send(0, 0, "d", epoch=1) == Appended(4, 5)
+    assert isinstance(send(0, 3, "zombie").error, ProducerFencedError)
+    assert send(1, 1, "y") == Appended(1, 2), "each partition has its own epoch"
     who = 10**9
     assert isinstance(send(0, 0, "nobody").error, UnknownProducerIdError)
-    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "somebody else", "c", "d", "x"]
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "somebody else", "c", "d", "x", "y"]
 
 
 def test_several_batches_of_a_producer_in_one_flush(cluster, log):

@@ -1,5 +1,7 @@
 """Topics of a data store: they are created, changed, appended to, read and deleted like those of the home store."""
 
+from dataclasses import replace
+
 import pytest
 
 from spark_log import Consumer, Producer, ShareConsumer
@@ -10,11 +12,16 @@ from spark_log.errors import (
     TopicAlreadyExistsError,
 )
 from spark_log.ids import TopicPartition
+from spark_log.log.append.producer_expiry import expire_producers
+from spark_log.log.append.producer_rows import register_producer
+from spark_log.log.append.rules import Appended
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from tests.support.records import table
 from tests.support.topics import stored
+from tests.support.waiting import wait_until
 
 EAST = 1
 
@@ -56,6 +63,26 @@ def test_changes_reach_both_stores(stores, log):
     again = create_topic(stores, "t")
     assert again.store_id == 0
     assert stored(stores, "t") == {}
+
+
+def test_a_producer_that_used_one_store_alone_may_use_another_later(stores, log):
+    """Home, which sees none of its appends, forgets it after producer.id.expiration.ms."""
+    near, far = create_topic(stores, "near"), create_topic(stores, "far", store="east")
+    who = register_producer(stores.store, 10_000)
+
+    def send(topic, first):
+        [outcome] = log.append(topic, [Records(0, table("x"), ProducerSequence(who, 0, first))])
+        return outcome
+
+    assert send(far, 0) == Appended(0, 1)
+    register_producer(stores.store, 10_000)
+    now_ms = stores.store.now().wall_ms
+    wait_until(lambda: stores.store.now().wall_ms > now_ms)
+    assert expire_producers(stores.store, replace(stores.store.settings, producer_id_expiration_ms=1)) == 1
+    assert send(far, 1) == Appended(1, 2)
+    assert send(near, 0) == Appended(0, 1)
+    assert send(near, 0) == Appended(0, 1, duplicate=True)
+    assert send(far, 2) == Appended(2, 3)
 
 
 def test_clients_use_topics_of_all_stores(stores):

@@ -29,10 +29,12 @@ from spark_log.log.append.rules import (
     remember,
 )
 from spark_log.log.append.sequence_rules import (
+    FORGOTTEN_OWNER,
     REMEMBERED_BATCHES,
     ProducerSequence,
     ProducerState,
     RememberedBatch,
+    with_batches,
 )
 from spark_log.log.append.spark_batch_rules import (
     SparkBatch,
@@ -240,10 +242,21 @@ def test_refused_batch_changes_nothing(case):
     assert after is state
 
 
-@pytest.mark.parametrize("principal", ["anna", None])
-def test_owner_of_a_producer_id_appends_and_so_does_who_needs_not_be_the_owner(principal):
-    outcome, _ = decide(ALONE, sent_as(principal), "all", OF_ANNA)
+@pytest.mark.parametrize(
+    ("principal", "owner"), [("anna", "anna"), (None, "anna"), ("ben", FORGOTTEN_OWNER), (None, FORGOTTEN_OWNER)]
+)
+def test_owner_of_a_producer_id_appends_and_so_does_who_needs_not_be_the_owner(principal, owner):
+    outcome, _ = decide(ALONE, sent_as(principal), "all", replace(known(), owner=owner))
     assert outcome == Appended(10, 13)
+
+
+def test_only_transactional_producers_have_one_epoch_for_all_partitions():
+    [newest] = known((0, 2, 0)).batches
+    assert with_batches(ProducerState(7), [newest]) == ProducerState(2, (newest,))
+    assert with_batches(ProducerState(7), []) == ProducerState(0)
+    assert with_batches(ProducerState(None), []) == ProducerState(None)
+    named = ProducerState(7, transactional=True)
+    assert with_batches(named, [newest]) == replace(named, batches=(newest,))
 
 
 def test_commit_appends_the_batches_of_its_transaction_and_repeats_none():

@@ -1,10 +1,15 @@
-"""Appends to the topics of a data store, which does not know the ids of all idempotent producers: home assigns them."""
+"""Appends of idempotent producers that the store of a topic does not know: of one that home has registered, or of one
+whose row has expired.
+
+A Kafka client never asks for another producer id. After a pause longer than producer.id.expiration.ms it goes on with
+its old one, and after UNKNOWN_PRODUCER_ID with the next epoch of it (KIP-360): it must be known again by then.
+"""
 
 from collections.abc import Callable, Sequence
 
 from spark_log.cluster.topics import Topic
 from spark_log.errors import UnknownProducerIdError
-from spark_log.log.append.producer_rows import copy_producers
+from spark_log.log.append.producer_rows import copy_producers, register_again
 from spark_log.log.append.rules import Appended, Rejected
 from spark_log.log.log import Log, Records
 
@@ -14,17 +19,24 @@ Items = Sequence[tuple[Topic, Records]]
 def append_with_producers(
     log: Log, items: Items, append: Callable[[Log, Items], list[Appended | Rejected]]
 ) -> list[Appended | Rejected]:
-    """Call `append` with the log of a data store, and return its outcomes. Batches of producers that the store does not
-    know are appended again, once, after the rows of these producers were copied from home.
+    """Call `append` with a log, and return its outcomes. Batches of producers that its store does not know are appended
+    again, once, after these producers were introduced to it.
     """
     outcomes = append(log, items)
     refused = [number for number, outcome in enumerate(outcomes) if _is_of_unknown_producer(outcome)]
     producer_ids = {sequence.producer_id for number in refused if (sequence := items[number][1].sequence) is not None}
-    if producer_ids and copy_producers(log.cluster.home.store, log.cluster.store, producer_ids):
+    if producer_ids and _introduced(log, producer_ids):
         repeated = append(log, [items[number] for number in refused])
         for number, outcome in zip(refused, repeated, strict=True):
             outcomes[number] = outcome
     return outcomes
+
+
+def _introduced(log: Log, producer_ids: set[int]) -> bool:
+    """Return whether the store knows any producer that it did not know."""
+    home, store = log.cluster.home.store, log.cluster.store
+    again = register_again(home, producer_ids)
+    return again if store is home else copy_producers(home, store, producer_ids)
 
 
 def _is_of_unknown_producer(outcome: Appended | Rejected) -> bool:

@@ -1,0 +1,112 @@
+"""Idempotent Kafka producers that pause for longer than producer.id.expiration.ms go on as with a broker (KIP-360)."""
+
+from dataclasses import replace
+
+import confluent_kafka as rdkafka
+import pytest
+import sqlalchemy as sa
+from kafka.protocol.producer import ProduceRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+from spark_log.log.append.producer_expiry import count_silent_producers, expire_producers
+from spark_log.log.append.producer_rows import register_producer
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import PRODUCER
+from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_wire import WireConnection
+from tests.support.java_producer import java_producer
+from tests.support.topics import make
+from tests.support.waiting import LIMIT_S, wait_until
+from tests.support.wire_producer import transactional_batch
+
+UNKNOWN_PRODUCER_ID = 59
+
+
+@pytest.fixture
+def gateway(cluster, cluster_address, tmp_path):
+    make(cluster, "flights", 2)
+    with GatewayProcess(tmp_path, cluster_address) as running:
+        yield running
+
+
+def forget(cluster, newer_producers=0):
+    """What a day without an append does."""
+    for _ in range(newer_producers):
+        register_producer(cluster.store, 10_000)
+    now_ms = cluster.store.now().wall_ms
+    wait_until(lambda: cluster.store.now().wall_ms > now_ms)
+    settings = replace(cluster.store.settings, producer_id_expiration_ms=1)
+    expire_producers(cluster.store, settings)
+    assert count_silent_producers(cluster.store, settings) == 0
+    with cluster.store.snapshot() as connection:
+        assert not connection.execute(sa.select(t.producer_batch)).all()
+
+
+class Librdkafka:
+    def __init__(self, address):
+        self.client = rdkafka.Producer({"bootstrap.servers": address, "enable.idempotence": True})
+
+    def sent(self, partition, value):
+        """Send a record, and return its offset."""
+        found = []
+        self.client.produce("flights", value, partition=partition, on_delivery=lambda *each: found.append(each))
+        assert self.client.flush(LIMIT_S) == 0
+        [(error, message)] = found
+        assert error is None
+        return message.offset()
+
+
+class Java:
+    def __init__(self, producer):
+        self.producer = producer
+
+    def sent(self, partition, value):
+        jvm = self.producer.jvm
+        record = jvm.org.apache.kafka.clients.producer.ProducerRecord("flights", partition, b"", value)
+        return self.producer.java.send(record).get().offset()
+
+
+@pytest.fixture(params=["librdkafka", "java"])
+def producer(request, gateway):
+    """Both with their defaults: Java's producer is idempotent since 3.0."""
+    if request.param == "librdkafka":
+        yield Librdkafka(gateway.address)
+        return
+    with java_producer({"bootstrap.servers": gateway.address}) as java:
+        yield Java(java)
+
+
+def test_an_idle_client_goes_on(cluster, producer):
+    """First only its sequences are forgotten, since it has the last id; then its id too."""
+    for number, newer_producers in enumerate((0, 1, 0)):
+        assert [producer.sent(0, b"a"), producer.sent(0, b"b")] == [2 * number, 2 * number + 1]
+        assert producer.sent(1, b"c") == number
+        forget(cluster, newer_producers)
+
+
+def test_an_id_that_was_forgotten_belongs_to_nobody(cluster, gateway):
+    """An epoch in one partition does not fence the producer of another one. Other ids are not made known."""
+
+    def produced(partition, epoch, sequence, producer_id):
+        topic = ProduceRequest.TopicProduceData
+        records = transactional_batch(b"x", producer_id, epoch, sequence, flag=0)
+        data = topic.PartitionProduceData(index=partition, records=records)
+        request = ProduceRequest(
+            transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[topic(name="flights", partition_data=[data])]
+        )
+        [answer] = connection.exchange(request, 9).responses[0].partition_responses
+        return answer.error_code, answer.base_offset
+
+    with WireConnection(gateway.port) as connection:
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1_000)
+        producer_id = connection.exchange(request, 4).producer_id
+        never_assigned = producer_id + 1_000
+        assert produced(0, 0, 0, never_assigned)[0] == UNKNOWN_PRODUCER_ID
+        assert produced(0, 0, 0, producer_id) == (0, 0)
+        forget(cluster, newer_producers=1)
+        assert produced(1, 9, 5, producer_id)[0] == UNKNOWN_PRODUCER_ID, "a gap"
+        assert produced(1, 9, 0, producer_id) == (0, 0)
+        assert produced(0, 1, 0, producer_id) == (0, 1)
+        assert produced(0, 1, 0, producer_id) == (0, 1), "a repetition"
+    with cluster.store.snapshot() as connection:
+        assert connection.execute(sa.select(sa.func.max(PRODUCER.producer_id))).scalar_one() < never_assigned
