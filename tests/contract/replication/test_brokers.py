@@ -153,11 +153,14 @@ def test_leaders_followers_and_controllers_are_killed(world, log):
     consumer = world.consume("g")
     world.wait_for_progress(producers.values())
     for who in ("leader", "controller", "follower"):
-        victim = {
-            "leader": world.leader,
-            "controller": world.controller,
-            "follower": lambda: next(b for b in (1, 2, 3) if b not in (world.leader(), world.controller())),
-        }[who]()
+        victim = wait_until(
+            {
+                "leader": world.leader,
+                "controller": world.controller,
+                "follower": lambda: next(b for b in (1, 2, 3) if b not in (world.leader(), world.controller())),
+            }[who],
+            f"there is a {who}",  # its lease may have run out a moment ago
+        )
         world.brokers[victim].kill()
         survivors = {1, 2, 3} - {victim}
         wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"{who} {victim} is taken out")
@@ -177,7 +180,7 @@ def test_brokers_are_stopped_for_longer_than_their_lease(world, log):
     consumer = world.consume("g")
     world.wait_for_progress(producers.values())
     for who in (world.leader, world.controller):
-        victim = who()
+        victim = wait_until(who)
         world.brokers[victim].signal(signal.SIGSTOP)
         survivors = {1, 2, 3} - {victim}
         wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"broker {victim} is taken out")
@@ -195,7 +198,7 @@ def test_a_log_dir_is_moved_away_and_brought_back_empty(world, log, tmp_path):
     producers = {name: world.produce(name) for name in ("a", "b")}
     consumer = world.consume("g")
     world.wait_for_progress(producers.values())
-    for victim in (world.leader(), 2):
+    for victim in (wait_until(world.leader), 2):
         survivors = {1, 2, 3} - {victim}
         (tmp_path / f"d{victim}").rename(tmp_path / "away")
         wait_until(lambda survivors=survivors: world.in_sync(*survivors), f"log dir {victim} is taken out")
