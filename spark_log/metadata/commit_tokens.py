@@ -13,11 +13,13 @@ write-ahead log. If it is answered without a warning, the standby has both commi
 A PostgreSQL transaction id cannot replace the token: PostgreSQL does not flush the assignment of an id, and may assign
 the same id again after a crash.
 
-Each connection deletes its answered tokens in batches. The table therefore has a few rows for each connection, and one
-for each lost answer until `expire` deletes it.
+Each store deletes its answered tokens in batches, and the last ones when it is closed. The table therefore has a few
+rows for each process, and one for each lost answer until `expire` deletes it.
 """
 
+import contextlib
 import os
+from collections import deque
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,7 +35,6 @@ ASKED_MS_MAX = 24 * 3_600_000
 KEPT_MS = 2 * ASKED_MS_MAX
 """The shortest time for which a token is kept."""
 
-_ANSWERED = "spark_log_answered_tokens"
 _ANSWERED_MAX = 16
 
 _NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -53,29 +54,45 @@ def new_token() -> str:
     return os.urandom(16).hex()
 
 
-def commit(connection: sa.Connection, token: str, *, durable: bool, always: bool = False) -> None:
+def commit(connection: sa.Connection, token: str, answered: deque[str], *, durable: bool, always: bool = False) -> None:
     """Commit the open transaction under `token`, in one round trip with its last changes (`sent_with_commit`).
 
     A transaction that wrote nothing leaves no token, except with `always`. With `durable=False` the server does not
     wait until the commit is on disk. Raise OperationalError, as for a lost answer, if the server sends a warning.
+    `answered` are the tokens of the store's transactions that nobody will ask about; threads share it.
     """
     driver = _driver(connection)
-    answered: list[str] = connection.info.setdefault(_ANSWERED, [])
-    full = len(answered) >= _ANSWERED_MAX
+    forgotten = _taken(answered) if len(answered) >= _ANSWERED_MAX else []
     last = LastChanges.of(connection)
     driver.warnings.clear()
     with one_message(connection):
         if last is not None:
             last.send(connection)
-        if full:
-            driver.execute(_FORGET_ALWAYS if always else _FORGET, (answered,))
+        if forgotten:
+            driver.execute(_FORGET_ALWAYS if always else _FORGET, (forgotten,))
         if not durable:
             driver.execute("SET LOCAL synchronous_commit = off")
         inserted = driver.execute(_INSERT_ALWAYS if always else _INSERT, (token,))
         driver.execute("COMMIT")
     _refuse_warnings(connection)
-    if inserted.rowcount == 1:
-        connection.info[_ANSWERED] = [token] if full else [*answered, token]
+    answered.extend([token] if inserted.rowcount == 1 else forgotten)
+
+
+def _taken(answered: deque[str]) -> list[str]:
+    """Remove and return the tokens. Another thread may take some of them meanwhile."""
+    found = []
+    with contextlib.suppress(IndexError):
+        while True:
+            found.append(answered.popleft())
+    return found
+
+
+def forget(engine: sa.Engine, answered: deque[str]) -> None:
+    """Delete the answered tokens of a store that is closed, without waiting for the disk."""
+    if answered:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+            connection.exec_driver_sql(_FORGET_ALWAYS, (_taken(answered),))
 
 
 def was_committed(engine: sa.Engine, token: str) -> bool:

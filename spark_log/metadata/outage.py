@@ -26,6 +26,10 @@ class Outage:
             self._warned = True
             logger.warning("%s; transactions wait and are tried again. `spark-log doctor` says more", error)
 
+    @property
+    def lasts(self) -> bool:
+        return self._since_s is not None
+
     def ended(self) -> None:
         """Note a transaction that was committed."""
         self._since_s, self._warned = None, False

@@ -4,6 +4,7 @@ import contextlib
 import math
 import random
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -119,6 +120,8 @@ class Store:
         self._settings: tuple[float, ClusterSettings] | None = None
         self._clock_watch = ClockWatch()
         self._outage = Outage()
+        self._answered: deque[str] = deque()
+        """The commit tokens that nobody will ask about."""
         if self.sqlite:
             self.clock_is_steady()
         self._queue = WriterQueue(address.folder / SQLITE_LOCK_FILE) if address.folder else None
@@ -268,7 +271,9 @@ class Store:
                         if not self.sqlite:  # a SQLite commit has no connection to lose
                             committing = _InDoubt(commit_tokens.new_token(), clock.boot_ms(), result)
                             always = token_unless_none and result is not None
-                            commit_tokens.commit(connection, committing.token, durable=durable, always=always)
+                            commit_tokens.commit(
+                                connection, committing.token, self._answered, durable=durable, always=always
+                            )
                         transaction.commit()
                     except BaseException:
                         with contextlib.suppress(sa.exc.DBAPIError):
@@ -420,6 +425,9 @@ class Store:
 
     def close(self) -> None:
         self.changes.close()
+        if not self._outage.lasts:
+            with contextlib.suppress(*_DATABASE_ERRORS):
+                commit_tokens.forget(self.engine, self._answered)
         self.engine.dispose()
         if self._queue is not None:
             self._queue.close()

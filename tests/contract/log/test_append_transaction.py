@@ -228,8 +228,8 @@ def test_flush_messages_limits_the_unforced_records(cluster, log, monkeypatch):
     topic = create_topic(cluster, "t", configs={"flush.messages": "10"})
     unforced = []
 
-    def watch(connection, token, *, durable, always):
-        commit(connection, token, durable=durable, always=always)
+    def watch(connection, token, answered, *, durable, always):
+        commit(connection, token, answered, durable=durable, always=always)
         if not durable:
             unforced.append(token)
 
