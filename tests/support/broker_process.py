@@ -5,8 +5,8 @@ from pathlib import Path
 from tests.support.logged_process import LoggedProcess
 
 QUICK = {
-    "broker.session.timeout.ms": 1_000,
-    "controller.lease.ms": 1_000,
+    "broker.session.timeout.ms": 3_000,  # with 1 s, three brokers on two busy cores lose their leases all the time
+    "controller.lease.ms": 3_000,
     "replica.lag.time.max.ms": 5_000,
     "leader.imbalance.check.interval.ms": 1_000,
 }
