@@ -38,6 +38,9 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     if snapshot.answering:
         yield Gauges("spark_log_store_up", "Whether the metadata store answers.", ("store",),
                      (((name,), int(up)) for name, up in snapshot.answering.items()))  # fmt: skip
+    yield Gauges("spark_log_store_unaccepted",
+                 "1: the metadata store was restored or promoted; clean-up and publication wait for `store accept`.",
+                 ("store",), (((name,), int(waits)) for name, waits in snapshot.unaccepted.items()))  # fmt: skip
     now_ms, oldest_ms = snapshot.now_ms, snapshot.oldest_transaction_ms
     yield _gauge("spark_log_open_transactions", "Open transactions.", snapshot.open_transactions)
     yield _gauge("spark_log_oldest_transaction_seconds", "Age of the oldest open transaction; 0: there is none.",

@@ -18,9 +18,10 @@ from spark_log.config import ClusterSettings
 from spark_log.facts.groups import SHARE_TYPE, read_groups, records_behind
 from spark_log.facts.share_partitions import SharePartition, share_partitions
 from spark_log.groups.share.rows import parsed_configs
-from spark_log.ids import HOME, LogDirId, TopicId, TopicPartition
+from spark_log.ids import HOME, HOME_NAME, LogDirId, TopicId, TopicPartition
 from spark_log.log.columns.key_and_value import PARTS
 from spark_log.metadata import tables as t
+from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import (
     GATEWAY,
     GROUP_OFFSET,
@@ -100,6 +101,8 @@ class ClusterSnapshot:
     record_locks: Mapping[str, int] = field(default_factory=dict)
     answering: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store has answered, by its name; empty in a cluster with one store."""
+    unaccepted: Mapping[str, bool] = field(default_factory=dict)
+    """Whether each store that answered is on a server that nobody has accepted, by its name (`check_identity`)."""
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -142,11 +145,13 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
     answers = ask_stores(cluster, partial(_read_data_store, commits=commits), stores[1:])
     names = store_names(cluster)
     found = answers.results.values()
+    elsewhere = {names[store_id]: there.unaccepted for store_id, there in answers.results.items()}
     return replace(
         snapshot,
         partitions=(*snapshot.partitions, *(each for there in found for each in there.partitions)),
         groups=(*snapshot.groups, *(each for there in found for each in there.groups)),
         table_lags={**snapshot.table_lags, **{key: lag for there in found for key, lag in there.table_lags.items()}},
+        unaccepted={**snapshot.unaccepted, **elsewhere},
         answering={names[store_id]: store_id not in answers.failures for store_id in stores},
     )
 
@@ -177,6 +182,7 @@ class _DataStoreFacts:
     partitions: tuple[PartitionFacts, ...]
     groups: tuple[GroupPartitionFacts, ...]
     table_lags: Mapping[TableKey, TableLag]
+    unaccepted: bool
 
 
 def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
@@ -194,7 +200,7 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
                        sa.column("partition", sa.Integer), sa.column("committed_offset", sa.BigInteger))  # fmt: skip
             given = sa.values(*columns, name="given").data(rows)
             groups += _group_partitions(connection, now.wall_ms, given)
-        return _DataStoreFacts(partitions, tuple(groups), table_lags(connection))
+        return _DataStoreFacts(partitions, tuple(groups), table_lags(connection), _is_unaccepted(connection))
 
     return data.store.read(read, timeout_ms=READ_TIMEOUT_MS)
 
@@ -226,7 +232,12 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         oldest_ms,
         shared,
         _record_locks(connection, share_groups, cluster.store.settings) if share_groups else {},
+        unaccepted={HOME_NAME: _is_unaccepted(connection)},
     )
+
+
+def _is_unaccepted(connection: sa.Connection) -> bool:
+    return server_identity.problem_of(connection) is not None
 
 
 def _of_share_group(part: SharePartition) -> GroupPartitionFacts:

@@ -17,6 +17,7 @@ from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.errors import StoreChangedError
+from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
@@ -83,6 +84,7 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
     with Cluster.open(url) as cluster:  # another process
         with pytest.raises(StoreChangedError):
             publish(cluster, topic)
+        assert read_cluster(cluster).unaccepted == {"home": True}
         code, status = store_command("status", url)
         assert code == 1 and "timeline 1" in status["recorded"] and "timeline 2" in status["identity"]
         shown = CliRunner().invoke(app, ["status", "--cluster", url])
@@ -91,6 +93,7 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
         code, accepted = store_command("accept", url, "--yes")
         assert code == 0 and "timeline 1" in accepted["before"] and "timeline 2" in accepted["now"]
         code, status = store_command("status", url)
+        assert read_cluster(cluster).unaccepted == {"home": False}
         assert code == 0 and "timeline 2" in status["recorded"] and status["accepted"] and not status["problem"]
         publish(cluster, topic)
         assert in_delta(cluster, topic) == ["before the backup", "new"]

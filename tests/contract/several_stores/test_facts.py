@@ -68,6 +68,7 @@ def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address):
     assert {each.topic for each in read_sizes(stores).sizes} == set(BOTH)
     up = [each for each in cluster_metrics(snapshot) if each.name == "spark_log_store_up"]
     assert [(s.labels["store"], s.value) for s in up[0].samples] == [("home", 1), ("east", 1)]
+    assert snapshot.unaccepted == {"home": False, "east": False}
     checks = run("doctor", "--cluster", address)
     assert any("store east" in json.dumps(each) for each in checks["findings"])
 
