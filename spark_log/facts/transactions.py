@@ -1,8 +1,9 @@
-"""Inspects transactions and producers. Reads only, each answer from one snapshot.
+"""Inspects transactions and producers. Reads only, each answer from one snapshot of each store.
 
 A transaction of spark-log's Producer is in the store from its first pending batch on. Without one, or with group
 offsets only, it is known to its producer alone until the commit: it is not listed here, and cannot hang. A Kafka
-client's transaction is in the store from AddPartitionsToTxn or AddOffsetsToTxn on.
+client's transaction is in the store from AddPartitionsToTxn or AddOffsetsToTxn on. The home store has all
+transactions; each data store has the pending batches of its topics. One that does not answer adds none.
 """
 
 from collections import defaultdict
@@ -11,17 +12,29 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ask_stores
 from spark_log.cluster.topics import find_topics
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFoundError, UnknownTopicOrPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.log.append.rules import Batch
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import PARTITION, PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_SEGMENT
+from spark_log.metadata.sql_columns import (
+    PARTITION,
+    PRODUCER,
+    PRODUCER_BATCH,
+    TRANSACTION,
+    TRANSACTION_PART,
+    TRANSACTION_SEGMENT,
+)
 from spark_log.metadata.store import Store, StoreClock
+from spark_log.transactions.part_rules import PartState
 from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, TransactionState
 from spark_log.transactions.transaction_rows import read_all_pending, read_pending
 
+READ_TIMEOUT_MS = 2_000
+"""How long a read of a data store is retried."""
 GRACE_MS = 5 * 60 * 1000
 """Added to the largest time-out before a transaction counts as hanging, as in Kafka's tool."""
 
@@ -91,14 +104,16 @@ class PartitionProducer:
     transaction."""
 
 
-def list_transactions(store: Store, states: Collection[str] = ()) -> list[TransactionListing]:
+def list_transactions(cluster: Cluster, states: Collection[str] = ()) -> list[TransactionListing]:
     """Return the transactions of all transactional ids, by id; with `states`, only those in one of the states."""
-    where = [TRANSACTION.state.in_(states)] if states else []
-    return store.read(lambda connection: _listings(connection, store.clock(connection), *where))
+    store, where = cluster.store, [TRANSACTION.state.in_(states)] if states else []
+    listings = store.read(lambda connection: _listings(connection, store.clock(connection), *where))
+    return [each.transaction for each in _with_parts(cluster, [TransactionDescription(each, ()) for each in listings])]
 
 
-def describe_open_transactions(store: Store) -> list[TransactionDescription]:
+def describe_open_transactions(cluster: Cluster) -> list[TransactionDescription]:
     """Return the open transactions with their pending records, the longest open ones first."""
+    store = cluster.store
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
@@ -107,11 +122,12 @@ def describe_open_transactions(store: Store) -> list[TransactionDescription]:
         listings.sort(key=lambda each: -(each.open_ms or 0))
         return [TransactionDescription(each, _amounts(pending.get(each.producer_id, ()), topics)) for each in listings]
 
-    return store.read(read)
+    return _with_parts(cluster, store.read(read))
 
 
-def describe_transactions(store: Store, transactional_ids: Collection[str]) -> list[TransactionDescription]:
+def describe_transactions(cluster: Cluster, transactional_ids: Collection[str]) -> list[TransactionDescription]:
     """Return the transactions of these ids, in this order. Raises TransactionalIdNotFoundError for an unknown id."""
+    store = cluster.store
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         wanted = [name for name in transactional_ids if can_be_stored(name)]
@@ -123,11 +139,12 @@ def describe_transactions(store: Store, transactional_ids: Collection[str]) -> l
         topics = _names(connection) if any(each.batches for each in listings) else {}
         return [_described(connection, known[name], topics) for name in transactional_ids]
 
-    return store.read(read)
+    return _with_parts(cluster, store.read(read))
 
 
-def describe_producer(store: Store, producer_id: int) -> TransactionDescription:
+def describe_producer(cluster: Cluster, producer_id: int) -> TransactionDescription:
     """Return the transaction of a producer id. Raises InvalidProducerIdMappingError if no transactional id has it."""
+    store = cluster.store
 
     def read(connection: sa.Connection) -> TransactionDescription:
         found = _listings(connection, store.clock(connection), PRODUCER.producer_id == producer_id)
@@ -135,11 +152,12 @@ def describe_producer(store: Store, producer_id: int) -> TransactionDescription:
             raise InvalidProducerIdMappingError(f"producer {producer_id}: no transactional id has it")
         return _described(connection, found[0], _names(connection))
 
-    return store.read(read)
+    return _with_parts(cluster, [store.read(read)])[0]
 
 
-def find_hanging(store: Store, timeout_ms_max: int) -> list[TransactionDescription]:
+def find_hanging(cluster: Cluster, timeout_ms_max: int) -> list[TransactionDescription]:
     """Return the hanging transactions (`is_hanging`), the longest open ones first."""
+    store = cluster.store
 
     def read(connection: sa.Connection) -> list[TransactionDescription]:
         listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
@@ -148,7 +166,7 @@ def find_hanging(store: Store, timeout_ms_max: int) -> list[TransactionDescripti
         topics = _names(connection) if hanging else {}
         return [_described(connection, each, topics) for each in hanging]
 
-    return store.read(read)
+    return _with_parts(cluster, store.read(read))
 
 
 def is_hanging(transaction: TransactionListing, timeout_ms_max: int) -> bool:
@@ -165,7 +183,7 @@ def is_hanging(transaction: TransactionListing, timeout_ms_max: int) -> bool:
 def describe_producers(
     store: Store, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, list[PartitionProducer]]:
-    """Return the producers of each partition, by producer id. Raises UnknownTopicOrPartitionError."""
+    """Return the producers of each partition of this store, by producer id. Raises UnknownTopicOrPartitionError."""
 
     def read(connection: sa.Connection) -> dict[TopicPartition, list[PartitionProducer]]:
         topics = find_topics(connection, {tp.topic for tp in partitions})
@@ -184,6 +202,34 @@ def describe_producers(
         return producers
 
     return store.read(read)
+
+
+def _with_parts(cluster: Cluster, described: Sequence[TransactionDescription]) -> list[TransactionDescription]:
+    """Add what is pending in data stores."""
+    store_ids = cluster.store_ids()[1:]
+    still_open = {each.transaction.producer_id for each in described if each.transaction.open_ms is not None}
+    if not store_ids or not still_open:
+        return list(described)
+
+    def pending_there(data: Cluster) -> dict[int, list[PendingRecords]]:
+        def read(connection: sa.Connection) -> dict[int, list[PendingRecords]]:
+            topics = _names(connection)
+            return {
+                producer_id: _amounts(batches, topics)
+                for producer_id, batches in read_all_pending(connection).items()
+                if producer_id in still_open
+            }
+
+        return data.store.read(read, timeout_ms=READ_TIMEOUT_MS)
+
+    parts = ask_stores(cluster, pending_there, store_ids).results.values()
+    complete = []
+    for each in described:
+        more = [pending for part in parts for pending in part.get(each.transaction.producer_id, ())]
+        batches = each.transaction.batches + sum(pending.batches for pending in more)
+        pending = sorted([*each.pending, *more], key=lambda here: (here.topic, here.partition))
+        complete.append(TransactionDescription(replace(each.transaction, batches=batches), pending))
+    return complete
 
 
 def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnElement[bool]) -> list[TransactionListing]:
@@ -272,30 +318,29 @@ def _appending(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> 
 
 
 def _transacting(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> list[PartitionProducer]:
-    query = (
-        sa.select(
-            PRODUCER.producer_id,
-            PRODUCER.epoch,
-            PRODUCER.transactional_id,
-            TRANSACTION.began_ms,
-            PARTITION.log_end_offset,
-        )
-        .distinct()
+    """Return the producers with pending records in the partition; in a data store, of the parts that it has."""
+    columns = (PRODUCER.producer_id, PRODUCER.epoch, PRODUCER.transactional_id)
+    of_transactions = (
+        sa.select(*columns, TRANSACTION.began_ms, PARTITION.log_end_offset)
         .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
-        .join(t.transaction_segment, TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id)
-        .join(
-            t.partition,
-            (PARTITION.topic_id == TRANSACTION_SEGMENT.topic_id)
-            & (PARTITION.partition == TRANSACTION_SEGMENT.partition),
-        )
-        .where(
-            TRANSACTION_SEGMENT.topic_id == topic_id,
-            TRANSACTION_SEGMENT.partition == tp.partition,
-            TRANSACTION.state == ONGOING.value,
-        )
+        .where(TRANSACTION.state == ONGOING.value)
     )
+    of_parts = (
+        sa.select(*columns, TRANSACTION_PART.changed_ms.label("began_ms"), PARTITION.log_end_offset)
+        .join(t.transaction_part, TRANSACTION_PART.producer_id == PRODUCER.producer_id)
+        .where(TRANSACTION_PART.state.in_((PartState.OPEN.value, PartState.PREPARED.value)))
+    )
+    here = (PARTITION.topic_id == TRANSACTION_SEGMENT.topic_id) & (PARTITION.partition == TRANSACTION_SEGMENT.partition)
+    queries = [
+        query.distinct()
+        .join(t.transaction_segment, TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id)
+        .join(t.partition, here)
+        .where(TRANSACTION_SEGMENT.topic_id == topic_id, TRANSACTION_SEGMENT.partition == tp.partition)
+        for query in (of_transactions, of_parts)
+    ]
     return [
         PartitionProducer(row.producer_id, row.epoch, row.transactional_id, None, row.began_ms, row.log_end_offset)
+        for query in queries
         for row in connection.execute(query)
     ]
 

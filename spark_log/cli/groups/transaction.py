@@ -48,7 +48,7 @@ def list_(
 
     states = _states(state or ())
     with Cluster.open(cluster) as opened:
-        transactions = list_transactions(opened.store, states)
+        transactions = list_transactions(opened, states)
     if as_json:
         print_json([asdict(each) for each in transactions])
     elif not transactions:
@@ -65,7 +65,7 @@ def describe(transactional_id: TransactionalId, cluster: Cluster_, as_json: Json
     from spark_log.facts.transactions import describe_transactions
 
     with Cluster.open(cluster) as opened:
-        [described] = describe_transactions(opened.store, [transactional_id])
+        [described] = describe_transactions(opened, [transactional_id])
     transaction = described.transaction
     if as_json:
         print_json(_as_json(described))
@@ -106,7 +106,7 @@ def abort(
     from spark_log.transactions.transaction_store import abort as abort_transaction
 
     with Cluster.open(cluster) as opened:
-        [described] = describe_transactions(opened.store, [transactional_id])
+        [described] = describe_transactions(opened, [transactional_id])
         transaction = described.transaction
         if transaction.open_ms is None:
             raise InvalidTxnStateError(
@@ -137,7 +137,7 @@ def find_hanging(
     from spark_log.facts.transactions import find_hanging
 
     with Cluster.open(cluster) as opened:
-        hanging = find_hanging(opened.store, max_timeout_ms)
+        hanging = find_hanging(opened, max_timeout_ms)
     if as_json:
         print_json([_as_json(each) for each in hanging])
     elif not hanging:

@@ -126,7 +126,7 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
         topics = {topic.topic_id: topic for topic in found.values() if not is_internal(topic.name)}
         dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
         problem = opened.store.read(server_identity.problem_of)
-        open_ms = [each.open_ms or 0 for each in list_transactions(opened.store, [ONGOING])]
+        open_ms = [each.open_ms or 0 for each in list_transactions(opened, [ONGOING])]
         total = sum((part for (topic_id, _), part in used.items() if topic_id in topics), start=Usage())
         facts = {
             "cluster_id": opened.cluster_id,

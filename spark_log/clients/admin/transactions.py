@@ -4,7 +4,7 @@ Every transaction is in the metadata store and has no broker as its coordinator:
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from kafka.admin import (
@@ -18,6 +18,7 @@ from kafka.admin import (
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import partitions_by_store
 from spark_log.errors import IllegalArgumentError, InvalidTxnStateError, ProducerFencedError
 from spark_log.facts import transactions as inspection
 from spark_log.ids import TopicPartition
@@ -48,7 +49,7 @@ def list_transactions(
         ) from None
     listings = [
         TransactionListing(each.transactional_id, each.producer_id, TransactionState(each.state))
-        for each in inspection.list_transactions(cluster.store, wanted_states)
+        for each in inspection.list_transactions(cluster, wanted_states)
         if (not wanted_ids or each.producer_id in wanted_ids)
         and (duration_ms is None or (each.open_ms is not None and each.open_ms > duration_ms))
         and (name is None or name.fullmatch(each.transactional_id))
@@ -58,7 +59,7 @@ def list_transactions(
 
 def describe_transactions(cluster: Cluster, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
     """Describe transactions. The start is -1 if there has been none; partitions are those of an open transaction."""
-    described = inspection.describe_transactions(cluster.store, list(transactional_ids))
+    described = inspection.describe_transactions(cluster, list(transactional_ids))
     return {
         each.transaction.transactional_id: TransactionDescription(
             coordinator_id=_NO_BROKER,
@@ -84,7 +85,7 @@ def find_hanging_transactions(cluster: Cluster, max_transaction_timeout_ms: int)
             "coordinator_id": _NO_BROKER,
             "topic_partitions": _partitions(each),
         }
-        for each in inspection.find_hanging(cluster.store, max_transaction_timeout_ms)
+        for each in inspection.find_hanging(cluster, max_transaction_timeout_ms)
     ]
 
 
@@ -93,8 +94,8 @@ def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
     one, or InvalidTxnStateError if the producer has no open transaction in the partition.
     """
     partition = TopicPartition(*spec.topic_partition)
-    inspection.describe_producers(cluster.store, [partition])  # raises if the partition does not exist
-    producer = inspection.describe_producer(cluster.store, spec.producer_id)
+    _producers(cluster, [partition])  # raises if the partition does not exist
+    producer = inspection.describe_producer(cluster, spec.producer_id)
     transaction = producer.transaction
     if spec.producer_epoch != transaction.producer_epoch:
         raise ProducerFencedError(
@@ -124,8 +125,17 @@ def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any,
                 for each in producers
             ]
         )
-        for tp, producers in inspection.describe_producers(cluster.store, requested).items()
+        for tp, producers in _producers(cluster, requested).items()
     }
+
+
+def _producers(
+    cluster: Cluster, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, list[inspection.PartitionProducer]]:
+    found: dict[TopicPartition, list[inspection.PartitionProducer]] = {}
+    for store_id, here in partitions_by_store(cluster, partitions).items():
+        found |= inspection.describe_producers(cluster.at(store_id).store, here)
+    return {partition: found[partition] for partition in partitions}
 
 
 def _partitions(described: inspection.TransactionDescription) -> list[KafkaTopicPartition]:

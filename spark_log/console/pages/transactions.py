@@ -61,13 +61,13 @@ _COLUMNS = tuple(field.name for field in fields(TransactionRow) if field.name !=
 
 
 def _facts(call: Call) -> Transactions:
-    store = call.cluster.store
+    cluster = call.cluster
     state = call.query.get("state", "")
-    described = {each.transaction.transactional_id: each for each in describe_open_transactions(store)}
+    described = {each.transaction.transactional_id: each for each in describe_open_transactions(cluster)}
     still_open = [row for each in described.values() if _is_visible(call, row := _row(call, each))]
     rows = [
         row
-        for each in list_transactions(store, [state] if state else ())
+        for each in list_transactions(cluster, [state] if state else ())
         if _is_visible(call, row := _row(call, described.get(each.transactional_id, TransactionDescription(each, ()))))
     ]
     transactions = listing(
@@ -111,7 +111,7 @@ def _is_hanging(call: Call, transaction: TransactionListing) -> bool:
 
 def _transaction(call: Call) -> TransactionRow:
     name = call.path["transactional_id"]
-    [described] = describe_transactions(call.cluster.store, [name])
+    [described] = describe_transactions(call.cluster, [name])
     row = _row(call, described)
     if not _is_visible(call, row):
         raise NotFound(f"transactional id {name!r}: there is no producer with it")

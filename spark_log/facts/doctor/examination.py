@@ -129,7 +129,7 @@ def _checks(
         Check(store_rules.CLOCK, lambda: [store_rules.check_clock(*stores.measure_clock(store))]),
         Check(settings_rules.CLUSTER_SETTINGS, partial(_check_settings, store)),
         Check("cluster", partial(_check_cluster, cluster, topics)),
-        Check(cluster_rules.TRANSACTIONS, lambda: cluster_rules.check_transactions(describe_open_transactions(store))),
+        Check(cluster_rules.TRANSACTIONS, partial(_check_transactions, cluster)),
         Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
     ]
     for info in [] if store.sqlite else list_stores(cluster):
@@ -221,6 +221,10 @@ def _check_modes(given: str, cluster: Cluster, log_dirs: Sequence[LogDirInfo]) -
 
 def _check_settings(store: Store) -> list[Finding]:
     return settings_rules.check_cluster(store.settings, store.read(store_schema.read_overrides))
+
+
+def _check_transactions(cluster: Cluster) -> list[Finding]:
+    return cluster_rules.check_transactions(describe_open_transactions(cluster))
 
 
 def _check_cluster(cluster: Cluster, names: Collection[str]) -> list[Finding]:

@@ -71,7 +71,7 @@ async def describe_transactions(services: Services, request: Message, _client: C
 
 def _transaction(services: Services, transactional_id: str) -> Message:
     kind = DescribeTransactionsResponse.TransactionState
-    outcome = outcome_of(lambda: inspection.describe_transactions(services.cluster.store, [transactional_id])[0])
+    outcome = outcome_of(lambda: inspection.describe_transactions(services.cluster, [transactional_id])[0])
     if outcome.result is None:
         return kind(
             error_code=outcome.code,
@@ -109,7 +109,7 @@ def _list_transactions(services: Services, request: Message, held: int) -> Messa
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
     longer_than_ms = request.duration_filter if request.version >= 1 else -1
-    outcome = outcome_of(lambda: inspection.list_transactions(services.cluster.store))
+    outcome = outcome_of(lambda: inspection.list_transactions(services.cluster))
     size = sum(ELEMENT_BYTES + len(each.transactional_id) for each in outcome.result or ())
     if size > held:
         return Needed(size)

@@ -122,7 +122,7 @@ def test_hanging_transactions_are_found(admin, begin, cluster):
     found = listed(admin)
     here = t.transaction.c.producer_id != found["fresh"].producer_id
     change(cluster, t.transaction.update().where(here).values(until_ms=0))
-    overdue = {each.transactional_id: each.overdue for each in list_transactions(cluster.store)}
+    overdue = {each.transactional_id: each.overdue for each in list_transactions(cluster)}
     assert overdue == {"done": False, "fresh": False, "late": True}
     [one] = admin.find_hanging_transactions()
     assert one.pop("age_ms") >= 0
@@ -187,7 +187,7 @@ def test_an_operator_aborts_a_transaction(admin, begin, tmp_path, log):
 def test_abort_ends_only_the_transaction_that_was_described(admin, begin, cluster, log):
     producer = begin("mine")
     send(producer, "a", b"first")
-    [shown] = describe_transactions(cluster.store, ["mine"])
+    [shown] = describe_transactions(cluster, ["mine"])
     producer.commit_transaction()
     with pytest.raises(spark_log.errors.InvalidTxnStateError):
         transaction_store.abort(cluster, shown.transaction.ref)

@@ -71,7 +71,7 @@ def test_late_request_changes_nothing_in_the_next_transaction(cluster, cluster_a
                     expected = [b"2"]
             paused.signal(signal.SIGCONT)
             assert code_of(first.receive(request, version)) == LOADING
-            [found] = list_transactions(cluster.store)
+            [found] = list_transactions(cluster)
             state = "CompleteCommit" if late in ("partitions", "offsets of a group") else "Ongoing"
             assert found.state.value == state, "the late request has neither ended nor begun a transaction"
             if late.endswith("group offset"):

@@ -177,7 +177,7 @@ def test_readers_see_committed_transactions_only(request, cluster, gateway, clie
     producer.commit()
     assert committed_offsets(cluster.store, "g") == {("input", 0): 7}
     assert [each for each in producer.offsets if each is not None] in ([no_offset] * 12, [])
-    [found] = list_transactions(cluster.store)
+    [found] = list_transactions(cluster)
     assert (found.transactional_id, found.state.value, found.batches) == ("id", "CompleteCommit", 0)
 
 
@@ -361,11 +361,11 @@ def test_transaction_timeout_must_be_above_0_and_within_the_limit(gateway, timeo
 def test_transactional_id_gets_another_producer_when_its_epochs_are_used_up(cluster, gateway):
     make(cluster, "t", 1)
     Librdkafka(gateway.address, "id")
-    [before] = list_transactions(cluster.store)
+    [before] = list_transactions(cluster)
     with cluster.store.engine.begin() as connection:
         connection.execute(sa.update(t.producer).where(PRODUCER.transactional_id == "id").values(epoch=2**15 - 2))
     producer = Librdkafka(gateway.address, "id")
-    [after] = list_transactions(cluster.store)
+    [after] = list_transactions(cluster)
     assert after.producer_id > before.producer_id and after.producer_epoch == 0
     producer.begin()
     producer.send("t", b"v")

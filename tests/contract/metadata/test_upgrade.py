@@ -87,8 +87,8 @@ def test_groups_whose_members_join_again_keep_their_offsets(upgraded, release):
         }
 
 
-def states(store):
-    return {each.transactional_id: each.state for each in list_transactions(store)}
+def states(cluster):
+    return {each.transactional_id: each.state for each in list_transactions(cluster)}
 
 
 def test_data_of_every_kind_is_as_before(upgraded, release):
@@ -101,7 +101,7 @@ def test_data_of_every_kind_is_as_before(upgraded, release):
         groups = admin.describe_groups(list(GROUPS))
         expected = {group: 0 if group in REJOIN[release] else count for group, count in GROUPS.items()}
         assert {group: len(each["members"]) for group, each in groups.items()} == expected
-        assert states(cluster.store) == {"done": "CompleteCommit", "half": "Ongoing", "ours": "Ongoing"}
+        assert states(cluster) == {"done": "CompleteCommit", "half": "Ongoing", "ours": "Ongoing"}
     for group in GROUPS:
         offsets = committed_offsets(cluster.store, group)
         assert offsets[TopicPartition("events", 0)] == COMMITTED

@@ -2,9 +2,10 @@
 
 import pytest
 import sqlalchemy as sa
+from kafka.admin import AbortTransactionSpec
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from spark_log import Consumer, Producer
+from spark_log import Admin, Consumer, Producer
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
 from spark_log.errors import (
@@ -13,6 +14,7 @@ from spark_log.errors import (
     TransactionAbortableError,
     TransactionCommitPendingError,
 )
+from spark_log.facts.transactions import describe_transactions, list_transactions
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata.sql_columns import TRANSACTION_PART, TRANSACTION_SEGMENT
@@ -89,6 +91,28 @@ def test_topics_of_several_stores_need_a_setting(stores):
                 producer.send(second, b"x").get(30)
             producer.abort_transaction()
     assert stored(stores, "near") == stored(stores, "far") == {}
+
+
+def test_admin_shows_and_aborts_what_is_open_in_all_stores(two):
+    places = [TopicPartition(name, 0) for name in ("east", "near", "west")]
+    with Admin(cluster=two.store.address.with_password) as admin, producer_of(two) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for place in places:
+            producer.send(place.topic, b"pending", partition=0).get(30)
+        [listed] = list_transactions(two)
+        assert (listed.state, listed.batches) == ("Ongoing", 3)
+        assert [(each.topic, each.records) for each in describe_transactions(two, ["t"])[0].pending] == [
+            ("east", 1), ("near", 1), ("west", 1),
+        ]  # fmt: skip
+        assert admin.describe_transactions(["t"])["t"].topic_partitions == set(places)
+        for place, found in admin.describe_producers([*places, TopicPartition("east", 1)]).items():
+            open_here = [(each.producer_id, each.current_transaction_start_offset) for each in found.active_producers]
+            assert open_here == ([(listed.producer_id, 0)] if place.partition == 0 else [])
+        admin.abort_transaction(AbortTransactionSpec(places[0], listed.producer_id, listed.producer_epoch))
+        with pytest.raises(TransactionAbortableError):
+            producer.commit_transaction()
+    assert values(two) == {"near": [], "east": [], "west": []}
 
 
 def test_all_stores_together(two):
