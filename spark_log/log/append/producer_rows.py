@@ -63,16 +63,20 @@ def register_again(home: Store, producer_ids: Collection[int]) -> bool:
     known = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(producer_ids))
     last_id = sa.select(sa.func.max(PRODUCER.producer_id))
 
-    def insert(connection: sa.Connection, _attempt: Attempt) -> bool:
+    def find(connection: sa.Connection) -> list[int]:
         last = connection.execute(last_id).scalar() or 0
         missing = set(producer_ids).difference(connection.execute(known).scalars())
-        assigned = sorted(producer_id for producer_id in missing if 0 < producer_id < last)
-        for producer_id in assigned:
-            values = _new_producer(home.clock(connection), FORGOTTEN_OWNER)
-            insert_if_missing(connection, t.producer, {"producer_id": producer_id, **values})
-        return bool(assigned)
+        return sorted(producer_id for producer_id in missing if 0 < producer_id < last)
 
-    return home.transact(insert)
+    def insert(connection: sa.Connection, _attempt: Attempt) -> None:
+        values = _new_producer(home.clock(connection), FORGOTTEN_OWNER)
+        for producer_id in expired:
+            insert_if_missing(connection, t.producer, {"producer_id": producer_id, **values})
+
+    expired = home.read(find)
+    if expired:
+        home.transact(insert)
+    return bool(expired)
 
 
 def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> bool:
