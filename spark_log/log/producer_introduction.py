@@ -1,8 +1,8 @@
 """Appends of idempotent producers that the store of a topic does not know: of one that home has registered, or of one
 whose row has expired.
 
-A Kafka client never asks for another producer id. After a pause longer than producer.id.expiration.ms it goes on with
-its old one, and after UNKNOWN_PRODUCER_ID with the next epoch of it (KIP-360): it must be known again by then.
+A Kafka client never asks for another producer id: after a pause longer than producer.id.expiration.ms it goes on with
+its old one, as if there had been no pause (KIP-360).
 """
 
 from collections.abc import Callable, Sequence

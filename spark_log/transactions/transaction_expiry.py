@@ -9,7 +9,13 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidProducerIdMappingError
-from spark_log.log.append.producer_rows import delete_producer_batches, delete_producers
+from spark_log.log.append.producer_rows import (
+    delete_producer_batches,
+    delete_producers,
+    forget_owners,
+    last_producer_id,
+    release_transactional_id,
+)
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.prepared import in_list
@@ -97,7 +103,11 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
         gone = connection.execute(over).scalars().all()
         delete_transactions(connection, gone)
         delete_producer_batches(connection, gone)
-        delete_producers(connection, gone)
+        last_id = last_producer_id(connection)
+        if last_id in gone:  # its row shows what ids were assigned (`register_again`)
+            release_transactional_id(connection, last_id)
+            forget_owners(connection, [last_id])
+        delete_producers(connection, set(gone) - {last_id})
         return len(gone)
 
     total = 0

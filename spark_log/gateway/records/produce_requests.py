@@ -105,7 +105,7 @@ def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int
         error_code=code,
         base_offset=unknown if outcome.base_offset < 0 else outcome.base_offset,
         log_append_time_ms=outcome.append_time_ms,
-        # With -1 after this error, Java's producer would send the same batch again for ever, and not with a new epoch.
+        # With -1 after this error (the topic was created again), Java's producer would repeat the batch for ever.
         log_start_offset=0 if isinstance(outcome.error, UnknownProducerIdError) else -1,
         record_errors=[
             kind.BatchIndexAndErrorMessage(batch_index=row, batch_index_error_message=message)

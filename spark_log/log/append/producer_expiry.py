@@ -5,7 +5,12 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from spark_log.config import ClusterSettings
-from spark_log.log.append.producer_rows import delete_producer_batches, delete_producers
+from spark_log.log.append.producer_rows import (
+    delete_producer_batches,
+    delete_producers,
+    forget_owners,
+    last_producer_id,
+)
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_PART
 from spark_log.metadata.store import Attempt, Store
@@ -20,7 +25,8 @@ def expire_producers(
 ) -> int:
     """Delete the sequences of producers that have not appended to any partition for producer.id.expiration.ms, and have
     no open transaction. Producers that are not transactional are deleted completely, except that with the largest id,
-    which shows what ids were assigned (`register_again`). Afterwards a sequence above 0 of these producers is refused.
+    which shows what ids were assigned (`register_again`). Afterwards their next batch in a partition may have any
+    sequence.
 
     Returns the number of producers that were deleted completely. It runs in several transactions; in each, `fence`
     raises if the caller may not act any more.
@@ -48,7 +54,7 @@ def expire_producers(
         )
         alive |= set(connection.execute(_open()).scalars()) & set(ids)
         gone = [row.producer_id for row in due if row.producer_id not in alive]
-        last_id = connection.execute(sa.select(_LAST_ID)).scalar_one()
+        last_id = last_producer_id(connection)
         without_a_name = [
             row.producer_id
             for row in due
@@ -56,6 +62,7 @@ def expire_producers(
         ]
         delete_producer_batches(connection, gone)
         delete_producers(connection, without_a_name)
+        forget_owners(connection, sorted(set(gone).difference(without_a_name)))
         return len(due), len(without_a_name)
 
     total = 0

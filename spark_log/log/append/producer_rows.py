@@ -58,13 +58,12 @@ def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -
 
 def register_again(home: Store, producer_ids: Collection[int]) -> bool:
     """Insert those of these producers whose rows have expired. Returns whether there is one. Who had such an id before
-    is forgotten. Ids that were never assigned are left out: `expire_producers` keeps the row of the last one.
+    is forgotten. Ids that were never assigned are left out: the row of the last one is never deleted.
     """
     known = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(producer_ids))
-    last_id = sa.select(sa.func.max(PRODUCER.producer_id))
 
     def find(connection: sa.Connection) -> list[int]:
-        last = connection.execute(last_id).scalar() or 0
+        last = last_producer_id(connection)
         missing = set(producer_ids).difference(connection.execute(known).scalars())
         return sorted(producer_id for producer_id in missing if 0 < producer_id < last)
 
@@ -147,7 +146,12 @@ def begin_epoch(
     connection: sa.Connection, producer_id: int, epoch: int, transaction_timeout_ms: int, now: StoreClock
 ) -> None:
     """Write the epoch of a transactional producer that starts: earlier epochs are fenced."""
-    columns = {"epoch": epoch, "transaction_timeout_ms": transaction_timeout_ms, "last_used_ms": now.wall_ms}
+    columns = {
+        "epoch": epoch,
+        "transaction_timeout_ms": transaction_timeout_ms,
+        "last_used_ms": now.wall_ms,
+        "owner": None,  # its sequences begin at 0 again
+    }
     connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(**columns))
 
 
@@ -169,6 +173,17 @@ def set_epoch(connection: sa.Connection, producer_id: int, epoch: int) -> None:
 def release_transactional_id(connection: sa.Connection, producer_id: int) -> None:
     """Take the transactional id from a producer, so that another one can have it."""
     connection.execute(t.producer.update().where(PRODUCER.producer_id == producer_id).values(transactional_id=None))
+
+
+def forget_owners(connection: sa.Connection, producer_ids: Collection[int]) -> None:
+    """Note that the sequences of these producers were deleted."""
+    here = t.producer.update().where(PRODUCER.producer_id.in_(producer_ids))
+    connection.execute(here.values(owner=FORGOTTEN_OWNER))
+
+
+def last_producer_id(connection: sa.Connection) -> int:
+    """Return the largest id that has a row; 0 if there is none."""
+    return connection.execute(sa.select(sa.func.max(PRODUCER.producer_id))).scalar() or 0
 
 
 def delete_producers(connection: sa.Connection, producer_ids: Collection[int]) -> None:

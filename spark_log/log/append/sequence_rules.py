@@ -13,7 +13,9 @@ _SEQUENCES = 2**31
 """The number of sequences. A sequence is in [0, 2^31); after the last one comes 0 (Kafka's DefaultRecordBatch)."""
 
 FORGOTTEN_OWNER = ""
-"""The owner of a producer id that had expired when a client used it again. Anybody who may write can have been it."""
+"""The owner of a producer id whose sequences have expired: any sequence is its next one in a partition. If the id has
+expired too, anybody who may write can have been its owner.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,16 @@ def check_sequence(sequence: ProducerSequence, record_count: int, producer: Prod
     if sequence.producer_epoch < producer.epoch:
         raise ProducerFencedError(f"{who}: epoch {sequence.producer_epoch} is fenced by {producer.epoch}")
     last_sequence = sequence_after(sequence.first, record_count - 1)
+    if producer.owner == FORGOTTEN_OWNER and not producer.batches:  # as in Kafka (KIP-360)
+        return None
     current = [known for known in producer.batches if known.producer_epoch == sequence.producer_epoch]
     for known in current:
         if (known.first_sequence, known.last_sequence) == (sequence.first, last_sequence):
             return known
     if not current and sequence.first != 0:
         raise UnknownProducerIdError(
-            f"{who}: its state has expired, so records before sequence {sequence.first} may be missing"
+            f"{who}: the partition has no batch of its epoch {sequence.producer_epoch}, which begins with sequence 0,"
+            f" not {sequence.first}"
         )
     expected = sequence_after(current[-1].last_sequence, 1) if current else 0
     if sequence.first != expected:

@@ -1,17 +1,23 @@
 """Idempotent Kafka producers that pause for longer than producer.id.expiration.ms go on as with a broker (KIP-360)."""
 
+import contextlib
 from dataclasses import replace
 
 import confluent_kafka as rdkafka
+import kafka
 import pytest
 import sqlalchemy as sa
 from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
+from spark_log.facts.transactions import list_transactions
 from spark_log.log.append.producer_expiry import count_silent_producers, expire_producers
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PRODUCER
+from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.transactions.transaction_expiry import expire_ids
+from spark_log.transactions.transaction_store import init_producer
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.java_producer import java_producer
@@ -19,7 +25,7 @@ from tests.support.topics import make
 from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.wire_producer import transactional_batch
 
-UNKNOWN_PRODUCER_ID = 59
+OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 45, 59
 
 
 @pytest.fixture
@@ -56,6 +62,15 @@ class Librdkafka:
         return message.offset()
 
 
+class KafkaPython:
+    def __init__(self, address):
+        self.client = kafka.KafkaProducer(bootstrap_servers=address)
+        self.close = self.client.close
+
+    def sent(self, partition, value):
+        return self.client.send("flights", value, partition=partition).get(LIMIT_S).offset
+
+
 class Java:
     def __init__(self, producer):
         self.producer = producer
@@ -66,11 +81,15 @@ class Java:
         return self.producer.java.send(record).get().offset()
 
 
-@pytest.fixture(params=["librdkafka", "java"])
+@pytest.fixture(params=["librdkafka", "java", "kafka-python"])
 def producer(request, gateway):
-    """Both with their defaults: Java's producer is idempotent since 3.0."""
+    """With their defaults: Java's producer is idempotent since 3.0, kafka-python's too."""
     if request.param == "librdkafka":
         yield Librdkafka(gateway.address)
+        return
+    if request.param == "kafka-python":
+        with contextlib.closing(KafkaPython(gateway.address)) as client:
+            yield client
         return
     with java_producer({"bootstrap.servers": gateway.address}) as java:
         yield Java(java)
@@ -82,6 +101,31 @@ def test_an_idle_client_goes_on(cluster, producer):
         assert [producer.sent(0, b"a"), producer.sent(0, b"b")] == [2 * number, 2 * number + 1]
         assert producer.sent(1, b"c") == number
         forget(cluster, newer_producers)
+
+
+@pytest.mark.parametrize("producer", ["java"], indirect=True)
+def test_a_client_goes_on_in_a_topic_that_was_created_again(cluster, producer):
+    assert [producer.sent(0, b"a"), producer.sent(0, b"b")] == [0, 1]
+    delete_topic(cluster, "flights")
+    make(cluster, "flights", 2)
+    assert [producer.sent(0, b"a"), producer.sent(0, b"b")] == [0, 1]
+
+
+def test_the_last_id_is_not_deleted(cluster, gateway):
+    """It shows which ids were assigned, also if it has been a transactional one."""
+    register_producer(cluster.store, 10_000)
+    ref, _ = init_producer(cluster, "t", 10_000)
+    forget(cluster)
+    settings = replace(cluster.store.settings, transactional_id_expiration_ms=1)
+    assert expire_ids(cluster.store, settings) == 1
+    assert list_transactions(cluster) == []
+    forget(cluster)
+    with cluster.store.snapshot() as connection:
+        assert connection.execute(sa.select(PRODUCER.producer_id)).scalars().all() == [ref.producer_id]
+    register_producer(cluster.store, 10_000)
+    forget(cluster)
+    with cluster.store.snapshot() as connection:
+        assert connection.execute(sa.select(PRODUCER.producer_id)).scalars().all() == [ref.producer_id + 1]
 
 
 def test_an_id_that_was_forgotten_belongs_to_nobody(cluster, gateway):
@@ -104,9 +148,10 @@ def test_an_id_that_was_forgotten_belongs_to_nobody(cluster, gateway):
         assert produced(0, 0, 0, never_assigned)[0] == UNKNOWN_PRODUCER_ID
         assert produced(0, 0, 0, producer_id) == (0, 0)
         forget(cluster, newer_producers=1)
-        assert produced(1, 9, 5, producer_id)[0] == UNKNOWN_PRODUCER_ID, "a gap"
-        assert produced(1, 9, 0, producer_id) == (0, 0)
-        assert produced(0, 1, 0, producer_id) == (0, 1)
-        assert produced(0, 1, 0, producer_id) == (0, 1), "a repetition"
+        assert produced(1, 9, 5, producer_id) == (0, 0)
+        assert produced(0, 1, 3, producer_id) == (0, 1)
+        assert produced(0, 1, 3, producer_id) == (0, 1), "a repetition"
+        assert produced(0, 1, 5, producer_id)[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert produced(0, 2, 5, producer_id)[0] == UNKNOWN_PRODUCER_ID, "an epoch begins with 0"
     with cluster.store.snapshot() as connection:
         assert connection.execute(sa.select(sa.func.max(PRODUCER.producer_id))).scalar_one() < never_assigned

@@ -250,6 +250,19 @@ def test_owner_of_a_producer_id_appends_and_so_does_who_needs_not_be_the_owner(p
     assert outcome == Appended(10, 13)
 
 
+@pytest.mark.parametrize("first", [0, 7])
+def test_any_sequence_is_the_next_one_of_a_producer_whose_sequences_have_expired(first):
+    forgotten = replace(known(), owner=FORGOTTEN_OWNER)
+    outcome, state = decide(ALONE, sent_by(9, 2, first), "all", forgotten)
+    assert outcome == Appended(10, 13)
+    after = remember(forgotten, sent_by(9, 2, first), outcome)
+    outcome, _ = decide(state, sent_by(9, 2, first), "all", after)
+    assert outcome == Appended(10, 13, duplicate=True)
+    for gap in (first + 4, first + 2):
+        outcome, _ = decide(state, sent_by(9, 2, gap), "all", after)
+        assert isinstance(outcome.error, OutOfOrderSequenceNumberError)
+
+
 def test_only_transactional_producers_have_one_epoch_for_all_partitions():
     [newest] = known((0, 2, 0)).batches
     assert with_batches(ProducerState(7), [newest]) == ProducerState(2, (newest,))
