@@ -17,7 +17,7 @@ from spark_log.gateway.access.rights import SHOWN_TOPICS, Resource, Whole, each_
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.groups.member_requests import identity
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.error_codes import NONE, coordinator_code, error_code
 from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
@@ -86,7 +86,7 @@ def _commit(services: Services, request: Message, client: Client) -> tuple[int, 
 
         return NONE, store.transact(body)
     except SparkLogError as error:
-        return error_code(error), ()
+        return coordinator_code(error), ()
 
 
 async def offset_fetch(services: Services, request: Message, _client: Client) -> Message:
@@ -152,7 +152,7 @@ def _committed(
         check_group_id(group_id)
         commits, unstable = store.read(read)
     except SparkLogError as error:
-        return error_code(error), {}, ()
+        return coordinator_code(error), {}, ()
     offsets: dict[str, dict[int, Commit | None]] = {}
     if topics is None:
         for (name, number), commit in sorted(commits.items()):

@@ -19,7 +19,7 @@ from spark_log.gateway.access.rights import TOPIC_REFUSED, Every, each_named, on
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
-from spark_log.gateway.protocol.error_codes import NONE, Outcome, failed, outcome_of
+from spark_log.gateway.protocol.error_codes import NONE, Outcome, coordinator_code, failed, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.schemas import (
     ConsumerGroupDescribeRequest,
@@ -53,7 +53,7 @@ async def consumer_group_heartbeat(services: Services, request: Message, client:
             if not (await services.heartbeats.answer(heartbeat)).alone:
                 return _response(services, Outcome(result=ConsumerAnswer(request.member_id, request.member_epoch)))
         except MetadataStoreUnavailableError as error:
-            return _response(services, failed(error))
+            return _response(services, failed(error, coordinator_code))
         except SparkLogError:
             pass  # handled alone, it gets its own error
     return await services.call(_heartbeat, services, request, client)
@@ -107,7 +107,7 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
             raise CoordinatorNotAvailableError(f"group {me.group_id!r}: {member_id} must repeat its heartbeat")
         return answer
 
-    return _response(services, outcome_of(answer))
+    return _response(services, outcome_of(answer, coordinator_code))
 
 
 def _owned(services: Services, parts: Collection[Message] | None) -> Partitions | None:

@@ -26,7 +26,7 @@ from spark_log.gateway.api import Api, Client
 from spark_log.gateway.groups import classic_group_requests, translated_members
 from spark_log.gateway.groups.member_requests import identity, join_refused
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.error_codes import NONE, coordinator_code, error_code
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
@@ -87,7 +87,7 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
             services, request.group_id, type_to_join, lambda engine: engine.join_group(services, request, client)
         )
     except SparkLogError as error:
-        return join_refused(request.member_id, error_code(error))
+        return join_refused(request.member_id, coordinator_code(error))
 
 
 async def sync_group(services: Services, request: Message, client: Client) -> Message:
@@ -97,7 +97,7 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
             services, request.group_id, read_type, lambda engine: engine.sync_group(services, request, client)
         )
     except SparkLogError as error:
-        return SyncGroupResponse(throttle_time_ms=0, error_code=error_code(error), assignment=b"")
+        return SyncGroupResponse(throttle_time_ms=0, error_code=coordinator_code(error), assignment=b"")
 
 
 async def heartbeat(services: Services, request: Message, client: Client) -> Message:
@@ -110,7 +110,7 @@ async def heartbeat(services: Services, request: Message, client: Client) -> Mes
         if answer.alone:
             rejoin = await _ask(services, group_id, read_type, lambda engine: engine.heartbeat(services, request))
     except SparkLogError as error:
-        return HeartbeatResponse(throttle_time_ms=0, error_code=error_code(error))
+        return HeartbeatResponse(throttle_time_ms=0, error_code=coordinator_code(error))
     return HeartbeatResponse(throttle_time_ms=0, error_code=_REBALANCE_IN_PROGRESS if rejoin else NONE)
 
 
@@ -136,7 +136,7 @@ async def _leave(services: Services, me: Identity) -> int:
             lambda engine: services.call(engine.leave_group, services.cluster.store, me),
         )  # fmt: skip
     except SparkLogError as error:
-        return error_code(error)
+        return coordinator_code(error)
     return NONE
 
 

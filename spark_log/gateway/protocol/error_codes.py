@@ -10,7 +10,7 @@ from kafka import errors as kafka
 
 from spark_log import clock
 from spark_log.clients.kafka_errors import kafka_error_class
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 NONE = 0
 UNKNOWN_SERVER_ERROR = -1
+_COORDINATOR_NOT_AVAILABLE = 15
 
 _MESSAGE_LENGTH_MAX = 1000
 _LOGGED_LENGTH_MAX = 20_000
@@ -44,7 +45,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "LogTruncationError": kafka.OffsetOutOfRangeError,
     "CommitFailedError": kafka.UnknownMemberIdError,
     "TransactionCommitPendingError": kafka.ConcurrentTransactionsError,
-    "LogDirMismatchError": kafka.LogDirNotFoundError,
+    "LogDirMismatchError": kafka.KafkaStorageError,
     "AssignorFailedError": kafka.InconsistentGroupProtocolError,
 }
 
@@ -111,6 +112,13 @@ def error_code(error: BaseException) -> int:
     return _code(type(error)) if isinstance(error, SparkLogError) else UNKNOWN_SERVER_ERROR  # type: ignore[arg-type]
 
 
+def coordinator_code(error: BaseException) -> int:
+    """Return the code of an error for members of groups. For a member of Java's consumer every code is the end that it
+    does not know from a coordinator, such as those of a disk that is full for a while.
+    """
+    return _COORDINATOR_NOT_AVAILABLE if isinstance(error, StorageUnavailableError) else error_code(error)
+
+
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
     """The error code and message of one object of a request, and the result if there is no error."""
@@ -120,17 +128,17 @@ class Outcome(Generic[T]):
     result: T | None = None
 
 
-def outcome_of(action: Callable[[], T]) -> Outcome[T]:
+def outcome_of(action: Callable[[], T], code_of: Callable[[BaseException], int] = error_code) -> Outcome[T]:
     """Call `action`, and return its result or SparkLogError. Other errors are raised, which closes the connection."""
     try:
         return Outcome(result=action())
     except SparkLogError as error:
-        return failed(error)
+        return failed(error, code_of)
 
 
-def failed(error: SparkLogError) -> Outcome[T]:
+def failed(error: SparkLogError, code_of: Callable[[BaseException], int] = error_code) -> Outcome[T]:
     """Return an outcome with the code of the error, and the text for the client."""
-    return Outcome(error_code(error), client_message(error))
+    return Outcome(code_of(error), client_message(error))
 
 
 def client_message(error: BaseException) -> str:

@@ -17,12 +17,13 @@ from spark_log.errors import (
     OffsetOutOfRangeError,
     SparkLogError,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
 )
 from spark_log.gateway.access.rights import each_topic
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.limits.request_context import request_context
-from spark_log.gateway.protocol.error_codes import NONE, error_code
+from spark_log.gateway.protocol.error_codes import NONE, UNKNOWN_SERVER_ERROR, error_code
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.record_streams import BATCH_BYTES, Version
 from spark_log.gateway.services import Services
@@ -30,6 +31,12 @@ from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import Found, find_positions
 
 _UNKNOWN_TOPIC_ID = 100
+_FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
+_KAFKA_STORAGE_ERROR = 56
+_KNOWN_TO_CLIENTS = frozenset({-1, 1, 2, 3, 6, 9, 29, _KAFKA_STORAGE_ERROR, 78, 100, 103})
+"""The codes of reads after which a client goes on or tells its program what is wrong. After others, of which there is
+no end of causes, Java's consumer raises IllegalStateException and loses what it has read of other partitions.
+"""
 _WAIT_S_MAX = 300.0
 _HAS_TOPIC_IDS = 13
 """The first version of Fetch that names topics by their ids."""
@@ -44,6 +51,8 @@ class _Asked(NamedTuple):
     partition: int
     offset: int
     bytes_max: int
+    leader_epoch: int = -1
+    """The epoch that the client knows of, or -1."""
 
 
 @dataclass
@@ -100,7 +109,7 @@ def _asked_of(services: Services, request: Message) -> list[_Asked]:
         name = names.get(topic_id) if by_id else topic.topic
         for each in topic.partitions:
             asked[topic_id if by_id else name, each.partition] = _Asked(
-                name, topic_id, each.partition, each.fetch_offset, each.partition_max_bytes
+                name, topic_id, each.partition, each.fetch_offset, each.partition_max_bytes, each.current_leader_epoch
             )
     return list(asked.values())
 
@@ -142,10 +151,8 @@ def _position(
     if asked.topic is None:
         return _Answer(_UNKNOWN_TOPIC_ID)
     position, topic = here.get(TopicPartition(asked.topic, asked.partition)), topics.get(asked.topic)
-    if isinstance(position, MetadataStoreUnavailableError):
-        return _Answer()  # an empty answer, after which a client asks again
     if isinstance(position, SparkLogError):
-        return _Answer(error_code(position))
+        return _Answer(fetch_code(position))
     by_id = asked.topic_id != _NO_ID
     if position is None or topic is None or topic.topic_id != position.topic_id:
         services.topics.forget(asked.topic)
@@ -155,6 +162,10 @@ def _position(
         return _Answer(_UNKNOWN_TOPIC_ID)
     start, end = position.positions
     answer = _Answer(NONE, end, start, topic)
+    if asked.leader_epoch >= 0 and asked.leader_epoch != position.leader_epoch:
+        # The log may have been truncated: the client asks OffsetForLeaderEpoch whether its offset still means the same.
+        answer.error = _FENCED_LEADER_EPOCH if asked.leader_epoch < position.leader_epoch else _UNKNOWN_LEADER_EPOCH
+        return answer
     if not start <= asked.offset <= end:
         answer.error = error_code(OffsetOutOfRangeError())
     elif asked.offset < end:
@@ -195,9 +206,19 @@ def _read(services: Services, places: Sequence[tuple[_Asked, _Answer]], left: in
             )  # fmt: skip
             answer.records = b"".join(batches)
         except SparkLogError as error:
-            answer.error = error_code(error)
+            answer.error = fetch_code(error)
         left -= len(answer.records)
     return left
+
+
+def fetch_code(error: SparkLogError) -> int:
+    """Return the code of an error of a read. NONE: the client gets no records, and asks again."""
+    if isinstance(error, MetadataStoreUnavailableError | UnsupportedVersionError):
+        return NONE
+    code = error_code(error)
+    if code in _KNOWN_TO_CLIENTS:
+        return code
+    return _KAFKA_STORAGE_ERROR if error.retriable else UNKNOWN_SERVER_ERROR
 
 
 def _response(asked: Sequence[_Asked], answers: Sequence[_Answer]) -> Message:

@@ -30,8 +30,8 @@ _UNSUPPORTED_VERSION, _INVALID_REQUEST = 35, 42
 _LOOKED_UP_TOGETHER = 50
 
 
-_Outcome = tuple[int, int, int]
-"""Error code, offset and timestamp."""
+_Outcome = tuple[int, int, int, int]
+"""Error code, offset, timestamp, and the leader epoch of the offset (-1: not known)."""
 
 
 async def list_offsets(services: Services, request: Message, _client: Client) -> Message:
@@ -46,7 +46,7 @@ async def list_offsets(services: Services, request: Message, _client: Client) ->
     for begin in range(0, len(timed), _LOOKED_UP_TOGETHER):
         together = timed[begin : begin + _LOOKED_UP_TOGETHER]
         outcomes |= await services.call(_from_records, services, {tp: times[tp] for tp in together})
-    outcomes |= dict.fromkeys(twice, (_INVALID_REQUEST, -1, -1))
+    outcomes |= dict.fromkeys(twice, (_INVALID_REQUEST, -1, -1, -1))
     return await services.compute(_response, request, outcomes)
 
 
@@ -66,11 +66,11 @@ def _response(request: Message, outcomes: Mapping[TopicPartition, _Outcome]) -> 
     for topic in request.topics:
         partitions = []
         for each in topic.partitions:
-            code, offset, timestamp_ms = outcomes[TopicPartition(topic.name, each.partition_index)]
+            code, offset, timestamp_ms, leader_epoch = outcomes[TopicPartition(topic.name, each.partition_index)]
             partitions.append(
                 kind.ListOffsetsPartitionResponse(
                     partition_index=each.partition_index, error_code=code, timestamp=timestamp_ms, offset=offset,
-                    leader_epoch=-1,
+                    leader_epoch=leader_epoch,
                 )
             )  # fmt: skip
         topics.append(kind(name=topic.name, partitions=partitions))
@@ -87,17 +87,18 @@ def _from_positions(
     for tp, timestamp in times.items():
         limits = positions.get(tp)
         if limits is None:
-            outcomes[tp] = _UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+            outcomes[tp] = _UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1
         elif isinstance(limits, SparkLogError):
-            outcomes[tp] = error_code(limits), -1, -1
+            outcomes[tp] = error_code(limits), -1, -1, -1
         elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
-            outcomes[tp] = NONE, limits.positions.log_start_offset, -1
+            outcomes[tp] = NONE, limits.positions.log_start_offset, -1, -1
         elif timestamp == _LATEST:
-            outcomes[tp] = NONE, limits.positions.high_watermark, -1
+            # at the end of the log a client reads nothing that would tell it the epoch, and later truncations
+            outcomes[tp] = NONE, limits.positions.high_watermark, -1, limits.leader_epoch
         elif version >= _OF_TIERED_STORAGE.get(timestamp, version + 1):
-            outcomes[tp] = NONE, -1, -1
+            outcomes[tp] = NONE, -1, -1, -1
         elif timestamp < 0 and timestamp != _MAX_TIMESTAMP:
-            outcomes[tp] = _UNSUPPORTED_VERSION, -1, -1
+            outcomes[tp] = _UNSUPPORTED_VERSION, -1, -1, -1
     return outcomes
 
 
@@ -107,7 +108,7 @@ def _from_records(services: Services, times: Mapping[TopicPartition, int]) -> di
         at = partial(list_partition_offsets, specs={tp: timestamp})
         record = outcome_of(partial(services.stores.call, services.stores.of(tp.topic), at, CHANGE_S))
         offset, timestamp_ms = (-1, -1) if record.result is None else record.result[tp][:2]
-        outcomes[tp] = record.code, offset, timestamp_ms
+        outcomes[tp] = record.code, offset, timestamp_ms, -1
     return outcomes
 
 

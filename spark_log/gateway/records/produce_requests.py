@@ -19,7 +19,8 @@ from spark_log.gateway.services import Services
 from spark_log.log.append.rules import Acks
 from spark_log.log.records.kafka_batch.decode import DecodingLimits
 
-_NOT_ENOUGH_REPLICAS = 19
+_REQUEST_TIMED_OUT = 7
+"""Tells librdkafka, unlike other codes after which it tries again, that the records may have been stored."""
 _INVALID_REQUIRED_ACKS = 21
 _INVALID_PRODUCER_EPOCH = 47
 _PRODUCER_FENCED = 90
@@ -118,7 +119,7 @@ def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int
 def _code(error: Exception) -> int:
     """Return the code of an error, like `error_code`, but with the codes that producers expect from Produce."""
     if isinstance(error, MetadataStoreUnavailableError):
-        return _NOT_ENOUGH_REPLICAS
+        return _REQUEST_TIMED_OUT
     code = error_code(error)
     fenced = code == _PRODUCER_FENCED or isinstance(error, TransactionAbortableError)
     return _INVALID_PRODUCER_EPOCH if fenced else code

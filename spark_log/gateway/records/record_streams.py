@@ -232,17 +232,19 @@ def _versions_in(cluster: Cluster, topic_ids: Set[int]) -> dict[tuple[int, int],
 def _open(cluster: Cluster, topic: Topic, place: Place, end: int) -> "_Stream":
     _, partition, _, start = place
     tp = TopicPartition(topic.name, partition)
-    with cluster.store.snapshot() as connection:
+
+    def plan(connection: sa.Connection) -> tuple[list[Slice], bool]:
         ranges = {tp: OffsetRange(start, end)}
         slices = planner.plan(connection, {topic.name: topic}, ranges, segments_max=_SEGMENTS_PLANNED)
-        whole = len(slices) < _SEGMENTS_PLANNED
         kept = planner.bounded(slices, _INLINE_BYTES_PLANNED, _INLINE_BYTES_PLANNED)
-        slices = planner.with_inline_data(connection, kept)
-        whole = whole and len(slices) == len(kept)
+        found = planner.with_inline_data(connection, kept)
+        return found, len(slices) < _SEGMENTS_PLANNED and len(found) == len(kept)
+
+    slices, whole = cluster.store.read(plan)
     covered = end if whole or not slices else slices[-1].end
     log_dirs = cluster.log_dirs() if any(piece.data is None for piece in slices) else {}
     remote = {log_dir_id for log_dir_id, info in log_dirs.items() if not info.uri.startswith("file:")}
-    return _Stream(Fetcher(log_dirs), slices, start, covered, remote)
+    return _Stream(Fetcher(log_dirs, cluster.log_dirs), slices, start, covered, remote)
 
 
 class _Stream:

@@ -8,7 +8,7 @@ from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.access.rights import Every, on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.protocol.error_codes import NONE, Outcome, outcome_of
+from spark_log.gateway.protocol.error_codes import NONE, Outcome, coordinator_code, outcome_of
 from spark_log.gateway.protocol.schemas import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
@@ -36,7 +36,7 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
         )  # fmt: skip
         return share_heartbeat(services.cluster, heartbeat)
 
-    return _response(services, request, outcome_of(answer))
+    return _response(services, request, outcome_of(answer, coordinator_code))
 
 
 def _check(request: Message) -> None:

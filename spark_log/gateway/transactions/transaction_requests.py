@@ -80,6 +80,8 @@ async def init_producer_id(services: Services, request: Message, client: Client)
         producer_id, epoch = await services.call(_init, services, request, client)
     except SparkLogError as error:
         code = _code(error, request)
+        if request.transactional_id is None and code == _COORDINATOR_NOT_AVAILABLE:
+            code = _COORDINATOR_LOAD_IN_PROGRESS  # else Java looks for the coordinator of null
         return InitProducerIdResponse(throttle_time_ms=0, error_code=code, producer_id=-1, producer_epoch=-1)
     return InitProducerIdResponse(throttle_time_ms=0, error_code=NONE, producer_id=producer_id, producer_epoch=epoch)
 

@@ -48,13 +48,14 @@ class Fetcher:
     thread-safe.
     """
 
-    def __init__(self, log_dirs: LogDirs) -> None:
+    def __init__(self, log_dirs: LogDirs, look_up: Callable[[], LogDirs] | None = None) -> None:
+        """`look_up` is that of `renew`."""
         self.passed_over = 0
         """Number of bad replicas in place of which another replica was read."""
         self.repaired = 0
         """Number of bad replicas that were repaired."""
         self._infos = log_dirs
-        self._look_up: Callable[[], LogDirs] | None = None
+        self._look_up = look_up
         self._open: dict[LogDirId, LogDir] = {}
         self._away: set[LogDirId] = set()
         """Log dirs that could not be opened. They are tried after all others."""

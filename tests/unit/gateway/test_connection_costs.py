@@ -25,6 +25,7 @@ from spark_log.gateway.limits.request_memory import RequestMemory
 from spark_log.gateway.protocol.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS, RECORDS
 from spark_log.gateway.protocol.wire import MalformedRequestError
 from tests.support.costly_requests import frame_of, produce_of
+from tests.support.waiting import LIMIT_S
 
 
 class Writer:
@@ -82,6 +83,12 @@ def produce_api(handler):
     return Api(ProduceRequest, handler, advertised=(0, 11), rights=(), served_from=3, pipelined=True, limits=RECORDS)
 
 
+async def until(condition):
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 def test_a_small_frame_that_comes_while_another_is_unanswered_is_counted():
     async def run():
         go_on, begun = asyncio.Event(), []
@@ -93,12 +100,12 @@ def test_a_small_frame_that_comes_while_another_is_unanswered_is_counted():
 
         frame = produce_of("flights", [bytes(500)])
         async with served(produce_api(produce), frame * 4, 3 * len(frame)) as services:
-            await asyncio.sleep(0.1)
+            await until(lambda: len(begun) == 3)
+            await asyncio.sleep(0.05)
             assert len(begun) == 3
             assert services.frames.bytes_held == 2 * (len(frame) - 4)
             go_on.set()
-            await asyncio.sleep(0.1)
-            assert len(begun) == 4
+            await until(lambda: len(begun) == 4)
         assert services.frames.bytes_held == 0
 
     asyncio.run(run())

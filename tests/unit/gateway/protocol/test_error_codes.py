@@ -14,9 +14,11 @@ from spark_log.gateway.protocol.error_codes import (
     SERVER_FAULTS,
     UNKNOWN_SERVER_ERROR,
     client_message,
+    coordinator_code,
     error_code,
     outcome_of,
 )
+from spark_log.gateway.records.fetch_requests import fetch_code
 
 ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SparkLogError)]
 
@@ -39,6 +41,23 @@ def test_errors_that_clients_repeat_after_are_retriable_for_them():
     codes = {kind.errno: kind for _, kind in inspect.getmembers(kafka, inspect.isclass) if hasattr(kind, "errno")}
     retriable = [kind for kind in ERRORS if kind.retriable and kind.__name__ not in SERVER_FAULTS]
     assert [kind.__name__ for kind in retriable if not codes[code_of(kind)].retriable] == []
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_a_consumer_of_kafka_knows_every_code_of_a_fetch(kind):
+    """Java's FetchCollector raises IllegalStateException for others, and loses the records of other partitions."""
+    code = fetch_code(kind.__new__(kind))
+    assert code in {NONE, UNKNOWN_SERVER_ERROR, 1, 2, 3, 6, 9, 29, 56, 74, 75, 78, 100, 103}
+    assert (kind.retriable and kind.__name__ not in SERVER_FAULTS) <= (code in {NONE, 3, 6, 9, 56}), (
+        "it goes on after a failure that passes"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.DiskFullError, errors.StorageUnavailableError, errors.MetadataStoreUnavailableError]
+)
+def test_members_of_groups_look_for_the_coordinator_while_its_storage_fails(kind):
+    assert coordinator_code(kind.__new__(kind)) == 15
 
 
 def test_message_of_an_outcome_is_bounded_and_without_passwords():
