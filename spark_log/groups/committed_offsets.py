@@ -32,6 +32,10 @@ from spark_log.transactions.transaction_rows import delete_pending_offsets
 if TYPE_CHECKING:
     from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries run without kafka-python
 
+AGAIN_S = 3_600.0
+"""Time after which a reader that goes on commits equal offsets again, because an offset expires by the time of its
+commit.
+"""
 _TOPIC = Prepared(sa.select(TOPIC.topic_id, TOPIC.partition_count).where(TOPIC.name == sa.bindparam("topic")))
 _FORGET = Prepared(
     t.group_offset.delete().where(

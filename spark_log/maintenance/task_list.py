@@ -61,6 +61,8 @@ class Task:
     """
     plan: Callable[[MaintenanceContext], Iterable[Report]]
     """Yields reports of the work that `run` would do now. Changes nothing."""
+    after_a_pause: bool = False
+    """Whether a coordinator runs it for the first time after `every_ms`."""
 
 
 def _only_with_a_steady_clock(
@@ -222,6 +224,7 @@ TASKS: tuple[Task, ...] = (
         lambda s: s.offsets_retention_check_interval_ms,
         _only_with_a_steady_clock("expire", _expire),
         _only_with_a_steady_clock("expire", _plan_expire),
+        after_a_pause=True,  # as in Kafka: after a week without the cluster, its consumers come back first
     ),
     Task(
         "columns",

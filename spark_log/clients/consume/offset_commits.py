@@ -18,15 +18,12 @@ from spark_log.errors import (
     SparkLogError,
     UnknownMemberIdError,
 )
-from spark_log.groups.committed_offsets import Commit
+from spark_log.groups.committed_offsets import AGAIN_S, Commit
 
 logger = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, Commit]
 Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
-
-_AGAIN_S = 3_600.0
-"""Time after which equal offsets are committed again, because an offset expires by the time of its commit."""
 
 
 class Commits:
@@ -87,7 +84,7 @@ class Commits:
         """Commit automatically in the background, unless the last hour's automatic commit had the same offsets."""
         now_s = clock.monotonic_s()
         if self._settings.auto_commit and offsets and (offsets != self._auto_done or now_s > self._again_s):
-            self._auto_done, self._again_s = offsets, now_s + _AGAIN_S
+            self._auto_done, self._again_s = offsets, now_s + AGAIN_S
             self.later(offsets, self._auto_outcome)
 
     def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:

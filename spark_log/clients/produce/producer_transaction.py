@@ -51,6 +51,7 @@ from spark_log.groups.share.service import Poll, acknowledge_hook, move_locks, r
 from spark_log.groups.share.transacted import ShareAcknowledgements
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.ids import HOME, StoreId
+from spark_log.log.append.producer_rows import find_transactional_producer
 from spark_log.log.append.rules import (
     Appended,
     Batch,
@@ -173,10 +174,22 @@ class ProducerTransaction:
         with self._lock:
             self.check("begin_transaction")
             with self.fail_on_error():
-                self._after_the_last_one(log, self._check_in_store)
-                if self._ref.epoch > EPOCH_MAX:
+                if not self._known(log) or self._ref.epoch > EPOCH_MAX:
                     self._initialize()
             self._number, self._state = self._number + 1, State.IN_TRANSACTION
+
+    def _known(self, log: Log) -> bool:
+        """False if the transactional id has expired while nothing was sent. Raises InvalidProducerIdMappingError if
+        another producer has it since.
+        """
+        try:
+            self._after_the_last_one(log, self._check_in_store)
+        except InvalidProducerIdMappingError:
+            name = self._transactional_id
+            if self._cluster.store.read(lambda connection: find_transactional_producer(connection, name)) is not None:
+                raise
+            return False
+        return True
 
     def add_offsets(self, who: Committer, commits: Mapping[Any, Commit]) -> None:
         """Add offsets to commit with the transaction. Raises an error now if they could not be committed now."""

@@ -46,6 +46,8 @@ class PeriodicTask:
     """Pause from the end of one run to the next, or a function of the settings that returns it after the run."""
     run: Callable[[PeriodicTaskContext], Sequence[str] | None]
     """Returns notes on its changes, for the history."""
+    after_a_pause: bool = False
+    """Whether its first run in a term comes after a pause too."""
 
     def pause_s(self, settings: ClusterSettings) -> float:
         return (self.every_ms if isinstance(self.every_ms, int) else self.every_ms(settings)) / 1000
@@ -71,6 +73,8 @@ class LeaseRunner:
         self._loops = BackgroundLoops(f"spark-log-{lease}")
         self._term_began = threading.Condition()
         self._failures: dict[str, str] = {}
+        self._terms: dict[str, int | None] = {}
+        """The term in which a task with `after_a_pause` has had its first pause."""
 
     @property
     def _settings(self) -> ClusterSettings:
@@ -134,7 +138,13 @@ class LeaseRunner:
         stopping = self._loops.stopping
         with self._term_began:
             self._term_began.wait_for(lambda: self.acting or stopping.is_set())
-        return 0.0 if stopping.is_set() else self._run(task)
+        if stopping.is_set():
+            return 0.0
+        term = self._lease.epoch
+        if task.after_a_pause and self._terms.get(task.name) != term:
+            self._terms[task.name] = term
+            return task.pause_s(self._settings)
+        return self._run(task)
 
     def _run(self, task: PeriodicTask) -> float:
         """Run the task once; returns the seconds to wait before the next run. Errors of the task are logged."""

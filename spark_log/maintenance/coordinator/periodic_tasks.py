@@ -107,7 +107,7 @@ def _maintenance_task(task: Task, every_ms: Callable[[ClusterSettings], int]) ->
             writer.close()
         return notes
 
-    return PeriodicTask(f"maintenance: {task.name}", every_ms, run)
+    return PeriodicTask(f"maintenance: {task.name}", every_ms, run, task.after_a_pause)
 
 
 _METRICS_OFF_MS = 5_000

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
@@ -23,6 +24,7 @@ from spark_log.errors import (
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
+from spark_log.maintenance.coordinator.periodic_tasks import coordinator_tasks
 from spark_log.metadata import store as stores
 from spark_log.metadata.store import Store
 from tests.support.waiting import wait_until
@@ -129,6 +131,17 @@ def test_a_coordinator_continues_after_a_failed_read_of_the_settings(cluster, mo
         assert all(thread.is_alive() for thread in runner.threads)
     finally:
         runner.close()
+
+
+def test_offsets_of_groups_do_not_expire_before_their_members_can_come_back(cluster):
+    """After a time without any process, a coordinator and its consumers start together."""
+    [expire] = [task for task in coordinator_tasks() if task.name == "maintenance: expire"]
+    order, at_once = [], PeriodicTask("at once", 10, lambda context: order.append("at once"))
+    with Coordinator(
+        cluster, tasks=[replace(expire, every_ms=500, run=lambda context: order.append("expire")), at_once]
+    ):
+        wait_until(lambda: "expire" in order)
+    assert order[0] == "at once"
 
 
 def test_admin_describes_alters_and_resets_cluster_settings_as_broker_configs(admin):

@@ -41,6 +41,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Positions | None = None
         self._last_trigger_ms: int | None = None
         self._committed: Positions | None = None
+        self._again_s = 0.0
         self._credit: dict[TopicPartition, int] = {}
         """Bytes that a partition has not used of its shares of maxBytesPerTrigger."""
 
@@ -174,8 +175,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _commit_to_group(self, positions: Positions, available: "Available") -> None:
         """Commit the positions that are still in the log. A loss is detected when the next batch is planned."""
         planner = self._driver()
-        if planner.options.group_id is not None and positions != self._committed:
-            from spark_log.groups.committed_offsets import Commit, commit_offsets
+        now_s = clock.monotonic_s()
+        if planner.options.group_id is not None and (positions != self._committed or now_s >= self._again_s):
+            from spark_log.groups.committed_offsets import AGAIN_S, Commit, commit_offsets
             from spark_log.spark.datasource.read.data_loss import in_the_log
 
             commits = {
@@ -189,7 +191,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             }
             commit_offsets(planner.cluster.store, planner.options.group_id, commits)
-            self._committed = positions
+            self._committed, self._again_s = positions, now_s + AGAIN_S
 
     def stop(self) -> None:
         if self._planner is not None:
@@ -216,6 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_target": None,
             "_last_trigger_ms": None,
             "_committed": None,
+            "_again_s": 0.0,
             "_credit": {},
         }
 
