@@ -36,6 +36,8 @@ AGAIN_S = 3_600.0
 """Time after which a reader that goes on commits equal offsets again, because an offset expires by the time of its
 commit.
 """
+KEPT = "spark-log: does not expire"
+"""The metadata of committed offsets that do not expire, because work would be done twice without them (redrive)."""
 _TOPIC = Prepared(sa.select(TOPIC.topic_id, TOPIC.partition_count).where(TOPIC.name == sa.bindparam("topic")))
 _FORGET = Prepared(
     t.group_offset.delete().where(

@@ -11,6 +11,7 @@ from spark_log.groups.classic.group import State
 from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic
 from spark_log.groups.classic.rules import advance
+from spark_log.groups.committed_offsets import KEPT
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer_messages import subscription_of
 from spark_log.metadata import tables as t
@@ -32,7 +33,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
     An offset of a group without members expires offsets.retention.minutes after its commit, or after the group became
     empty if that was later. A group is deleted only if it has been empty for as long. An offset of a group with members
     expires as long after its commit, if no member subscribes to its topic. No offset expires while an open transaction
-    may commit another one.
+    may commit another one, or if its metadata is KEPT.
     """
     retention_ms = (settings or store.settings).offsets_retention_ms
 
@@ -151,7 +152,7 @@ def _empty_since(before_ms: int) -> sa.ColumnElement[bool]:
 
 
 def _old(before_ms: int) -> sa.ColumnElement[bool]:
-    return (GROUP_OFFSET.committed_ms <= before_ms) & ~_PENDING
+    return (GROUP_OFFSET.committed_ms <= before_ms) & (GROUP_OFFSET.commit_metadata != KEPT.encode()) & ~_PENDING
 
 
 def _has_offsets(connection: sa.Connection, group_id: str) -> bool:

@@ -7,7 +7,7 @@ is: then the record is read from there. The copies and the offsets of their lett
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from spark_log.clients.produce.producer import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import DataLossError, IllegalArgumentError, InvalidRecordError, UnknownTopicOrPartitionError
-from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.committed_offsets import KEPT, committed_offsets
 from spark_log.groups.share.dead_letters import PREFIX
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
@@ -298,7 +298,9 @@ class _Loop(TransactionalLoop):
             if self._redrive.is_done({partition: commit.offset for partition, commit in ends.items()}):
                 self.stop()
             return None
-        return self._group.polled_tables(tables)
+        polled_tables = self._group.polled_tables(tables)
+        ends = {partition: commit._replace(metadata=KEPT) for partition, commit in polled_tables.ends.items()}
+        return replace(polled_tables, ends=ends)
 
     def _cut(self, partition: TopicPartition, table: pa.Table) -> pa.Table:
         """Return the letters before the end. The consumer stays at the others."""

@@ -6,11 +6,14 @@ import pytest
 
 from spark_log import AcknowledgeType, Consumer, ShareConsumer
 from spark_log.errors import DataLossError, InvalidRecordError, UnknownTopicOrPartitionError
+from spark_log.groups.offset_expiry import expire_offsets
 from spark_log.groups.share import rows
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.spark.streams.redrive import Redrive
+from tests.support.producing import change
 from tests.support.python_process import PythonProcess
 from tests.support.topics import all_stored
 
@@ -104,6 +107,11 @@ def test_letters_go_back_to_their_partitions_without_their_headers_and_once(clus
     assert redrive().copied == {}
     with Redrive(cluster, "dlq.jobs") as letters:
         assert letters.preview().copied == {}
+    long_ago = {"empty_since_ms": 0}
+    change(cluster, t.consumer_group.update().where(t.consumer_group.c.type != "share").values(long_ago))
+    change(cluster, t.group_offset.update().values(committed_ms=0))
+    assert expire_offsets(cluster.store) == 0
+    assert redrive().copied == {}, "also after a week"
     reject("d", count=4)
     assert redrive().copied == {"jobs": 4}, "the group has rejected the copies, too"
 

@@ -95,7 +95,8 @@ def due_work(cluster, log, produce):
         connection.execute(t.consumer_group.update().values(empty_since_ms=long_ago))
         connection.execute(t.write_id.update().where(t.write_id.c.write_id == old_id).values(until_ms=0))
         silent = {"producer_id": 900, "epoch": 0, "last_used_ms": 0, "transaction_timeout_ms": 0}
-        connection.execute(t.producer.insert(), silent)
+        last = {**silent, "producer_id": 901, "last_used_ms": now_ms}  # the last one would not be deleted
+        connection.execute(t.producer.insert(), [silent, last])
 
     cluster.store.transact(age)
 
