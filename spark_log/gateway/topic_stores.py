@@ -112,7 +112,8 @@ class TopicStores:
         """Call a function for the partitions of each store. Return its result for each partition, or the error of the
         partition's store. Partitions of unknown topics count as those of home.
 
-        With `topics`, which are those of the partitions, their stores are not looked up.
+        With `topics`, which are those of the partitions, their stores are not looked up. Without, a topic that its
+        store does not have any more is looked up again, because it may have been moved.
         """
         partitions = list(partitions)
         try:
@@ -125,6 +126,14 @@ class TopicStores:
         results: dict[TopicPartition, R | SparkLogError] = {}
         for store_id, result in self.in_each(groups, function, wait_s).items():
             results |= dict.fromkeys(groups[store_id], result) if isinstance(result, SparkLogError) else result
+        missing = {tp.topic for tp in partitions if tp not in results} & stores.keys()
+        if topics is None and missing:
+            for name in missing:
+                self._topics.forget(name)
+            now = self._topics.find(missing)
+            moved = {name: topic for name, topic in now.items() if topic.store_id != stores[name]}
+            here = [tp for tp in partitions if tp.topic in moved]
+            results |= self.of_partitions(here, function, wait_s, moved) if here else {}
         return results
 
     def change(self, store_id: StoreId, function: Callable[[], R]) -> R:

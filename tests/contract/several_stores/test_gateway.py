@@ -197,6 +197,18 @@ def test_clients_follow_a_topic_to_another_store(stores, gateway, topics):
     assert stored(stores, near) == {0: [f"{number}" for number in range(30)]}
 
 
+def test_offsets_of_a_topic_that_has_just_been_moved(stores, gateway, topics):
+    """A gateway keeps for a second where a topic is; librdkafka resets offsets if it hears that there is none."""
+    near, _ = topics
+    with WireConnection(gateway.port) as connection:
+        for store in ("east", "home", "east"):
+            for _ in range(2):
+                [[found]] = [topic.partitions for topic in connection.exchange(latest([near]), 5).topics]
+                assert (found.error_code, found.offset) == (NONE, 0)
+                assert epoch_end(connection, near) == (NONE, 0)
+                move_topic(stores, near, store)
+
+
 def test_a_long_poll_ends_with_an_append_to_a_data_store(gateway, topics):
     near, far = topics
     with KafkaConsumer(bootstrap_servers=gateway.address, fetch_max_wait_ms=20_000) as consumer:
