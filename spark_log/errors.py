@@ -215,7 +215,7 @@ class UnsupportedStoreError(FatalError):
 
 class MetadataStoreError(FatalError):
     """The metadata store refused a statement: a privilege or a table is missing, its file is damaged, or a value does
-    not fit.
+    not fit. Or a process was stopped for a day in the middle of a commit, whose outcome is not known any more.
 
     Remedy: the message holds the database's own text: grant the privilege, or restore the store from a backup.
     Report it if neither applies.

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
+    MetadataStoreError,
     MetadataStoreUnavailableError,
     RetriableError,
     SparkLogError,
@@ -329,9 +330,9 @@ class Store:
         with self.fence.lifted():  # an upgrade may have ended the session before the answer to its COMMIT
             committed = commit_tokens.was_committed(self.engine, in_doubt.token)
         if not commit_tokens.may_ask(in_doubt.boot_ms):
-            raise MetadataStoreUnavailableError(
+            raise MetadataStoreError(
                 f"metadata store at {self.address}: this process was stopped for so long that it is no longer known"
-                " whether its transaction was committed"
+                " whether its transaction was committed; it is not repeated"
             )
         return committed
 

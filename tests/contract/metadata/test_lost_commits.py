@@ -5,7 +5,9 @@ import threading
 import pytest
 import sqlalchemy as sa
 
+from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import MetadataStoreError
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.log.append.rules import Appended
@@ -19,6 +21,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all, table
 from tests.support.share_members import ShareMember
+from tests.support.topics import stored
 
 
 @pytest.fixture
@@ -122,6 +125,20 @@ def test_the_tokens_of_reads_as_primary_do_not_accumulate(proxied):
         assert store.read_as_primary(lambda _: "an answer")
     count = sa.select(sa.func.count()).select_from(t.commit_token)
     assert store.read(lambda connection: connection.execute(count).scalar_one()) <= commit_tokens._ANSWERED_MAX + 1
+
+
+def test_a_commit_whose_outcome_is_not_known_any_more_is_not_repeated(proxied, monkeypatch):
+    """The answer was lost, and the machine slept for a day before it could ask."""
+    cluster, proxy = proxied
+    create_topic(cluster, "t")
+    monkeypatch.setattr(commit_tokens, "may_ask", lambda _: False)
+    with Producer(cluster=cluster.store.address.with_password) as producer:
+        cut = proxy.cut("after", "INSERT INTO segment")
+        with pytest.raises(MetadataStoreError, match="no longer known"):
+            producer.send("t", b"a").get(60)
+        assert cut.done.is_set()
+        assert producer.send("t", b"b").get(60).offset == 1
+    assert stored(cluster, "t") == {0: ["a", "b"]}
 
 
 def test_a_closed_store_leaves_no_tokens(proxied, postgres_url):
