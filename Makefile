@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-soak bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
+.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-moves bench-soak bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -155,6 +155,9 @@ bench-queues: venv postgres  ## how fast share groups are
 
 bench-scale: venv postgres  ## what each operation costs as the log grows; how many processes can append to one store
 	$(PYTHON) -m benchmarks scale
+
+bench-moves: venv postgres  ## how long appends to a topic wait while it is moved to another store
+	$(PYTHON) -m benchmarks.moves
 
 bench-soak: venv java delta  ## an hour of producers, a group, a stream and all maintenance: does anything grow?
 	$(WITH_JAVA) $(PYTHON) -m benchmarks.soak
