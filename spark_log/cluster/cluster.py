@@ -121,9 +121,14 @@ class Cluster:
             return cls.open(address)
 
     @classmethod
-    def open(cls, address: str) -> "Cluster":
-        """Open a cluster. Raises ClusterNotFoundError, UnsupportedVersionError, UnsupportedStoreError."""
-        return cls(open_store(Address.parse(address)))
+    def open(cls, address: str, *, read_timeout_ms: int = READ_TIMEOUT_MS) -> "Cluster":
+        """Open a cluster. Raises ClusterNotFoundError, UnsupportedVersionError, UnsupportedStoreError.
+
+        `read_timeout_ms` is how long this and reads are repeated while a store is unavailable.
+        """
+        cluster = cls(open_store(Address.parse(address), timeout_ms=read_timeout_ms))
+        cluster.store.read_timeout_ms = read_timeout_ms
+        return cluster
 
     def __repr__(self) -> str:
         return f"Cluster({str(self.store.address)!r})"
@@ -139,7 +144,7 @@ class Cluster:
         for each in list(self._at.values()):
             each.store.close()
 
-    def at(self, store_id: StoreId, *, timeout_ms: int = READ_TIMEOUT_MS) -> "Cluster":
+    def at(self, store_id: StoreId, *, timeout_ms: int | None = None) -> "Cluster":
         """Return the cluster as this store has it. A data store is opened at the first call, and closed with home.
         One of an earlier release is upgraded then, as `open` does.
 
@@ -158,9 +163,10 @@ class Cluster:
                     Address.parse(info.address_to_open()),
                     store_id=store_id,
                     cluster_id=home.cluster_id,
-                    timeout_ms=timeout_ms,
+                    timeout_ms=home.store.read_timeout_ms if timeout_ms is None else timeout_ms,
                     upgrade=home._upgrades,
                 )
+                store.read_timeout_ms = home.store.read_timeout_ms
                 home.store.include(store)
                 home._at[store_id] = Cluster(store, store_id=store_id, home=home)
             return home._at[store_id]
@@ -179,7 +185,7 @@ class Cluster:
     def cluster_id(self) -> str:
         return str(self.store.read(lambda c: c.execute(sa.select(CLUSTER.cluster_id)).scalar_one()))
 
-    def log_dirs(self, *, timeout_ms: int = READ_TIMEOUT_MS) -> dict[LogDirId, LogDirInfo]:
+    def log_dirs(self, *, timeout_ms: int | None = None) -> dict[LogDirId, LogDirInfo]:
         """Return every log dir of the cluster, by id."""
         t = tables.log_dir
         query = sa.select(t.c.log_dir_id, t.c.broker_id, t.c.uri, t.c.uuid).order_by(t.c.log_dir_id)

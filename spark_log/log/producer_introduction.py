@@ -8,12 +8,14 @@ its old one, as if there had been no pause (KIP-360).
 from collections.abc import Callable, Sequence
 
 from spark_log.cluster.topics import Topic
-from spark_log.errors import UnknownProducerIdError
+from spark_log.errors import SparkLogError, UnknownProducerIdError
 from spark_log.log.append.producer_rows import copy_producers, register_again
 from spark_log.log.append.rules import Appended, Rejected
 from spark_log.log.log import Log, Records
 
 Items = Sequence[tuple[Topic, Records]]
+_HOME_TIMEOUT_MS = 2_000
+"""How long an append waits for a home store that is away. Batches of other producers wait with it."""
 
 
 def append_with_producers(
@@ -25,17 +27,23 @@ def append_with_producers(
     outcomes = append(log, items)
     refused = [number for number, outcome in enumerate(outcomes) if _is_of_unknown_producer(outcome)]
     producer_ids = {sequence.producer_id for number in refused if (sequence := items[number][1].sequence) is not None}
-    if producer_ids and _introduced(log, producer_ids):
-        repeated = append(log, [items[number] for number in refused])
-        for number, outcome in zip(refused, repeated, strict=True):
-            outcomes[number] = outcome
+    if not producer_ids:
+        return outcomes
+    repeated: Sequence[Appended | Rejected] = [outcomes[number] for number in refused]
+    try:
+        if _introduced(log, producer_ids):
+            repeated = append(log, [items[number] for number in refused])
+    except SparkLogError as error:  # the other batches are stored
+        repeated = [Rejected(error)] * len(refused)
+    for number, outcome in zip(refused, repeated, strict=True):
+        outcomes[number] = outcome
     return outcomes
 
 
 def _introduced(log: Log, producer_ids: set[int]) -> bool:
-    """Return whether the store knows any producer that it did not know."""
+    """Return whether the store may know a producer that it did not know."""
     home, store = log.cluster.home.store, log.cluster.store
-    again = register_again(home, producer_ids)
+    again = register_again(home, producer_ids, _HOME_TIMEOUT_MS)
     return again if store is home else copy_producers(home, store, producer_ids)
 
 

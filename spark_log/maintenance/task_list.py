@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -100,7 +101,9 @@ def _expire(context: MaintenanceContext) -> Iterator[Report]:
     if context.topic_names is None:  # these rows belong to no topic
         counts = [0, 0, 0]
         with FirstFailure() as failure:
-            for number, expire in enumerate((expire_offsets, expire_producers, expire_ids)):
+            home = None if context.cluster.store_id == HOME else context.cluster.home.store
+            tasks: list[Callable[..., int]] = [expire_offsets, partial(expire_producers, home=home), expire_ids]
+            for number, expire in enumerate(tasks):
                 with failure.attempt():
                     counts[number] = expire(store, settings, context.fence)
             if context.cluster.store_id != HOME:

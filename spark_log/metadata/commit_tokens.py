@@ -68,14 +68,16 @@ def commit(connection: sa.Connection, token: str, answered: deque[str], *, durab
     with one_message(connection):
         if last is not None:
             last.send(connection)
-        if forgotten:
-            driver.execute(_FORGET_ALWAYS if always else _FORGET, (forgotten,))
+        deleted = driver.execute(_FORGET_ALWAYS if always else _FORGET, (forgotten,)) if forgotten else None
         if not durable:
             driver.execute("SET LOCAL synchronous_commit = off")
         inserted = driver.execute(_INSERT_ALWAYS if always else _INSERT, (token,))
         driver.execute("COMMIT")
     _refuse_warnings(connection)
-    answered.extend([token] if inserted.rowcount == 1 else forgotten)
+    if inserted.rowcount == 1:
+        answered.append(token)
+    if deleted is not None and deleted.rowcount < len(forgotten):  # the snapshot may be older than some of them
+        answered.extend(forgotten)
 
 
 def _taken(answered: deque[str]) -> list[str]:

@@ -121,6 +121,8 @@ class Store:
         self._settings: tuple[float, ClusterSettings] | None = None
         self._clock_watch = ClockWatch()
         self._outage = Outage()
+        self.read_timeout_ms = READ_TIMEOUT_MS
+        """How long reads are repeated while the store is unavailable, unless their caller says otherwise."""
         self._answered: deque[str] = deque()
         """The commit tokens that nobody will ask about."""
         if self.sqlite:
@@ -146,9 +148,7 @@ class Store:
         now_s, cached = clock.monotonic_s(), self._settings
         if cached is None or now_s - cached[0] >= SETTINGS_AGE_S_MAX:
             try:
-                return self.keep_settings(
-                    self.read(read_overrides, timeout_ms=READ_TIMEOUT_MS if cached is None else 1_000)
-                )
+                return self.keep_settings(self.read(read_overrides, timeout_ms=None if cached is None else 1_000))
             except SparkLogError:
                 if cached is None:
                     raise
@@ -187,12 +187,15 @@ class Store:
         with self.snapshot() as connection, engines.without_answer_limit(connection):
             yield connection
 
-    def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = READ_TIMEOUT_MS) -> T:
-        """Return the result of `body` in a snapshot. Retry for at most `timeout_ms` while the store is unavailable.
+    def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int | None = None) -> T:
+        """Return the result of `body` in a snapshot. Retry for at most `timeout_ms` (default: `read_timeout_ms`) while
+        the store is unavailable.
 
         If the first attempt loses its connection, there is always a second one, since a server that did not answer may
         have been replaced. Raise MetadataStoreUnavailableError when the time is over.
         """
+        if timeout_ms is None:
+            timeout_ms = self.read_timeout_ms
         deadline = clock.monotonic_s() + min(timeout_ms, self.timeout_ms_max) / 1000
         for number in range(10_000):
             try:
@@ -392,7 +395,7 @@ class Store:
         asked_ms, ahead_ms = self._ahead
         if host_ms - asked_ms > _CLOCK_INTERVAL_MS:
             try:
-                told_ms = self.read(self.clock, timeout_ms=READ_TIMEOUT_MS if asked_ms < 0 else 1_000).wall_ms
+                told_ms = self.read(self.clock, timeout_ms=None if asked_ms < 0 else 1_000).wall_ms
                 ahead_ms = told_ms - int(clock.monotonic_s() * 1000)
                 self._ahead = (host_ms, ahead_ms)
             except MetadataStoreUnavailableError:
@@ -427,7 +430,7 @@ class Store:
     def close(self) -> None:
         self.changes.close()
         if not self._outage.lasts:
-            with contextlib.suppress(*_DATABASE_ERRORS):
+            with contextlib.suppress(*_DATABASE_ERRORS, SparkLogError):  # else they expire
                 commit_tokens.forget(self.engine, self._answered)
         self.engine.dispose()
         if self._queue is not None:

@@ -31,7 +31,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import Found, find_positions
 
 _UNKNOWN_TOPIC_ID = 100
-_FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
+_FENCED_LEADER_EPOCH = 74
 _KAFKA_STORAGE_ERROR = 56
 _KNOWN_TO_CLIENTS = frozenset({-1, 1, 2, 3, 6, 9, 29, _KAFKA_STORAGE_ERROR, 78, 100, 103})
 """The codes of reads after which a client goes on or tells its program what is wrong. After others, of which there is
@@ -162,9 +162,11 @@ def _position(
         return _Answer(_UNKNOWN_TOPIC_ID)
     start, end = position.positions
     answer = _Answer(NONE, end, start, topic)
-    if asked.leader_epoch >= 0 and asked.leader_epoch != position.leader_epoch:
+    if 0 <= asked.leader_epoch < position.leader_epoch:
         # The log may have been truncated: the client asks OffsetForLeaderEpoch whether its offset still means the same.
-        answer.error = _FENCED_LEADER_EPOCH if asked.leader_epoch < position.leader_epoch else _UNKNOWN_LEADER_EPOCH
+        # A larger epoch is of another log (a topic that was created again, a store that was restored), never a newer
+        # one: the positions are those of the primary. With UNKNOWN_LEADER_EPOCH clients would wait for ever.
+        answer.error = _FENCED_LEADER_EPOCH
         return answer
     if not start <= asked.offset <= end:
         answer.error = error_code(OffsetOutOfRangeError())

@@ -13,7 +13,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
-from spark_log.errors import SparkLogError, TopicMovedError, UnknownTopicOrPartitionError, WriteIdExpiredError
+from spark_log.errors import (
+    OutOfOrderSequenceNumberError,
+    SparkLogError,
+    TopicMovedError,
+    UnknownTopicOrPartitionError,
+    WriteIdExpiredError,
+)
 from spark_log.failpoints import failpoint
 from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
 from spark_log.log.append.rules import (
@@ -151,6 +157,7 @@ def _assign(request: AppendRequest, locked: _Locked, moved: Collection[int]) -> 
     in another store, or on their way. Pure.
     """
     assigned = _Assigned([], [], dict(locked.partitions), dict(locked.producers))
+    refused: set[ProducerKey] = set()
     for batch in request.batches:
         key = (batch.topic_id, batch.partition)
         state = assigned.partitions.get(key)
@@ -164,6 +171,10 @@ def _assign(request: AppendRequest, locked: _Locked, moved: Collection[int]) -> 
         producer_key = (batch.sequence.producer_id, *key) if batch.sequence else None
         producer = assigned.producers.get(producer_key) if producer_key else None
         outcome, after = decide(state, batch, request.acks, producer, commits=request.commits)
+        if producer_key in refused and producer and producer.takes_any_sequence:  # it would overtake the refused one
+            outcome, after = Rejected(OutOfOrderSequenceNumberError("an earlier batch was refused")), state
+        if isinstance(outcome, Rejected) and producer_key:
+            refused.add(producer_key)
         assigned.outcomes.append(outcome)
         assigned.partitions[key] = after
         if isinstance(outcome, Appended) and not outcome.duplicate:

@@ -1,6 +1,6 @@
 """Expires producers that have not appended for producer.id.expiration.ms, as in Kafka."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import sqlalchemy as sa
 
@@ -21,12 +21,19 @@ _LAST_ID = sa.select(sa.func.max(_ALL.c.producer_id)).scalar_subquery()
 
 
 def expire_producers(
-    store: Store, settings: ClusterSettings | None = None, fence: Callable[[sa.Connection], None] = lambda _: None
+    store: Store,
+    settings: ClusterSettings | None = None,
+    fence: Callable[[sa.Connection], None] = lambda _: None,
+    *,
+    home: Store | None = None,
 ) -> int:
     """Delete the sequences of producers that have not appended to any partition for producer.id.expiration.ms, and have
     no open transaction. Producers that are not transactional are deleted completely, except that with the largest id,
     which shows what ids were assigned (`register_again`). Afterwards their next batch in a partition may have any
     sequence.
+
+    In a data store, for which `home` is given, a row is deleted only if home has none: a copy of home's row would not
+    say that the sequences here have expired.
 
     Returns the number of producers that were deleted completely. It runs in several transactions; in each, `fence`
     raises if the caller may not act any more.
@@ -37,7 +44,7 @@ def expire_producers(
         fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         silent = (
-            _silent(before_ms)
+            _silent(before_ms, completely=home is None)
             .order_by(PRODUCER.producer_id)
             .limit(_PRODUCERS_A_TURN)
             .with_for_update()  # an append locks its producer first: it commits before this, or finds no state
@@ -58,7 +65,7 @@ def expire_producers(
         without_a_name = [
             row.producer_id
             for row in due
-            if row.producer_id in gone and row.transactional_id is None and row.producer_id != last_id
+            if home is None and row.producer_id in gone and row.transactional_id is None and row.producer_id != last_id
         ]
         delete_producer_batches(connection, gone)
         delete_producers(connection, without_a_name)
@@ -71,7 +78,38 @@ def expire_producers(
         total += gone
         if due < _PRODUCERS_A_TURN:
             break
-    return total
+    return total + (0 if home is None else _expire_copies(store, home, expiration_ms, fence))
+
+
+def _expire_copies(data: Store, home: Store, expiration_ms: int, fence: Callable[[sa.Connection], None]) -> int:
+    """Delete the rows of a data store without sequences whose producers home has deleted."""
+    empty = ~sa.exists().where(PRODUCER_BATCH.producer_id == PRODUCER.producer_id)
+    without_a_name = PRODUCER.transactional_id.is_(None)
+    total, after = 0, 0
+    while True:
+
+        def find(connection: sa.Connection, after: int = after) -> Sequence[int]:
+            before_ms = data.clock(connection).wall_ms - expiration_ms
+            query = sa.select(PRODUCER.producer_id).where(
+                without_a_name, empty, PRODUCER.last_used_ms <= before_ms, PRODUCER.producer_id > after
+            )
+            return connection.execute(query.order_by(PRODUCER.producer_id).limit(_PRODUCERS_A_TURN)).scalars().all()
+
+        found = data.read(find)
+        if not found:
+            return total
+        after = found[-1]
+        known = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(found))
+        gone = set(found).difference(home.read(lambda c, q=known: c.execute(q).scalars().all()))  # type: ignore[misc]
+
+        def delete(connection: sa.Connection, _attempt: Attempt, gone: Collection[int] = gone) -> None:
+            fence(connection)
+            still = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(gone), empty).with_for_update()
+            delete_producers(connection, connection.execute(still).scalars().all())
+
+        if gone:
+            data.transact(delete)
+            total += len(gone)
 
 
 def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
@@ -80,14 +118,16 @@ def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
     def count(connection: sa.Connection) -> int:
         before_ms = store.clock(connection).wall_ms - settings.producer_id_expiration_ms
         completely = PRODUCER.transactional_id.is_(None) & (PRODUCER.producer_id != _LAST_ID)
-        silent = _silent(before_ms).where(completely).subquery()
+        silent = _silent(before_ms, completely=True).where(completely).subquery()
         return connection.execute(sa.select(sa.func.count()).select_from(silent)).scalar_one()
 
     return store.read(count)
 
 
-def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
-    """Select the producers without an append since `before_ms` that have rows to delete."""
+def _silent(before_ms: int, *, completely: bool) -> sa.Select[tuple[int, str | None]]:
+    """Select the producers without an append since `before_ms` that have rows to delete: sequences and, if they are
+    deleted completely, their own.
+    """
     recent = sa.exists().where(
         PRODUCER_BATCH.producer_id == PRODUCER.producer_id, PRODUCER_BATCH.appended_ms > before_ms
     )
@@ -95,7 +135,7 @@ def _silent(before_ms: int) -> sa.Select[tuple[int, str | None]]:
     return sa.select(PRODUCER.producer_id, PRODUCER.transactional_id).where(
         PRODUCER.last_used_ms <= before_ms,
         ~recent,
-        has_any | (PRODUCER.transactional_id.is_(None) & (PRODUCER.producer_id != _LAST_ID)),
+        has_any | (PRODUCER.transactional_id.is_(None) & (PRODUCER.producer_id != _LAST_ID)) if completely else has_any,
         PRODUCER.producer_id.not_in(_open()),
     )
 

@@ -56,26 +56,28 @@ def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -
     return store.transact(insert, timeout_ms=timeout_ms)
 
 
-def register_again(home: Store, producer_ids: Collection[int]) -> bool:
-    """Insert those of these producers whose rows have expired. Returns whether there is one. Who had such an id before
-    is forgotten. Ids that were never assigned are left out: the row of the last one is never deleted.
+def register_again(home: Store, producer_ids: Collection[int], timeout_ms: int) -> bool:
+    """Insert those of these producers whose rows have expired. Returns whether there is one, or another process has
+    just inserted one. Who had such an id before is forgotten. Ids that were never assigned are left out: the row of the
+    last one is never deleted.
     """
-    known = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(producer_ids))
+    known = sa.select(PRODUCER.producer_id, PRODUCER.owner).where(PRODUCER.producer_id.in_(producer_ids))
 
-    def find(connection: sa.Connection) -> list[int]:
+    def find(connection: sa.Connection) -> tuple[list[int], bool]:
         last = last_producer_id(connection)
-        missing = set(producer_ids).difference(connection.execute(known).scalars())
-        return sorted(producer_id for producer_id in missing if 0 < producer_id < last)
+        owners = {row.producer_id: row.owner for row in connection.execute(known)}
+        missing = set(producer_ids) - owners.keys()
+        return [each for each in sorted(missing) if 0 < each < last], FORGOTTEN_OWNER in owners.values()
 
     def insert(connection: sa.Connection, _attempt: Attempt) -> None:
         values = _new_producer(home.clock(connection), FORGOTTEN_OWNER)
         for producer_id in expired:
             insert_if_missing(connection, t.producer, {"producer_id": producer_id, **values})
 
-    expired = home.read(find)
+    expired, forgotten = home.read(find, timeout_ms=timeout_ms)
     if expired:
-        home.transact(insert)
-    return bool(expired)
+        home.transact(insert, timeout_ms=timeout_ms)
+    return bool(expired) or forgotten
 
 
 def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> bool:

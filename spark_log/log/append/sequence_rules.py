@@ -53,6 +53,11 @@ class ProducerState:
     transactional: bool = False
     owner: str | None = None
 
+    @property
+    def takes_any_sequence(self) -> bool:
+        """Whether its sequences have expired: then its next batch may have any, as in Kafka (KIP-360)."""
+        return self.owner == FORGOTTEN_OWNER and not self.batches
+
 
 def with_batches(producer: ProducerState, batches: Sequence[RememberedBatch]) -> ProducerState:
     """Return the state of a producer in a partition with these batches.
@@ -77,7 +82,7 @@ def check_sequence(sequence: ProducerSequence, record_count: int, producer: Prod
     if sequence.producer_epoch < producer.epoch:
         raise ProducerFencedError(f"{who}: epoch {sequence.producer_epoch} is fenced by {producer.epoch}")
     last_sequence = sequence_after(sequence.first, record_count - 1)
-    if producer.owner == FORGOTTEN_OWNER and not producer.batches:  # as in Kafka (KIP-360)
+    if producer.takes_any_sequence:
         return None
     current = [known for known in producer.batches if known.producer_epoch == sequence.producer_epoch]
     for known in current:

@@ -17,6 +17,7 @@ from spark_log.maintenance.coordinator.background_loops import BackgroundLoops
 
 logger = logging.getLogger(__name__)
 
+_FIRST_PAUSE_S_MAX = 600.0
 _RETRY_S = 1.0
 """Pause after a task whose interval is unknown, because the settings could not be read."""
 
@@ -143,7 +144,7 @@ class LeaseRunner:
         term = self._lease.epoch
         if task.after_a_pause and self._terms.get(task.name) != term:
             self._terms[task.name] = term
-            return task.pause_s(self._settings)
+            return min(task.pause_s(self._settings), _FIRST_PAUSE_S_MAX)
         return self._run(task)
 
     def _run(self, task: PeriodicTask) -> float:

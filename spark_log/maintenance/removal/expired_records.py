@@ -132,18 +132,17 @@ class ExpiredWatch:
 
     def appended(self, append: Append) -> None:
         """Detect expired records of an append. An error of the store is only logged: the append is committed."""
-        for topic_id, written in expired_batches(append, self._store.now().wall_ms).items():
-            if topic_id in self._noticed:
-                continue
-            try:
+        try:
+            for topic_id, written in expired_batches(append, self._store.now().wall_ms).items():
+                if topic_id in self._noticed:
+                    continue
                 expired = find_expired(self._store, append.topics[topic_id], written)
-            except SparkLogError as error:
-                logger.debug("topic %s: expired records were not looked for: %s", topic_id, redact(str(error)))
-                continue
-            if expired is not None:
-                with self._lock:
-                    self._noticed.add(topic_id)
-                    self._untold.append(expired)
+                if expired is not None:
+                    with self._lock:
+                        self._noticed.add(topic_id)
+                        self._untold.append(expired)
+        except SparkLogError as error:
+            logger.debug("expired records were not looked for: %s", redact(str(error)))
 
     def take(self) -> list[Expired]:
         """Return the findings since the last call, at most one per topic."""

@@ -139,7 +139,8 @@ def write_batch(
                 )
                 for cluster in sorted(_clusters(outputs))
             }
-            for rows, output in parts:
+            # Topics last: the time limit of the transactions begins with their first write.
+            for rows, output in sorted(parts, key=lambda part: isinstance(part[1], TopicOutput)):
                 if isinstance(output, TopicOutput):
                     transactions[output.cluster].write(rows, output.topic)
                 else:

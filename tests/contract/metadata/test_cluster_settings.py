@@ -141,7 +141,7 @@ def test_offsets_of_groups_do_not_expire_before_their_members_can_come_back(clus
         cluster, tasks=[replace(expire, every_ms=500, run=lambda context: order.append("expire")), at_once]
     ):
         wait_until(lambda: "expire" in order)
-    assert order[0] == "at once"
+    assert order.index("expire") > 2, "another task with a pause of 10 ms runs several times before"
 
 
 def test_admin_describes_alters_and_resets_cluster_settings_as_broker_configs(admin):

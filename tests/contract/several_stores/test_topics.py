@@ -8,6 +8,7 @@ from spark_log import Consumer, Producer, ShareConsumer
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import (
     IllegalArgumentError,
+    OutOfOrderSequenceNumberError,
     StoreNotFoundError,
     TopicAlreadyExistsError,
 )
@@ -74,15 +75,29 @@ def test_a_producer_that_used_one_store_alone_may_use_another_later(stores, log)
         [outcome] = log.append(topic, [Records(0, table("x"), ProducerSequence(who, 0, first))])
         return outcome
 
+    def expire(store, **options):
+        now_ms = store.now().wall_ms
+        wait_until(lambda: store.now().wall_ms > now_ms + 1)
+        return expire_producers(store, replace(stores.store.settings, producer_id_expiration_ms=1), **options)
+
+    def expire_there():
+        return expire(stores.at(EAST).store, home=stores.store)
+
     assert send(far, 0) == Appended(0, 1)
     register_producer(stores.store, 10_000)
-    now_ms = stores.store.now().wall_ms
-    wait_until(lambda: stores.store.now().wall_ms > now_ms)
-    assert expire_producers(stores.store, replace(stores.store.settings, producer_id_expiration_ms=1)) == 1
+    assert expire(stores.store) == 1
     assert send(far, 1) == Appended(1, 2)
+    assert expire_there() == 1, "home has none"
+    assert send(far, 9) == Appended(2, 3), "any sequence is the next one"
+    assert isinstance(send(far, 11).error, OutOfOrderSequenceNumberError)
     assert send(near, 0) == Appended(0, 1)
     assert send(near, 0) == Appended(0, 1, duplicate=True)
-    assert send(far, 2) == Appended(2, 3)
+    assert send(far, 10) == Appended(3, 4)
+    assert expire_there() == 0, "home has it"
+    assert send(far, 15) == Appended(4, 5)
+    assert expire(stores.store) == 1
+    assert expire_there() == 1
+    assert send(far, 20) == Appended(5, 6)
 
 
 def test_clients_use_topics_of_all_stores(stores):

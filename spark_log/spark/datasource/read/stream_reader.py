@@ -1,5 +1,6 @@
 """Reads a stream from topics, with admission control and Trigger.AvailableNow."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_log import clock
+from spark_log.errors import SparkLogError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
 from spark_log.spark.datasource.options.source_options import ReadOptions
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_log.spark.datasource.read.read_planner import Available, ReadPlanner
+
+logger = logging.getLogger(__name__)
 
 
 @message_only
@@ -42,6 +46,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_trigger_ms: int | None = None
         self._committed: Positions | None = None
         self._again_s = 0.0
+        self._refused = ""
         self._credit: dict[TopicPartition, int] = {}
         """Bytes that a partition has not used of its shares of maxBytesPerTrigger."""
 
@@ -190,8 +195,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     truncations=available.truncations,
                 )
             }
-            commit_offsets(planner.cluster.store, planner.options.group_id, commits)
-            self._committed, self._again_s = positions, now_s + AGAIN_S
+            try:
+                commit_offsets(planner.cluster.store, planner.options.group_id, commits)
+            except SparkLogError as error:  # the checkpoint decides where the query goes on
+                if str(error) != self._refused:
+                    logger.warning("group %s: offsets are not committed: %s", planner.options.group_id, error)
+                self._refused = str(error)
+                return
+            self._committed, self._again_s, self._refused = positions, now_s + AGAIN_S, ""
 
     def stop(self) -> None:
         if self._planner is not None:
@@ -203,10 +214,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _driver(self) -> "ReadPlanner":
         if self._planner is None:
+            from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
             from spark_log.spark.datasource.read.read_planner import ReadPlanner
 
             assert self._options is not None, "planned on the driver"
             self._planner = ReadPlanner(self._options())
+            self._planner.cluster.store.read_timeout_ms = DEFAULT_TIMEOUT_MS  # a failover ends no query
         return self._planner
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,6 +232,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_last_trigger_ms": None,
             "_committed": None,
             "_again_s": 0.0,
+            "_refused": "",
             "_credit": {},
         }
 

@@ -5,7 +5,8 @@ store.
 import contextlib
 import logging
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import sqlalchemy as sa
@@ -15,7 +16,15 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import by_store
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
-from spark_log.errors import CrossStoreTransactionError, SparkLogError, TopicMovedError, UnknownTopicOrPartitionError
+from spark_log.errors import (
+    CrossStoreTransactionError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    SparkLogError,
+    TopicMovedError,
+    UnknownTopicOrPartitionError,
+    redact,
+)
 from spark_log.ids import HOME, StoreId, WriteId
 from spark_log.log.append import write_ids
 from spark_log.log.append.append_transaction import AppendRequest, AppendResult
@@ -27,6 +36,7 @@ from spark_log.log.append.spark_batches import append_once_hook, find_last, not_
 from spark_log.log.append.targets import targets_of
 from spark_log.log.append.write_ids import take
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.options.source_options import PendingWrite, WriteOptions
 from spark_log.spark.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
@@ -43,7 +53,10 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     """Register a write id and read the facts that tasks need. Raises UnknownTopicOrPartitionError if the topic does
     not exist.
     """
-    with Cluster.open(options.cluster) as cluster:
+    # while the store is away, a stream waits, and the start of a batch write fails soon
+    with Cluster.open(
+        options.cluster, read_timeout_ms=DEFAULT_TIMEOUT_MS if fingerprint else READ_TIMEOUT_MS
+    ) as cluster:
         topics, plans = cluster.store.read(lambda connection: _topic_plans(connection, options))
         elsewhere = by_store(topic for topic in topics.values() if topic.store_id != HOME)
         for store_id, there in elsewhere.items():
@@ -104,7 +117,7 @@ def commit_write(
     write without `batch`, which could not be repeated.
     """
     written, blobs = _written(outputs)
-    with Cluster.open(cluster_address) as cluster:
+    with Cluster.open(cluster_address, read_timeout_ms=DEFAULT_TIMEOUT_MS) as cluster:
         parts = _by_store(cluster, written, store_ids or _store_ids(outputs))
         if batch is None and sum(map(bool, parts.values())) > 1:
             raise CrossStoreTransactionError(
@@ -138,6 +151,7 @@ def _commit_part(
     if batch is not None:
         last = find_last(cluster.store, batch.application, batch.target)
         batches = not_appended(last, batch, written)
+        _warn_of_skipped(batch, last.values(), written)
         hooks.append(append_once_hook(batch, {each.topic_id for each in batches} or _target_ids(cluster, batch)))
     if ends is not None:
         from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook  # imports kafka-python
@@ -151,6 +165,16 @@ def _commit_part(
             _drop(cluster, written, write_id)
     elif len(batches) < len(written):
         _delete(cluster, [each for each in written if each not in batches])
+
+
+def _warn_of_skipped(batch: SparkBatch, last: Iterable[SparkBatch], written: Sequence[Batch]) -> None:
+    """Say that a write with txnAppId and an older txnVersion drops its rows: perhaps its checkpoint is a new one."""
+    newest = max((each.version for each in last), default=-1)
+    if written and not batch.strict and batch.version < newest:
+        logger.warning(
+            "txnAppId %s: version %s is skipped, its rows are not written, since version %s was written before. A query"
+            " with a new checkpoint needs a new txnAppId", batch.application, batch.version, newest,
+        )  # fmt: skip
 
 
 def _target_ids(cluster: Cluster, batch: SparkBatch) -> set[int]:
@@ -201,20 +225,40 @@ def register_write(
 
 
 def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool = False) -> AppendResult:
-    """Append the whole request. Raises the error of a refused batch.
+    """Append the whole request. Raises the error of a refused batch. As a producer, it waits up to two minutes for
+    leaders and replicas in sync.
 
     Warns of records that retention.ms does not keep; for a stream, only at the first micro-batch with such records.
     """
     topics = _topics(cluster, request.batches)
     log = ClientLog(cluster, holder="spark commit")
     try:
-        result = log.append_whole(request, topics)
-    finally:
+        result = _with_patience(lambda: log.append_whole(request, topics))
+    except BaseException:
         log.close(more_to_come=micro_batch)
+        raise
+    try:
+        log.close(more_to_come=micro_batch)
+    except SparkLogError as error:  # the rows are written: a job that failed now would write them again
+        logger.warning("after a write: %s", redact(str(error)))
     for expired in log.expired.take():
         if not (micro_batch and expired.begun_before):
             logger.warning("%s", expired)
     return result
+
+
+def _with_patience(append: Callable[[], AppendResult]) -> AppendResult:
+    """Repeat an append that was refused because a partition lacks its leader or replicas in sync."""
+    until_s, pause_s = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000, 0.1
+    while True:
+        try:
+            return append()
+        except (NotEnoughReplicasError, NotLeaderForPartitionError) as error:
+            if isinstance(error, TopicMovedError) or clock.monotonic_s() > until_s:
+                raise
+            logger.info("the write waits: %s", redact(str(error)))
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 2.0)
 
 
 def _topics(cluster: Cluster, batches: Sequence[Batch]) -> dict[int, Topic]:
@@ -236,7 +280,7 @@ def abort_write(
     store_ids: Sequence[StoreId] | None = None,
 ) -> None:
     """Delete the files of the tasks, unless a commit whose answer was lost has appended them."""
-    with Cluster.open(cluster_address) as cluster:
+    with Cluster.open(cluster_address, read_timeout_ms=DEFAULT_TIMEOUT_MS) as cluster:
         parts = _by_store(cluster, _written(outputs)[0], store_ids or _store_ids(outputs), leave_moved=True)
         for store_id, batches in parts.items():
             _drop(cluster.at(store_id), batches, write_id)

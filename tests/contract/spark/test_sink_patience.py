@@ -1,0 +1,111 @@
+"""What a Spark query or write survives: a live member in its group, replicas and a store that are away for a while."""
+
+import threading
+
+import pytest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.ids import TopicPartition
+from spark_log.log.append.write_ids import Writer
+from spark_log.metadata import store as stores
+from spark_log.metadata import tables as t
+from spark_log.spark.datasource.write import write_commit
+from tests.support.group_members import Reader, settle
+from tests.support.producing import change
+from tests.support.spark_sink import write_batch, write_micro_batch
+from tests.support.stream_source import StreamQuery
+from tests.support.topics import append, make, stored
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_a_query_goes_on_while_its_group_has_a_live_member(cluster, log, caplog):
+    make(cluster, "t", 1)
+    append(log, "t", "a")
+    query = StreamQuery(cluster, group__id="g")
+    assert query.trigger() == [(0, b"a")]
+    [reader] = settle(Reader(cluster, topics=["t"], group="g"))
+    for number in range(1, 3):
+        append(log, "t", "b")
+        assert query.trigger() == [(number, b"b")]
+    assert caplog.text.count("offsets are not committed") == 1, "said once"
+    reader.member.leave()
+    append(log, "t", "c")
+    assert query.trigger() == [(3, b"c")]
+    assert query.trigger() == []
+    assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 4}
+    query.reader.stop()
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_a_write_waits_for_replicas_in_sync(cluster, monkeypatch):
+    topic = make(cluster, "t", 1)
+    waited = threading.Event()
+    monkeypatch.setattr(write_commit.time, "sleep", lambda _: (waited.set(), change(cluster, with_leader(1)))[0])
+
+    def with_leader(broker_id):
+        return t.partition.update().where(t.partition.c.topic_id == topic.topic_id).values(leader=broker_id)
+
+    change(cluster, with_leader(None))
+    write_batch(cluster, [("", "a")], topic="t")
+    assert waited.is_set()
+    assert stored(cluster, "t") == {0: ["a"]}
+
+
+def test_a_query_outlasts_a_store_that_is_away_for_longer_than_others_wait(own_postgres_server, tmp_path, monkeypatch):
+    server = own_postgres_server
+    monkeypatch.setattr(stores, "READ_TIMEOUT_MS", 300)
+    with Cluster.init(server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        make(cluster, "t", 1)
+        make(cluster, "out", 1)
+        write_micro_batch(cluster, 0, [("", "a")], topic="t")
+        query = StreamQuery(cluster)
+        assert query.trigger() == [(0, b"a")]
+
+        def away(call):
+            server.stop()
+            back = threading.Timer(1.5, server.start)
+            back.start()
+            try:
+                return call()
+            finally:
+                back.join()
+
+        assert away(query.trigger) == []
+        away(lambda: write_micro_batch(cluster, 0, [("", "b")], topic="out"))
+        query.reader.stop()
+        assert stored(cluster, "out") == {0: ["b"]}
+
+
+def test_a_batch_write_to_a_store_that_is_away_fails_soon(own_postgres_server, tmp_path, monkeypatch):
+    server = own_postgres_server
+    with Cluster.init(server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        make(cluster, "t", 1)
+        server.stop()
+        monkeypatch.setattr(write_commit, "READ_TIMEOUT_MS", 300)
+        with pytest.raises(MetadataStoreUnavailableError):
+            write_batch(cluster, [("", "a")], topic="t")
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_rows_that_are_skipped_for_an_old_version_are_mentioned(cluster, caplog):
+    make(cluster, "t", 1)
+    for version, warnings in ((5, 0), (5, 0), (1, 1)):
+        write_batch(cluster, [("", "a")], topic="t", txnAppId="app", txnVersion=version)
+        assert caplog.text.count("version 1 is skipped") == warnings
+    assert stored(cluster, "t") == {0: ["a"]}
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_a_write_that_is_committed_does_not_fail_afterwards(cluster, monkeypatch, caplog):
+    make(cluster, "t", 1)
+
+    def fail(_writer):
+        raise MetadataStoreUnavailableError("the primary has died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "close", fail)
+        write_batch(cluster, [("", "a")], topic="t")
+    assert "the primary has died" in caplog.text
+    assert stored(cluster, "t") == {0: ["a"]}
