@@ -14,6 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from spark_log import Consumer, Producer, clock
+from spark_log.cluster.settings import alter_settings
 from spark_log.errors import InvalidConfigurationError
 from spark_log.facts.groups import group_lag
 from spark_log.facts.metrics import cluster_metrics, export
@@ -167,6 +168,7 @@ def test_only_the_active_coordinator_exports_the_cluster(cluster):
         runs = process.coordinator.runs.values()
         return process.acting and process.controller.acting and all(run.success_ms for run in runs)
 
+    alter_settings(cluster, {"offsets.retention.check.interval.ms": "100"})  # the first run comes after it
     with Coordinator(cluster) as first:
         until(lambda: acts(first), cluster.store)
         with Coordinator(cluster) as second:
