@@ -5,13 +5,21 @@ from dataclasses import dataclass
 
 from spark_log.errors import CheckpointMismatchError
 
+ENTRY = "o"
+"""Begins the fingerprints of entries. Those of rows are hex digits."""
+
 
 @dataclass(frozen=True)
 class SparkBatch:
     """A write of Spark that must be appended exactly once.
 
-    A batch of a stream is `strict`: an older version, or other rows with the same version, mean a copied or rolled-back
-    checkpoint. A write with txnAppId/txnVersion is not: as in Delta, a version that is not newer is skipped.
+    A batch of a stream is `strict`: an older version, or another batch with the same version, mean a copied or
+    rolled-back checkpoint. A write with txnAppId/txnVersion is not: as in Delta, a version that is not newer is
+    skipped.
+
+    `fingerprint` is that of the rows. `entry` is that of the batch's entry in Spark's offset log (ENTRY and hex
+    digits), or None if it cannot be read. The entry is the same when Spark repeats a batch, also if its rows are not:
+    its source was compacted meanwhile, or they depend on the order of the tasks.
     """
 
     application: str
@@ -20,6 +28,18 @@ class SparkBatch:
     record_count: int
     fingerprint: str
     strict: bool
+    entry: str | None = None
+
+    @property
+    def stored(self) -> str:
+        """The fingerprint to remember."""
+        return self.entry or self.fingerprint
+
+    def repeats(self, last: "SparkBatch") -> bool:
+        """Whether this is the batch of the same version that was written before. `last` has its stored fingerprint."""
+        if last.fingerprint.startswith(ENTRY):
+            return self.entry in (None, last.fingerprint)
+        return (self.record_count, self.fingerprint) == (last.record_count, last.fingerprint)
 
 
 def topics_without(new: SparkBatch, last: Mapping[int, SparkBatch], topic_ids: Collection[int]) -> set[int]:
@@ -36,8 +56,7 @@ def topics_without(new: SparkBatch, last: Mapping[int, SparkBatch], topic_ids: C
                 f"{new.application}: batch {new.version} comes after batch {newest.version} was written. The checkpoint"
                 " was rolled back or copied; start with a new checkpoint location"
             )
-        rows = new.record_count, new.fingerprint
-        if new.version == newest.version and rows != (newest.record_count, newest.fingerprint):
+        if new.version == newest.version and not new.repeats(newest):
             raise CheckpointMismatchError(
                 f"{new.application}: batch {new.version} was written with {newest.record_count} rows and comes with"
                 f" other rows now ({new.record_count}). The checkpoint was copied, or the query is not deterministic;"

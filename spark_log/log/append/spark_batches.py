@@ -1,7 +1,7 @@
 """Appends Spark batches exactly once: a hook of the append checks and stores the last batch of the query in each topic.
 
-A batch of a sink is identified by its rows; a batch of a transaction (`streams.batch_transaction`) by its entry in
-Spark's offset log. What is appended with a batch but is in no topic, as the offsets of a group, has the row of topic 0.
+A batch is identified by its entry in Spark's offset log; that of a sink, if the entry cannot be read, by its rows. What
+is appended with a batch but is in no topic, as the offsets of a group, has the row of topic 0.
 """
 
 from collections.abc import Collection, Sequence
@@ -59,7 +59,7 @@ def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_i
         return False
     if missing != set(topic_ids):
         raise CheckpointMismatchError(f"{new.application}: another driver appends batch {new.version} now")
-    facts = {"version": new.version, "record_count": new.record_count, "fingerprint": new.fingerprint}
+    facts = {"version": new.version, "record_count": new.record_count, "fingerprint": new.stored}
     key = {"application": new.application, "target": new.target}
     rows = [{**key, "topic_id": topic_id, **facts, "committed_ms": now.wall_ms} for topic_id in sorted(topic_ids)]
     insert_or_replace(connection, t.spark_batch, rows)

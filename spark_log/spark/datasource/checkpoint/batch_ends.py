@@ -13,7 +13,6 @@ from spark_log.errors import InvalidOptionError, redact
 from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import TopicPartition
 from spark_log.spark.datasource.checkpoint.offset_log import ends_of_batch
-from spark_log.spark.datasource.options.source_options import SinkGroup
 
 
 @dataclass(frozen=True)
@@ -36,23 +35,26 @@ class BatchEnds:
         }
 
 
-def read_ends(group: SinkGroup, query_id: str | None, batch_id: int) -> BatchEnds:
-    """Read the entry without Spark, because the processes that commit for a sink have no JVM.
+def read_entry(checkpoint: str, query_id: str | None, batch_id: int) -> str:
+    """Read the batch's entry in the offset log without Spark, because the processes that commit for a sink have no JVM.
 
-    Raises InvalidOptionError if the checkpoint cannot be read, or belongs to another query. Spark resolves a path
+    Raises CheckpointUnreadable if it cannot be read, or the checkpoint belongs to another query. Spark resolves a path
     without a scheme in its default file system; this function resolves it in the local one.
     """
-    checkpoint = group.checkpoint
     try:
         uri = checkpoint if ":" in checkpoint.split("/")[0] else Path(checkpoint).absolute().as_uri()
         files, root = fs.FileSystem.from_uri(uri)
         entry = _text(files, posixpath.join(root, "offsets", str(batch_id)))
         its_query = json.loads(_text(files, posixpath.join(root, "metadata")))["id"]
     except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow's ArrowInvalid is a ValueError
-        raise _unreadable(group, str(error)) from error
+        raise CheckpointUnreadable(str(error)) from error
     if its_query != query_id:
-        raise _unreadable(group, f"it is that of query {its_query}, and this is {query_id}")
-    return BatchEnds(group.group_id, entry)
+        raise CheckpointUnreadable(f"it is that of query {its_query}, and this is {query_id}")
+    return entry
+
+
+class CheckpointUnreadable(Exception):
+    """The offset log of a query cannot be read here."""
 
 
 def _text(files: fs.FileSystem, path: str) -> str:
@@ -60,9 +62,10 @@ def _text(files: fs.FileSystem, path: str) -> str:
         return bytes(stream.read()).decode()
 
 
-def _unreadable(group: SinkGroup, why: str) -> InvalidOptionError:
+def unreadable_error(group_id: str, checkpoint: str, why: Exception) -> InvalidOptionError:
+    """Return the error of a sink with `group.id`, which has to know the end offsets of a batch."""
     return InvalidOptionError(
-        f"group.id {group.group_id!r}: the checkpoint cannot be read at {redact(group.checkpoint)!r}: {redact(why)}."
+        f"group.id {group_id!r}: the checkpoint cannot be read at {redact(checkpoint)!r}: {redact(str(why))}."
         " Give checkpointLocation as a URI that pyarrow opens, or use spark_log.spark.streams.batch_transaction in"
         " foreachBatch"
     )

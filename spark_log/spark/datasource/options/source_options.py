@@ -152,16 +152,6 @@ class TxnVersion:
 
 
 @dataclass(frozen=True)
-class SinkGroup:
-    """The group to which a streaming sink commits the query's end offsets, together with the rows."""
-
-    group_id: str
-    """Option `group.id` (alias kafka.group.id), streaming writes only."""
-    checkpoint: str
-    """Option `checkpointLocation`, a path or a URI. Spark's offset log is there."""
-
-
-@dataclass(frozen=True)
 class PendingWrite:
     """A batch write whose rows become pending in an open transaction; the owner of the transaction commits them."""
 
@@ -186,9 +176,14 @@ class WriteOptions:
     """txnAppId and txnVersion: both or neither are set, for batch writes only."""
     pending: PendingWrite | None = None
     """Option `transaction`, which `streams.batch_transaction` sets for its batch writes."""
-    group: SinkGroup | None = None
+    group: str | None = None
+    """Option `group.id` (alias kafka.group.id), of streaming writes: the sink commits the query's end offsets to this
+    group, together with the rows.
+    """
     compression_type: str | None = None
     """Option `kafka.compression.type`, for topics without their own compression type. None uses the topic's."""
+    checkpoint: str | None = None
+    """Option `checkpointLocation`, a path or a URI, of streaming writes. Spark's offset log is there."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool, environ: Mapping[str, str]) -> "WriteOptions":
@@ -204,7 +199,9 @@ class WriteOptions:
             raise InvalidOptionError(f"Options 'txnAppId' ({txn.app_id!r}) and 'transaction' exclude each other")
         codec = texts.one_of("kafka.compression.type", _CODECS, "none")
         cluster = _cluster(texts, environ)
-        return cls(cluster, topic, txn, pending, _group(texts, streaming), None if codec == "none" else codec)
+        checkpoint = texts.word("checkpointLocation") if streaming else None
+        group = _group(texts, streaming, checkpoint)
+        return cls(cluster, topic, txn, pending, group, None if codec == "none" else codec, checkpoint)
 
     def __repr__(self) -> str:
         return _redacted_repr(self)
@@ -338,7 +335,7 @@ def _pending(given: OptionText, streaming: bool) -> PendingWrite | None:
     return PendingWrite(ProducerRef(producer_id, epoch), order)
 
 
-def _group(given: OptionText, streaming: bool) -> SinkGroup | None:
+def _group(given: OptionText, streaming: bool, checkpoint: str | None) -> str | None:
     group_id = given.word("group.id", "kafka.group.id")
     if group_id is None:
         return None
@@ -346,13 +343,12 @@ def _group(given: OptionText, streaming: bool) -> SinkGroup | None:
         raise InvalidOptionError(
             f"Option 'group.id' ({group_id!r}) of a write is for streaming queries: a batch has no offsets to commit"
         )
-    checkpoint = given.word("checkpointLocation")
     if checkpoint is None:
         raise InvalidOptionError(
             f"Option 'checkpointLocation' must be specified where a sink has 'group.id' ({group_id!r}): the offsets of"
             " a batch are read there"
         )
-    return SinkGroup(check_group_id(group_id), checkpoint)
+    return check_group_id(group_id)
 
 
 def _redacted_repr(options: ReadOptions | WriteOptions) -> str:

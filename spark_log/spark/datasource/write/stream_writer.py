@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
@@ -14,6 +14,9 @@ from spark_log.spark.datasource.options.source_options import WriteOptions
 from spark_log.spark.datasource.worker_errors import hide_traceback, message_only
 from spark_log.spark.datasource.write.batch_writer import write_task
 from spark_log.spark.datasource.write.write_plan import TaskOutput, WritePlan
+
+if TYPE_CHECKING:
+    from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 
 
 @message_only
@@ -37,7 +40,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
         raises CheckpointMismatchError. With option group.id the group's offsets are committed with it.
         """
         from spark_log.log.append.spark_batch_rules import SparkBatch
-        from spark_log.spark.datasource.checkpoint.batch_ends import read_ends
         from spark_log.spark.datasource.write.write_commit import commit_write
 
         if batchId == 0:  # only once: Spark creates a source and a writer for each batch
@@ -51,11 +53,29 @@ class StreamWriter(DataSourceStreamArrowWriter):
         count = sum(output.record_count for output in outputs)
         application = f"stream:{outputs[0].query_id}"
         target = self._options.topic or ""
-        batch = SparkBatch(application, target, batchId, count, f"{fingerprint:016x}", strict=True)
-        ends = None
-        if self._options.group is not None:
-            ends = read_ends(self._options.group, outputs[0].query_id, batchId)
+        entry, ends = self._in_offset_log(outputs[0].query_id, batchId)
+        batch = SparkBatch(application, target, batchId, count, f"{fingerprint:016x}", strict=True, entry=entry)
         commit_write(self._options.cluster, outputs, outputs[0].write_id, batch, ends)
+
+    def _in_offset_log(self, query_id: str | None, batch_id: int) -> "tuple[str | None, BatchEnds | None]":
+        """Return the fingerprint of the batch's entry in the offset log, or None if it cannot be read; with group.id,
+        what the group has read after the batch.
+        """
+        from spark_log.log.append.spark_batch_rules import ENTRY
+        from spark_log.spark.datasource.checkpoint import batch_ends
+        from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
+
+        checkpoint, group_id = self._options.checkpoint, self._options.group
+        if checkpoint is None:  # it is that of a Spark setting
+            return None, None
+        try:
+            entry = batch_ends.read_entry(checkpoint, query_id, batch_id)
+        except batch_ends.CheckpointUnreadable as error:
+            if group_id is not None:
+                raise batch_ends.unreadable_error(group_id, checkpoint, error) from error
+            return None, None
+        ends = None if group_id is None else batch_ends.BatchEnds(group_id, entry)
+        return f"{ENTRY}{fingerprint_of_batch(entry)[:15]}", ends
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         from spark_log.spark.datasource.write.write_commit import abort_write

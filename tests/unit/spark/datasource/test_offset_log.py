@@ -9,10 +9,14 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
 from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import TopicId, TopicPartition
-from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds, read_ends
+from spark_log.spark.datasource.checkpoint.batch_ends import (
+    BatchEnds,
+    CheckpointUnreadable,
+    read_entry,
+    unreadable_error,
+)
 from spark_log.spark.datasource.checkpoint.offset_log import ends_of_batch, fingerprint_of_batch
 from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
-from spark_log.spark.datasource.options.source_options import SinkGroup
 from tests.support.topics import make
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -72,20 +76,19 @@ def test_offset_log_is_read_without_spark(tmp_path: Path, monkeypatch: pytest.Mo
     (checkpoint / "metadata").write_text('{"id":"q"}')
     (checkpoint / "offsets" / "3").write_text(entry(source((T0, 5))))
     monkeypatch.chdir(tmp_path)
-    found = BatchEnds("g", entry(source((T0, 5))))
     for location in (str(checkpoint), "a checkpoint", checkpoint.as_uri()):
-        assert read_ends(SinkGroup("g", location), "q", 3) == found
+        assert read_entry(location, "q", 3) == entry(source((T0, 5)))
     for location, query_id, batch_id, why in [
         (str(checkpoint), "q", 4, "offsets/4"),
         (str(checkpoint), "other", 3, "it is that of query q, and this is other"),
         (str(tmp_path), "q", 3, "offsets/3"),
         ("nosuchscheme://user:secret@host/c", "q", 3, "nosuchscheme"),
     ]:
-        with pytest.raises(InvalidOptionError, match="the checkpoint cannot be read at") as raised:
-            read_ends(SinkGroup("g", location), query_id, batch_id)
-        assert why in str(raised.value)
-        assert "batch_transaction" in str(raised.value)
-        assert "secret" not in str(raised.value)
+        with pytest.raises(CheckpointUnreadable) as raised:
+            read_entry(location, query_id, batch_id)
+        error = str(unreadable_error("g", location, raised.value))
+        assert "the checkpoint cannot be read at" in error and why in error and "batch_transaction" in error
+        assert "secret" not in error
 
 
 def test_commits_exclude_topics_that_do_not_exist(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from spark_log.spark.datasource.options.source_options import (
     READ_COLUMNS,
     PendingWrite,
     ReadOptions,
-    SinkGroup,
     TxnVersion,
     WriteOptions,
 )
@@ -483,13 +482,15 @@ def test_pending_writes() -> None:
 
 
 def test_groups_of_sinks() -> None:
-    def sink(**options: str) -> SinkGroup | None:
+    def sink(**options: str) -> tuple[str | None, str | None]:
         given = {**BASE, **{name.replace("__", "."): value for name, value in options.items()}}
-        return WriteOptions.parse(given, streaming=True, environ={}).group
+        parsed = WriteOptions.parse(given, streaming=True, environ={})
+        return parsed.group, parsed.checkpoint
 
-    assert sink() is None
-    assert sink(group__id="g", checkpointLocation="/c") == SinkGroup("g", "/c")
-    assert sink(kafka__group__id=" g ", checkpointlocation="s3://b/c") == SinkGroup("g", "s3://b/c")
+    assert sink() == (None, None)
+    assert sink(checkpointLocation="/c") == (None, "/c")
+    assert sink(group__id="g", checkpointLocation="/c") == ("g", "/c")
+    assert sink(kafka__group__id=" g ", checkpointlocation="s3://b/c") == ("g", "s3://b/c")
     with pytest.raises(InvalidOptionError, match=r"'checkpointLocation' must be specified.*\('g'\)"):
         sink(group__id="g")
     with pytest.raises(InvalidGroupIdError, match="250 characters"):
