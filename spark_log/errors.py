@@ -535,10 +535,11 @@ class EligibleLeadersNotAvailableError(FatalError):
 
 
 class CheckpointMismatchError(FatalError):
-    """A Spark sink writes a batch again with other rows, or an older batch after a newer one: the checkpoint was copied
-    or rolled back, or the query is not deterministic.
+    """A Spark sink writes another batch with the number of its last one, or an older batch after a newer one: the
+    checkpoint was copied or rolled back. Where the sink cannot read Spark's offset log (the checkpoint is that of
+    spark.sql.streaming.checkpointLocation), a repeated batch with other rows counts as another one.
 
-    Remedy: start the query with a new checkpoint location, or make it deterministic.
+    Remedy: start the query with a new checkpoint location, given by the option checkpointLocation.
     """
 
 
