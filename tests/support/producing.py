@@ -8,6 +8,17 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import ranges_of
 
+TRANSACTION = """
+import sys
+from spark_log import Producer
+with Producer(cluster=sys.argv[1], transactional_id="x") as producer:
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"committed", partition=0)
+    producer.commit_transaction()
+"""
+"""A program that commits a transaction with one record in topic t of the cluster that is its argument."""
+
 
 def rows(log: ClientLog, topic: str) -> list[dict[str, Any]]:
     """Every record of a topic by partition and offset; offsets must be dense."""

@@ -20,21 +20,13 @@ from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
+from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
 from tests.support.records import table
 from tests.support.topics import stored
 
 EAST = 1
 FILES = {"inline.max.bytes": "0", "retention.ms": "-1"}
-TRANSACTION = """
-import sys
-from spark_log import Producer
-with Producer(cluster=sys.argv[1], transactional_id="x") as producer:
-    producer.init_transactions()
-    producer.begin_transaction()
-    producer.send("t", b"committed", partition=0)
-    producer.commit_transaction()
-"""
 
 
 @pytest.fixture

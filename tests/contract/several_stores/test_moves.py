@@ -33,6 +33,7 @@ from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.producing import TRANSACTION
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import table
 from tests.support.topics import stored
@@ -50,16 +51,6 @@ from spark_log.replication.controller.topic_moves import move_topic
 address, store = sys.argv[1:]
 with Cluster.open(address) as cluster:
     move_topic(cluster, "t", store)
-"""
-
-TRANSACTION = """
-import sys
-from spark_log import Producer
-with Producer(cluster=sys.argv[1], transactional_id="x") as producer:
-    producer.init_transactions()
-    producer.begin_transaction()
-    producer.send("t", b"committed", partition=0)
-    producer.commit_transaction()
 """
 
 

@@ -18,6 +18,7 @@ from spark_log.gateway.protocol.error_codes import (
     error_code,
     outcome_of,
 )
+from spark_log.gateway.records import produce_requests
 from spark_log.gateway.records.fetch_requests import fetch_code
 
 ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SparkLogError)]
@@ -58,6 +59,19 @@ def test_a_consumer_of_kafka_knows_every_code_of_a_fetch(kind):
 )
 def test_members_of_groups_look_for_the_coordinator_while_its_storage_fails(kind):
     assert coordinator_code(kind.__new__(kind)) == 15
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.MetadataStoreUnavailableError, 7),  # librdkafka takes the records as perhaps stored
+        (errors.DiskFullError, 19),
+        (errors.LogDirMismatchError, 56),  # Java's producer gives up after 57
+        (errors.ProducerFencedError, 47),
+    ],
+)
+def test_codes_of_a_produce(kind, code):
+    assert produce_requests._code(kind.__new__(kind)) == code
 
 
 def test_message_of_an_outcome_is_bounded_and_without_passwords():

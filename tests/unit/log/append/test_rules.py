@@ -21,6 +21,7 @@ from spark_log.errors import (
     UnknownProducerIdError,
 )
 from spark_log.ids import OffsetRange
+from spark_log.log.append import append_transaction
 from spark_log.log.append.rules import (
     Appended,
     Batch,
@@ -261,6 +262,21 @@ def test_any_sequence_is_the_next_one_of_a_producer_whose_sequences_have_expired
     for gap in (first + 4, first + 2):
         outcome, _ = decide(state, sent_by(9, 2, gap), "all", after)
         assert isinstance(outcome.error, OutOfOrderSequenceNumberError)
+
+
+def test_no_batch_overtakes_a_refused_one_where_any_sequence_is_the_next_one():
+    forgotten = replace(known(), owner=FORGOTTEN_OWNER)
+    key = (sent_by(9, 2, 7).topic_id, sent_by(9, 2, 7).partition)
+    invalid = replace(sent_by(9, 2, 7), record_count=0)
+
+    def outcomes(*batches):
+        locked = append_transaction._Locked({key: ALONE}, {(9, *key): forgotten})
+        return append_transaction._assign(append_transaction.AppendRequest(batches), locked, ()).outcomes
+
+    refused, later = outcomes(invalid, sent_by(9, 2, 10))
+    assert isinstance(refused.error, InvalidRecordError)
+    assert isinstance(later.error, OutOfOrderSequenceNumberError)
+    assert outcomes(sent_by(9, 2, 7), sent_by(9, 2, 10)) == [Appended(10, 13), Appended(13, 16)]
 
 
 def test_only_transactional_producers_have_one_epoch_for_all_partitions():
