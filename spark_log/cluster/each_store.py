@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _AT_ONCE = 8
-_OPEN_TIMEOUT_MS = 2_000
+ASK_TIMEOUT_MS = 2_000
+"""How long a store that does not answer is asked again, where its facts are shown beside those of others."""
 _PAUSE_S = 5.0
 
 
@@ -48,7 +49,7 @@ def ask_stores(
         if known is not None and clock.monotonic_s() < until_s:
             return known
         try:
-            return work(cluster.at(store_id, timeout_ms=_OPEN_TIMEOUT_MS))
+            return work(cluster.at(store_id, timeout_ms=ASK_TIMEOUT_MS))
         except SparkLogError as error:
             if isinstance(error, MetadataStoreUnavailableError):
                 failed[store_id] = (clock.monotonic_s() + _PAUSE_S, error)

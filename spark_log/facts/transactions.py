@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import ask_stores
+from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores
 from spark_log.cluster.topics import find_topics
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFoundError, UnknownTopicOrPartitionError
@@ -33,8 +33,6 @@ from spark_log.transactions.part_rules import PartState
 from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, TransactionState
 from spark_log.transactions.transaction_rows import read_all_pending, read_pending
 
-READ_TIMEOUT_MS = 2_000
-"""How long a read of a data store is retried."""
 GRACE_MS = 5 * 60 * 1000
 """Added to the largest time-out before a transaction counts as hanging, as in Kafka's tool."""
 
@@ -220,7 +218,7 @@ def _with_parts(cluster: Cluster, described: Sequence[TransactionDescription]) -
                 if producer_id in still_open
             }
 
-        return data.store.read(read, timeout_ms=READ_TIMEOUT_MS)
+        return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
 
     parts = ask_stores(cluster, pending_there, store_ids).results.values()
     complete = []

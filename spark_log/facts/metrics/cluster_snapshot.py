@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import BrokerStatus, alive_log_dirs, broker_statuses
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import ask_stores, store_names
+from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores, store_names
 from spark_log.cluster.lease import read_lease
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
@@ -35,9 +35,6 @@ from spark_log.metadata.store import StoreClock
 from spark_log.tables.publication_state import DELTA, TableKey
 from spark_log.tables.table_lag import TableLag, table_lags
 from spark_log.transactions.rules import ONGOING
-
-READ_TIMEOUT_MS = 2_000
-"""How long a read is retried while the store does not answer."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +133,12 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
     """Read the facts of the cluster. It takes some milliseconds, and about 20 µs for each partition."""
     snapshot = cluster.store.read(
         lambda connection: _read_cluster(connection, cluster, cluster.store.clock(connection)),
-        timeout_ms=READ_TIMEOUT_MS,
+        timeout_ms=ASK_TIMEOUT_MS,
     )
     stores = cluster.store_ids()
     if len(stores) == 1:
         return snapshot
-    commits = cluster.store.read(_commits_elsewhere, timeout_ms=READ_TIMEOUT_MS)
+    commits = cluster.store.read(_commits_elsewhere, timeout_ms=ASK_TIMEOUT_MS)
     answers = ask_stores(cluster, partial(_read_data_store, commits=commits), stores[1:])
     names = store_names(cluster)
     found = answers.results.values()
@@ -202,7 +199,7 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
             groups += _group_partitions(connection, now.wall_ms, given)
         return _DataStoreFacts(partitions, tuple(groups), table_lags(connection), _is_unaccepted(connection))
 
-    return data.store.read(read, timeout_ms=READ_TIMEOUT_MS)
+    return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
 
 
 _COMMITS_AT_ONCE = 5_000
@@ -345,7 +342,7 @@ def read_sizes(cluster: Cluster) -> SizeSnapshot:
     """Read the sizes of all partitions whose store answers. It reads every row of table segment, about 1 µs for
     each.
     """
-    answers = ask_stores(cluster, lambda each: each.store.read(_read_sizes, timeout_ms=READ_TIMEOUT_MS))
+    answers = ask_stores(cluster, lambda each: each.store.read(_read_sizes, timeout_ms=ASK_TIMEOUT_MS))
     sizes: dict[TopicPartition, PartitionSize] = {}
     bad_records: dict[str, int] = {}
     for found in answers.results.values():

@@ -14,9 +14,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ASK_TIMEOUT_MS
 from spark_log.errors import SparkLogError
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics, size_metrics
-from spark_log.facts.metrics.cluster_snapshot import READ_TIMEOUT_MS, read_cluster, read_sizes
+from spark_log.facts.metrics.cluster_snapshot import read_cluster, read_sizes
 from spark_log.facts.metrics.task_runs import TaskRuns
 
 CACHED_S = 15.0
@@ -44,7 +45,7 @@ class ClusterCollector(Collector):
             if self._is_holder():
                 families = [*self._facts.get(), *self._sizes.get()]
             else:
-                self._cluster.store.read(self._cluster.store.clock, timeout_ms=READ_TIMEOUT_MS)
+                self._cluster.store.read(self._cluster.store.clock, timeout_ms=ASK_TIMEOUT_MS)
             answered = True
         yield GaugeMetricFamily("spark_log_store_up", "1 if the metadata store answered this process.", int(answered))
         yield from families
