@@ -70,6 +70,20 @@ def find_store(connection: sa.Connection, name: str) -> StoreInfo:
     raise StoreNotFoundError(f"store {name!r}: there is no such store; the stores are: {names}")
 
 
+def lock_store(connection: sa.Connection, name: str) -> StoreInfo:
+    """Return a data store as `find_store` does; its state stays as it is until the transaction ends."""
+    connection.execute(sa.select(STORE.store_id).where(STORE.name == name).with_for_update()).all()
+    return find_store(connection, name)
+
+
+def lock_active_store(connection: sa.Connection, name: str) -> StoreInfo:
+    """As `lock_store`, of a store that takes topics. Raises InvalidConfigurationError if it does not."""
+    info = lock_store(connection, name)
+    if info.state != ACTIVE:
+        raise InvalidConfigurationError(f"store {name!r}: it is {info.state}, and takes no new topics")
+    return info
+
+
 def find_store_of_id(connection: sa.Connection, store_id: StoreId) -> StoreInfo:
     """Return a data store by its number. Raises StoreNotFoundError."""
     for each in find_stores(connection):

@@ -16,6 +16,7 @@ from spark_log.cluster.store_directory import (
     check_name,
     find_store,
     find_stores,
+    lock_store,
 )
 from spark_log.cluster.topics import moving_topics
 from spark_log.errors import (
@@ -101,7 +102,7 @@ def remove_store(cluster: Cluster, name: str) -> None:
     home = cluster.home
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
-        info = find_store(connection, name)
+        info = lock_store(connection, name)
         topics = sa.select(TOPIC.name).where(TOPIC.store_id == info.store_id).limit(1)
         held = connection.execute(topics).scalar()
         if held is not None:
@@ -135,7 +136,7 @@ def set_draining(cluster: Cluster, name: str, *, draining: bool = True) -> Store
     """
 
     def change(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
-        info = find_store(connection, name)
+        info = lock_store(connection, name)
         if info.state == ADDING:
             raise InvalidConfigurationError(f"store {name!r}: it is being added")
         _set_state(connection, info.store_id, DRAINING if draining else ACTIVE)

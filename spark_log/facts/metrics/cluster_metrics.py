@@ -41,6 +41,9 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield Gauges("spark_log_store_unaccepted",
                  "1: the metadata store was restored or promoted; clean-up and publication wait for `store accept`.",
                  ("store",), (((name,), int(waits)) for name, waits in snapshot.unaccepted.items()))  # fmt: skip
+    if snapshot.ahead_ms:
+        yield Gauges("spark_log_store_clock_ahead_seconds", "Clock of the data store minus that of the home store.",
+                     ("store",), (((name,), ms / 1000) for name, ms in snapshot.ahead_ms.items()))  # fmt: skip
     now_ms, oldest_ms = snapshot.now_ms, snapshot.oldest_transaction_ms
     yield _gauge("spark_log_open_transactions", "Open transactions.", snapshot.open_transactions)
     yield _gauge("spark_log_oldest_transaction_seconds", "Age of the oldest open transaction; 0: there is none.",

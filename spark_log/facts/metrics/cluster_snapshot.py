@@ -100,6 +100,8 @@ class ClusterSnapshot:
     """Whether each store has answered, by its name; empty in a cluster with one store."""
     unaccepted: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store that answered is on a server that nobody has accepted, by its name (`check_identity`)."""
+    ahead_ms: Mapping[str, int] = field(default_factory=dict)
+    """By how much the clock of each data store that answered is ahead of the home store's, by its name."""
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -149,6 +151,7 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         groups=(*snapshot.groups, *(each for there in found for each in there.groups)),
         table_lags={**snapshot.table_lags, **{key: lag for there in found for key, lag in there.table_lags.items()}},
         unaccepted={**snapshot.unaccepted, **elsewhere},
+        ahead_ms={names[store_id]: there.ahead_ms for store_id, there in answers.results.items()},
         answering={names[store_id]: store_id not in answers.failures for store_id in stores},
     )
 
@@ -180,6 +183,7 @@ class _DataStoreFacts:
     groups: tuple[GroupPartitionFacts, ...]
     table_lags: Mapping[TableKey, TableLag]
     unaccepted: bool
+    ahead_ms: int
 
 
 def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
@@ -188,6 +192,7 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
 
     def read(connection: sa.Connection) -> _DataStoreFacts:
         now = data.store.clock(connection)
+        ahead_ms = now.wall_ms - data.home.store.now().wall_ms
         topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
         partitions = tuple(_partitions(connection, topics, alive_log_dirs(connection, now)))
         groups: list[GroupPartitionFacts] = []
@@ -197,7 +202,8 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
                        sa.column("partition", sa.Integer), sa.column("committed_offset", sa.BigInteger))  # fmt: skip
             given = sa.values(*columns, name="given").data(rows)
             groups += _group_partitions(connection, now.wall_ms, given)
-        return _DataStoreFacts(partitions, tuple(groups), table_lags(connection), _is_unaccepted(connection))
+        lags, unaccepted = table_lags(connection), _is_unaccepted(connection)
+        return _DataStoreFacts(partitions, tuple(groups), lags, unaccepted, ahead_ms)
 
     return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
 

@@ -25,7 +25,14 @@ from spark_log.cluster.names import collision_key
 from spark_log.cluster.topics import LIVE, Topic, insert_copy, set_store, stated_topic, topics_of_store
 from spark_log.errors import InvalidConfigurationError
 from spark_log.ids import TopicId
-from spark_log.log.partitions.partition_rows import Key, frozen_topics, lock_partitions, save_partitions
+from spark_log.log.partitions.partition_rows import (
+    Key,
+    freeze_partitions,
+    frozen_topics,
+    lock_partitions,
+    save_partitions,
+    thaw_partitions,
+)
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.log.partitions.truncations import record_truncation
 from spark_log.metadata.connections import server_identity
@@ -59,8 +66,13 @@ def accept_store(cluster: Cluster) -> Identity | None:
     def accept(connection: sa.Connection, _attempt: Attempt) -> Identity | None:
         now = store.clock(connection)
         keys = [(i, number) for i, number in connection.execute(sa.select(PARTITION.topic_id, PARTITION.partition))]
+        frozen = frozen_topics(connection)  # a move that is cancelled later lets them change again, as they are now
+        for topic_id in frozen:
+            thaw_partitions(connection, topic_id)
         before = lock_partitions(connection, sorted(keys))
         save_partitions(connection, before, {key: _begin_epoch(connection, key, before[key], now) for key in before})
+        for topic_id in frozen:
+            freeze_partitions(connection, topic_id)
         for column in (TOPIC.topic_id, PRODUCER.producer_id):
             skip_ids(connection, column, IDS_SKIPPED)
         return server_identity.accept(connection, now.wall_ms)

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.store_directory import ACTIVE, find_store
+from spark_log.cluster.store_directory import lock_active_store
 from spark_log.cluster.stores import copy_brokers, set_draining
 from spark_log.cluster.topics import (
     LIVE,
@@ -92,12 +92,7 @@ def begin_move(cluster: Cluster, name: str, store: str) -> tuple[Topic, TopicMov
     home = cluster.home
 
     def begin(connection: sa.Connection, _attempt: Attempt) -> tuple[Topic, TopicMove] | None:
-        to = HOME
-        if store != HOME_NAME:
-            info = find_store(connection, store)
-            if info.state != ACTIVE:
-                raise InvalidConfigurationError(f"store {store!r}: it is {info.state}, and takes no topics")
-            to = info.store_id
+        to = HOME if store == HOME_NAME else lock_active_store(connection, store).store_id
         topic = find_topic(connection, name, lock=True)
         stated = stated_topic(connection, topic.topic_id)
         if stated is not None and stated.move is not None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import collision_key, validate_user_topic
 from spark_log.cluster.object_puts import can_create
-from spark_log.cluster.store_directory import ACTIVE, find_store
+from spark_log.cluster.store_directory import find_store, lock_active_store
 from spark_log.cluster.topics import (
     CREATING,
     Topic,
@@ -39,7 +39,7 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.failpoints import failpoint
-from spark_log.ids import HOME, HOME_NAME, StoreId
+from spark_log.ids import HOME, HOME_NAME
 from spark_log.log.partitions.partition_rows import are_frozen, insert_partitions
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.cascade import delete_rows_of_topic
@@ -139,9 +139,11 @@ def _create_topic(
     _check_min_isr(config, replication_factor)
     _check_tables(cluster, config)
     external = external_subjects(config)
-    store_id = _store_of_new_topic(cluster, store)
+    if store != HOME_NAME:
+        cluster.at(cluster.store.read(lambda connection: find_store(connection, store)).store_id)  # it must answer
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
+        store_id = HOME if store == HOME_NAME else lock_active_store(connection, store).store_id
         lock_subjects(connection, config)
         taken = connection.execute(sa.select(TOPIC.name).where(TOPIC.collision_key == collision_key(name))).scalar()
         if taken is not None:
@@ -162,20 +164,10 @@ def _create_topic(
         topic = cluster.store.transact(create, announce=True)
     except MetadataConflictError as error:  # two creators at once on PostgreSQL: the unique key decides
         raise TopicAlreadyExistsError(_exists_already(name)) from error
-    if topic is not None and store_id != HOME:
+    if topic is not None and topic.store_id != HOME:
         failpoint("topic.created-at-home")
         _finish_creation(cluster, topic)
     return topic
-
-
-def _store_of_new_topic(cluster: Cluster, name: str) -> StoreId:
-    """Return the number of the store with this name, which must answer and take new topics."""
-    if name == HOME_NAME:
-        return HOME
-    info = cluster.store.read(lambda connection: find_store(connection, name))
-    if info.state != ACTIVE:
-        raise InvalidConfigurationError(f"store {name!r}: it is {info.state}, and takes no new topics")
-    return cluster.at(info.store_id).store_id
 
 
 def _finish_creation(cluster: Cluster, topic: Topic) -> None:

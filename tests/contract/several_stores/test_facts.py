@@ -1,6 +1,7 @@
 """Every view of a cluster shows the topics of all stores, and those of a store that does not answer as unavailable."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -69,8 +70,25 @@ def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address):
     up = [each for each in cluster_metrics(snapshot) if each.name == "spark_log_store_up"]
     assert [(s.labels["store"], s.value) for s in up[0].samples] == [("home", 1), ("east", 1)]
     assert snapshot.unaccepted == {"home": False, "east": False}
+    assert set(snapshot.ahead_ms) == {"east"} and abs(snapshot.ahead_ms["east"]) < 1_000
     checks = run("doctor", "--cluster", address)
     assert any("store east" in json.dumps(each) for each in checks["findings"])
+
+
+def test_a_store_whose_clock_differs_is_shown(stores, monkeypatch):
+    east = stores.at(1).store
+    east_clock = east.clock
+
+    def behind(connection):
+        now = east_clock(connection)
+        return replace(now, wall_ms=now.wall_ms - 5_000)
+
+    monkeypatch.setattr(east, "clock", behind)
+    [metric] = [
+        each for each in cluster_metrics(read_cluster(stores)) if each.name == "spark_log_store_clock_ahead_seconds"
+    ]
+    assert [sample.labels["store"] for sample in metric.samples] == ["east"]
+    assert metric.samples[0].value == pytest.approx(-5, abs=1)
 
 
 def test_clients_query_the_topics_of_all_stores(stores, address):

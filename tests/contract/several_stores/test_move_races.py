@@ -1,29 +1,41 @@
 """What else happens while a topic moves, or after a store was restored: nothing is lost without a word."""
 
+import threading
+
 import pytest
 import sqlalchemy as sa
 
 from spark_log import Producer
+from spark_log.cluster.store_directory import lock_active_store
 from spark_log.cluster.stores import add_store, remove_store
-from spark_log.cluster.topics import delete_topic_rows, stated_topic
-from spark_log.errors import TopicMovedError
+from spark_log.cluster.topics import (
+    TopicMove,
+    delete_topic_rows,
+    find_topic,
+    insert_topic_row,
+    set_move,
+    stated_topic,
+)
+from spark_log.errors import IllegalStateError, InvalidConfigurationError, TopicMovedError
 from spark_log.ids import HOME
 from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.failed_append_files import InDoubt, settle
 from spark_log.log.log import Records
+from spark_log.log.partitions.partition_rows import frozen_topics, read_partition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.erase.workers import ThreadWorkers
 from spark_log.metadata import tables as t
-from spark_log.replication.controller import topic_operations
-from spark_log.replication.controller.store_acceptance import accept_store
+from spark_log.replication.controller import topic_moves, topic_operations
+from spark_log.replication.controller.store_acceptance import EPOCHS_SKIPPED, accept_store
 from spark_log.replication.controller.topic_copies import follow_all
-from spark_log.replication.controller.topic_moves import move_topic
+from spark_log.replication.controller.topic_moves import cancel_move, move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
 from tests.support.records import table
 from tests.support.topics import stored
+from tests.support.waiting import wait_until
 
 EAST = 1
 FILES = {"inline.max.bytes": "0", "retention.ms": "-1"}
@@ -129,3 +141,55 @@ def test_a_restored_store_and_a_decided_transaction(stores, log, lost):
         producer.send("t", b"next", partition=0)
         producer.commit_transaction()
     assert stored(stores, "t") == {0: ["committed", "next"] if lost == "home" else ["next"]}
+
+
+def test_a_restored_store_begins_epochs_of_partitions_that_are_frozen(stores, log, monkeypatch):
+    """A move is cancelled after the restore: positions in the lost log must be known as such."""
+    create_topic(stores, "t", configs=FILES, store="east")
+    append(log, "a")
+    monkeypatch.setattr(topic_moves, "_copy", lambda *_: None)  # it stops after the freeze
+    with pytest.raises(IllegalStateError):
+        move_topic(stores, "t", "home")
+    accept_store(stores.at(EAST))
+    assert stores.at(EAST).store.read(frozen_topics) == [log.find_topic("t").topic_id]
+    cancel_move(stores, "t")
+    append(log, "b")
+    key = (log.find_topic("t").topic_id, 0)
+    assert stores.at(EAST).store.read(lambda c: read_partition(c, key)).leader_epoch >= EPOCHS_SKIPPED
+    assert stored(stores, "t") == {0: ["a", "b"]}
+
+
+@pytest.mark.parametrize("comes", ["move", "creation"])
+def test_a_store_is_not_removed_while_it_gets_a_topic(stores, comes):
+    """`remove_store` looks for topics while the one that gets there is not committed yet."""
+    if comes == "move":
+        create_topic(stores, "t")
+    home = stores.store
+    removal = []
+
+    def remove():
+        try:
+            remove_store(stores, "east")
+        except InvalidConfigurationError as error:
+            removal.append(error)
+
+    thread = threading.Thread(target=remove)
+
+    def begin(connection, _attempt):
+        lock_active_store(connection, "east")
+        if comes == "move":
+            topic = find_topic(connection, "t")
+            set_move(connection, topic.topic_id, TopicMove("1", EAST, 0))
+        else:
+            insert_topic_row(connection, "t", 1, 1, {}, home.clock(connection), None, EAST)
+        thread.start()
+        wait_until(lambda: home.read(lambda c: c.execute(sa.text(WAITING)).scalar()))
+
+    home.transact(begin)
+    thread.join(timeout=60)
+    assert [type(error) for error in removal] == [InvalidConfigurationError]
+    assert EAST in stores.store_ids()
+
+
+WAITING = """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%store%'"""
