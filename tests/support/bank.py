@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.groups.committed_offsets import read_commits
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import HOME, OffsetRange, StoreId, TopicPartition
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
@@ -71,10 +72,15 @@ def group_of(client: str) -> str:
 
 
 def open_bank(
-    cluster: Cluster, address: str, replication_factor: int = 1, configs: Mapping[str, str] = SMALL_TAILS
+    cluster: Cluster,
+    address: str,
+    replication_factor: int = 1,
+    configs: Mapping[str, str] = SMALL_TAILS,
+    stores: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
+    """Create the topics and the accounts. `stores` is the store of each branch, by default the cluster's default."""
     for branch in BRANCHES:
-        create_topic(cluster, branch, _PARTITIONS, replication_factor=replication_factor, configs=configs)
+        create_topic(cluster, branch, _PARTITIONS, replication_factor, configs, store=stores.get(branch))
     create_topic(cluster, NUMBERS)
     with Producer(cluster=address, transactional_id="founder") as producer:
         producer.init_transactions()
@@ -106,7 +112,10 @@ class Statement:
 
 
 def audit(cluster: Cluster, clients: Sequence[str]) -> Statement:
-    slices, following = cluster.store.read(lambda connection: _read(connection, clients))
+    """Read the bank in one snapshot, or in one of each store that has a branch."""
+    slices, following, elsewhere = cluster.store.read(lambda connection: _read(connection, clients))
+    for store_id in elsewhere:
+        slices += cluster.at(store_id).store.read(_read_branches)
     legs: dict[str, list[Leg]] = {}
     for batch in Fetcher(cluster.log_dirs()).read(slices, read_schema(columns=["topic", "key", "value"])):
         for row in batch.to_pylist():
@@ -115,15 +124,22 @@ def audit(cluster: Cluster, clients: Sequence[str]) -> Statement:
     return Statement(legs, following)
 
 
-def _read(connection: sa.Connection, clients: Sequence[str]) -> tuple[list[Slice], dict[str, int]]:
-    """The segments of the branches, and the committed offsets of the clients' groups."""
+def _read(connection: sa.Connection, clients: Sequence[str]) -> tuple[list[Slice], dict[str, int], set[StoreId]]:
+    """Return the segments of the branches at home, the committed offsets of the clients' groups, and other stores."""
     topics = find_topics(connection, set(BRANCHES))
-    positions = planner.positions(connection, topics.values())
-    ranges = {partition: OffsetRange(*known) for partition, known in positions.items()}
-    slices = planner.with_inline_data(connection, planner.plan(connection, topics, ranges))
     here = TopicPartition(NUMBERS, 0)
     commits = {client: read_commits(connection, group_of(client)).get(here) for client in clients}
-    return slices, {client: commit.offset if commit else 0 for client, commit in commits.items()}
+    following = {client: commit.offset if commit else 0 for client, commit in commits.items()}
+    return _read_branches(connection, HOME), following, {topic.store_id for topic in topics.values()} - {HOME}
+
+
+def _read_branches(connection: sa.Connection, store_id: StoreId | None = None) -> list[Slice]:
+    """Return the segments of the branches that are in the store of this connection."""
+    topics = find_topics(connection, set(BRANCHES))
+    topics = {name: topic for name, topic in topics.items() if store_id in (None, topic.store_id)}
+    positions = planner.positions(connection, topics.values())
+    ranges = {partition: OffsetRange(*known) for partition, known in positions.items()}
+    return planner.with_inline_data(connection, planner.plan(connection, topics, ranges))
 
 
 class Auditor:

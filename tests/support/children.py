@@ -52,6 +52,10 @@ class Child:
     def count(self, word: str) -> int:
         return sum(line[0] == word for line in list(self.lines))
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def waits_for(self, condition: Callable[["Child"], bool], timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition(self):
