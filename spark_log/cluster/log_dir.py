@@ -4,6 +4,7 @@ Used on the driver and on executors; does not use the metadata store.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -48,6 +49,8 @@ _TRIAL = ".spark_log_trial"
 _TRIAL_BYTES_MAX = 64 * 1024 * 1024
 _TRIAL_MS_MAX = 3_600_000
 _BLOCK_BYTES = 4 * 1024 * 1024
+_TOPIC_LENGTH_MAX = 240
+"""The characters of a topic's name in the name of its folder, which file systems limit to 255 bytes."""
 _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet")
 
 
@@ -101,7 +104,7 @@ def marker_name(store_id: StoreId) -> str:
 
 def topic_folder(topic: str, uuid: str) -> str:
     """Return the folder of a topic in every log dir, which is also the location of its Delta table there."""
-    return f"{topic}-{uuid[:8]}"
+    return f"{topic[:_TOPIC_LENGTH_MAX]}-{uuid[:8]}"
 
 
 def segment_path(folder: str, partition: int, name: str) -> str:
@@ -352,7 +355,8 @@ class LogDir:
 
     def list_files(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of every file below a folder, by path. Empty if there is no such folder."""
-        with self._storage_errors(folder):
+        found: list[fs.FileInfo] = []
+        with self._storage_errors(folder), _if_it_exists():
             selector = fs.FileSelector(self._resolve(folder), allow_not_found=True, recursive=True)
             found = self._fs.get_file_info(selector)
         start = len(self._root.rstrip("/")) + 1
@@ -361,7 +365,8 @@ class LogDir:
     def entries(self, folder: str = "") -> list[Entry]:
         """List a folder, or the log dir itself, not recursively. Returns no entries if there is no such folder."""
         where = self._resolve(folder) if folder else self._root
-        with self._storage_errors(folder or "its folder"):
+        found: list[fs.FileInfo] = []
+        with self._storage_errors(folder or "its folder"), _if_it_exists():
             found = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
         start = len(self._root.rstrip("/")) + 1
         return [
@@ -373,13 +378,13 @@ class LogDir:
         """Return the names in a folder; none if it does not exist. In a local folder it is cheaper than `entries`."""
         if not self.local:
             return [entry.name for entry in self.entries(folder)]
-        with self._storage_errors(folder), contextlib.suppress(FileNotFoundError):
+        with self._storage_errors(folder), _if_it_exists():
             return os.listdir(self._resolve(folder))
         return []
 
     def delete_folder(self, relative: str) -> None:
         """Remove a folder and its contents, if it exists. Only clean-up may call this. Follows no symlink."""
-        with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
+        with self._storage_errors(relative), _if_it_exists():
             self._fs.delete_dir(self._resolve(relative))
 
     def try_writing(self, size: int) -> int:
@@ -452,6 +457,18 @@ class LogDir:
             raise storage_error(
                 redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}"), error
             ) from error
+
+
+@contextlib.contextmanager
+def _if_it_exists() -> Iterator[None]:
+    """Leave the block where a file or folder is missing, or cannot exist because its name is too long (a topic of an
+    earlier release).
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+            raise
 
 
 def open_log_dir(info: LogDirInfo) -> LogDir:

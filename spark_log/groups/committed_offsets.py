@@ -63,6 +63,16 @@ class Commit(NamedTuple):
     """None means the topic that has the name at the time of the commit."""
 
 
+def check_commits_of_clients(
+    offsets: Mapping[TopicPartition, Commit], settings: ClusterSettings
+) -> dict[TopicPartition, Commit]:
+    """As `check_commits`, for a client that may not decide whether its offsets expire."""
+    for (topic, partition), commit in offsets.items():
+        if commit.metadata == KEPT:
+            raise IllegalArgumentError(f"metadata to commit for {topic}-{partition}: {KEPT!r} is reserved")
+    return check_commits(offsets, settings)
+
+
 def check_commits(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata], settings: ClusterSettings, metadata: str = ""
 ) -> dict[TopicPartition, Commit]:

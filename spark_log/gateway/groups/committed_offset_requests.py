@@ -21,7 +21,13 @@ from spark_log.gateway.protocol.error_codes import NONE, coordinator_code, error
 from spark_log.gateway.protocol.stored_names import with_storable_names
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.groups.committed_offsets import Commit, check_commits, commit_offsets, read_commits, write_commits
+from spark_log.groups.committed_offsets import (
+    Commit,
+    check_commits_of_clients,
+    commit_offsets,
+    read_commits,
+    write_commits,
+)
 from spark_log.groups.committers import check_committer, check_offsets_epoch
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import unstable_partitions
@@ -76,9 +82,9 @@ def _commit(services: Services, request: Message, client: Client) -> tuple[int, 
     me, generation = identity(request, client), request.generation_id_or_member_epoch
     try:
         check_group_id(request.group_id)
+        commits = check_commits_of_clients(requested, store.settings)
         if generation < 0 and not request.member_id:
-            return NONE, commit_offsets(store, request.group_id, requested)
-        commits = check_commits(requested, store.settings)
+            return NONE, commit_offsets(store, request.group_id, commits)
 
         def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
             now = check_committer(store, connection, me, generation, commits)

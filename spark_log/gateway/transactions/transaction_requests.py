@@ -37,7 +37,7 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.gateway.transactions import pending_records as transactions
 from spark_log.gateway.transactions.fencing_tokens import TIMEOUT_MS, TokenTakenError
-from spark_log.groups.committed_offsets import Commit, check_commits
+from spark_log.groups.committed_offsets import Commit, check_commits_of_clients
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import add_offsets
 from spark_log.groups.transacted_offsets import Committer
@@ -212,7 +212,8 @@ def _add_offsets(
         request.group_instance_id,
         unfenced=not member_id,
     )
-    return add_offsets(store, producer, token, who, check_commits(requested, store.settings), timeout_ms=TIMEOUT_MS)
+    commits = check_commits_of_clients(requested, store.settings)
+    return add_offsets(store, producer, token, who, commits, timeout_ms=TIMEOUT_MS)
 
 
 async def end_txn(services: Services, request: Message, client: Client) -> Message:

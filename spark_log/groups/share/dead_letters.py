@@ -19,7 +19,9 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import GroupConfig
 from spark_log.errors import (
     DeadLetterTopicError,
+    InvalidRecordError,
     InvalidRecordStateError,
+    MessageSizeTooLargeError,
     SparkLogError,
     TopicAlreadyExistsError,
     redact,
@@ -127,9 +129,8 @@ class DeadLetters:
             )
             return sum(r.length for r in ranges)
         target = _usable_topic(log, config.errors_deadletterqueue_topic_name)
-        letters = _letters(log, group_id, TopicPartition(source, key[1]), key, ranges, config)
-        encoding, now_ms = Encoding.of(target), store.now().wall_ms
-        records = Records(key[1] % target.partition_count, prepare(letters, encoding, now_ms))
+        letters = _accepted_letters(log, target, group_id, TopicPartition(source, key[1]), key, ranges, config)
+        records = Records(key[1] % target.partition_count, letters)
         topics: Mapping[int, Topic] = {target.topic_id: target}
         written = log.write_batches([(target, records)])
         request = AppendRequest(
@@ -174,6 +175,30 @@ def _usable_topic(log: Log, name: str) -> Topic:
     if not topic.config.errors_deadletterqueue_group_enable:
         raise DeadLetterTopicError(f"topic {name!r} is no dead letter topic: set its config {ENABLE}=true")
     return topic
+
+
+def _accepted_letters(
+    log: Log, target: Topic, group_id: str, source: TopicPartition, key: Key, ranges: Sequence[Range],
+    config: GroupConfig,
+) -> pa.Table:  # fmt: skip
+    """Return the letters as the dead letter topic takes them. A letter that it refuses, such as one that is too large
+    with its headers, has no copy of its record. Raises the topic's error if it refuses that too.
+    """
+    encoding, now_ms = Encoding.of(target), log.cluster.store.now().wall_ms
+    letters = _letters(log, group_id, source, key, ranges, config)
+    try:
+        return prepare(letters, encoding, now_ms)
+    except (MessageSizeTooLargeError, InvalidRecordError):
+        pointers = _letters(
+            log, group_id, source, key, ranges, replace(config, errors_deadletterqueue_copy_record_enable=False)
+        )
+    accepted = []
+    for number in range(len(letters)):
+        try:
+            accepted.append(prepare(letters.slice(number, 1), encoding, now_ms))
+        except (MessageSizeTooLargeError, InvalidRecordError):
+            accepted.append(prepare(pointers.slice(number, 1), encoding, now_ms))
+    return pa.concat_tables(accepted)
 
 
 def _letters(

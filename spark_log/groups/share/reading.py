@@ -21,6 +21,7 @@ from spark_log.groups.share.rules import Numbers, Stretch
 from spark_log.groups.share.service import Readable
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.records.record_limits import TIMESTAMP_MS_MAX
 from spark_log.log.records.schema import DELIVER_AT, read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
@@ -290,7 +291,7 @@ def record_sizes(records: pa.RecordBatch) -> Numbers:
 
 def deliver_at_ms(records: pa.RecordBatch) -> Numbers | None:
     """Return the delivery times of the records, 0 for records without one, or None if no record has one. The last
-    header counts. A value that is not a decimal number counts as none.
+    header counts. A value that is not a decimal number, or is after the year 9999, counts as none.
     """
     headers = records.column("headers")
     if headers.null_count == len(headers):
@@ -304,5 +305,6 @@ def deliver_at_ms(records: pa.RecordBatch) -> Numbers | None:
     times = np.zeros(records.num_rows, dtype=np.int64)
     for owner, text in zip(owners.tolist(), texts.to_pylist(), strict=True):
         digits = text is not None and len(text) <= 18 and text.isdigit()
-        times[owner] = int(text) if digits else 0
+        time_ms = int(text) if digits else 0
+        times[owner] = time_ms if time_ms <= TIMESTAMP_MS_MAX else 0
     return times

@@ -138,7 +138,7 @@ def file_statistics(metadata: pq.FileMetaData, fields: pa.StructType) -> str:
         for part, value in zip(parts.values(), texts, strict=True):
             if value is not None:
                 _put(part, leaf.path, value)
-    return msgspec.json.Encoder(decimal_format="number").encode(parts).decode()
+    return msgspec.json.encode(parts).decode()
 
 
 def parse(text: str, fields: pa.StructType) -> dict[tuple[str, ...], Bounds]:
@@ -178,6 +178,10 @@ def _in_text(bound: Any, kind: pa.DataType, *, up: bool) -> Any:
         if ms >= _END_OF_TIME_MS:
             return None
         return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if pa.types.is_decimal(kind):
+        import msgspec
+
+        return msgspec.Raw(f"{bound:f}".encode())  # not 0E-9, which readers of Delta's JSON take for null
     return bound
 
 

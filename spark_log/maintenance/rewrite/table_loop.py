@@ -98,7 +98,7 @@ class TableLoop:
             if "inline.tail.bytes" not in topic.overrides:
                 full_bytes = max(full_bytes, self._tail_bytes_min)
             if state.tail_bytes >= full_bytes:
-                if self._in_thread and state.tail_bytes >= _TAILS_MAX * full_bytes and self._seal(topic, partition):
+                if self._is_late(topic, state.tail_bytes) and self._seal(topic, partition):
                     self._touch(topic, has_files=True)
                 else:
                     self._touch(topic, full=partition)
@@ -108,6 +108,16 @@ class TableLoop:
             self._touch(append.topics[topic_id], has_files=True)
         if not self._in_thread:
             self._work_due()
+
+    def _is_late(self, topic: Topic, tail_bytes: int) -> bool:
+        """Return whether the appending thread is to seal this tail, so that appends wait for the loop. A small
+        inline.tail.bytes of one topic does not make the clients of a gateway wait (`tail_bytes_min`); nor does a topic
+        that cannot be sealed now, or whose schemas another server has.
+        """
+        most = _TAILS_MAX * max(topic.config.inline_tail_bytes, self._tail_bytes_min)
+        if not self._in_thread or tail_bytes < most or self._attempts_of(topic).failures:
+            return False
+        return not (self._tail_bytes_min and topic.config.schema_registry_url)
 
     def watch(self, topics: Iterable[Topic]) -> None:
         """Seal the tails of these topics at `close`, as if they had been appended to here."""

@@ -11,12 +11,14 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import MetadataRequest
 
 from spark_log.gateway.server import APIS
+from spark_log.groups.committed_offsets import KEPT
 from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
 from tests.support.topics import make
 
 NONE, INCONSISTENT_GROUP_PROTOCOL, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID = 0, 23, 24, 25
+INVALID_REQUEST = 42
 UNKNOWN_SERVER_ERROR = -1
 NUL = "a\0b"
 
@@ -117,6 +119,7 @@ def test_commits_with_a_nul_in_a_name_are_refused(cluster, gateway):
         assert commit(wire, member_id=NUL) == UNKNOWN_MEMBER_ID
         assert commit(wire, member_id="m", group_instance_id=NUL) == UNKNOWN_MEMBER_ID
         assert commit(wire, metadata=NUL) == NONE, "free text, not a name"
+        assert commit(wire, metadata=KEPT) == INVALID_REQUEST, "else its offset would never expire"
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "custom"])

@@ -103,6 +103,20 @@ def test_a_record_that_is_released_too_often_has_a_letter(cluster, cluster_addre
     assert (facts["delivery.count"], facts["spark-log.dlq.cause"]) == ("2", "delivery-count")
 
 
+@pytest.mark.on_sqlite
+def test_a_record_that_is_too_large_with_its_letter_leaves_a_pointer(cluster, cluster_address, produce, worker):
+    """It does not keep the letters of the others."""
+    most = {"max.message.bytes": "1000"}
+    create_topic(cluster, "jobs", configs=most)
+    create_topic(cluster, "dlq.jobs", configs={**ENABLED, **most})
+    send(produce, b"first", b"x" * 900, b"last")
+    finish(worker, AcknowledgeType.REJECT, 3)
+    found = letters(cluster_address, 3)
+    assert [letter.value for letter in found] == [b"first", None, b"last"]
+    assert [facts_of(letter)["offset"] for letter in found] == ["0", "1", "2"]
+    assert archiving(cluster) == 0
+
+
 @pytest.mark.parametrize(
     "trouble",
     [

@@ -214,6 +214,37 @@ def test_files_of_a_deleted_topic_are_kept_for_its_readers_and_other_topics_stay
     everything_fits(cluster)
 
 
+@pytest.mark.on_sqlite
+def test_topics_with_the_longest_names_are_sealed_and_cleaned_as_the_others(cluster, log):
+    """Their folders have names that the file system takes."""
+    root = folder_of(cluster, 1)
+    names = ["-" * 249, "-" * 248 + "a", "z"]
+    topics = [create_topic(cluster, name, configs=FILES) for name in names]
+    orphans = []
+    for topic in topics:
+        append(log, topic, "a", timestamp_ms=clock.wall_ms())
+        assert len(files(root, topic)) == 1
+        write_id = write_ids.register(cluster.store, "test", 60_000)
+        orphans.append(plant(cluster, segment_path(topic.folder, 0, f"{write_id}-0.parquet")))
+    change(cluster, t.write_id.update().where(t.write_id.c.holder == "test").values(until_ms=0))
+    assert set(clean(cluster)) == set(names)
+    assert not any(orphan.exists() for orphan in orphans)
+    for name in names[:2]:
+        delete_topic(cluster, name)
+    change(cluster, t.retired_file.update().values(retired_ms=clock.wall_ms() - 7 * DAY_MS - 60_000))
+    clean(cluster)
+    assert sorted(path.name for path in root.iterdir()) == sorted([MARKER, topics[2].folder])
+    everything_fits(cluster)
+
+
+@pytest.mark.on_sqlite
+def test_a_folder_whose_name_is_too_long_for_the_file_system_is_forgotten(cluster):
+    """As an earlier release recorded it for a deleted topic."""
+    change(cluster, sa.insert(t.retired_file).values(path=f"{'a' * 249}-00000000", topic_id=999, retired_ms=0))
+    clean(cluster)
+    assert retired(cluster) == []
+
+
 def test_orphans_are_deleted_once_no_append_can_name_them(cluster, log):
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())

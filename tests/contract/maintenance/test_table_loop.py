@@ -18,6 +18,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.rewrite import table_loop
 from spark_log.maintenance.rewrite.table_loop import TableLoop
+from spark_log.maintenance.rewrite.table_schedule import Attempts
 from spark_log.metadata import tables as t
 from spark_log.tables.table_lag import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
@@ -147,6 +148,25 @@ def test_an_append_waits_for_a_tail_that_the_thread_does_not_seal_in_time(cluste
     assert tail(cluster) == 3
     append(busy_log, topic, os.urandom(4_000).hex())
     assert tail(cluster) == 0
+
+
+@sqlite_only
+@pytest.mark.parametrize("because", ["its tail is small", "it failed before", "of its registry"])
+def test_the_clients_of_a_gateway_do_not_wait_for_a_topic(cluster, monkeypatch, because):
+    log = ClientLog(cluster, in_thread=True, inline_bytes_min=(0, 2_000))
+    configs = {"schema_registry_url": "http://127.0.0.1:1"} if because == "of its registry" else {}
+    topic = make(cluster, "t", inline_tail_bytes="1", **configs)
+    monkeypatch.setattr(log._loop, "_run", lambda: None)
+    sealed = []
+    monkeypatch.setattr(table_loop, "seal", lambda *_: sealed.append(1))
+    if because == "it failed before":
+        log._loop._attempts[topic.topic_id] = Attempts(failures=1)
+    append(log, topic, "x" * (1_000 if because == "its tail is small" else 9_000))
+    assert not sealed
+    if because == "its tail is small":
+        append(log, topic, os.urandom(9_000).hex())
+        assert sealed, "the store does not grow without bound"
+    log.close()
 
 
 @sqlite_only
