@@ -32,6 +32,8 @@ from tests.support.kafka_broker import KafkaBroker
 _VALUE = os.urandom(50).hex().encode()
 _KEYS = [b"key-%d" % number for number in range(1_000)]
 PARTITIONS = 4
+FORCED = "forced"
+"""A topic of which Kafka forces each message to the disk before it acknowledges it, as spark-log does."""
 
 
 class Server:
@@ -77,16 +79,18 @@ def fetch(server: Server, records: int, topic: str) -> None:
     consumer.close()
 
 
-def single(server: Server, count: int) -> list[float]:
-    """Seconds of one record after the other, acks=all."""
+def single(server: Server, count: int, topic: str = "single") -> tuple[list[float], float]:
+    """Return the seconds of one record after the other, acks=all, and the server's CPU seconds for each."""
     client = confluent_kafka.Producer({"bootstrap.servers": server.address, "linger.ms": 0, "acks": "all"})
     taken = []
-    for _ in range(50 + count):
+    for number in range(50 + count):
+        if number == 50:
+            cpu_s = server.cpu_s()
         began = time.perf_counter()
-        client.produce("single", _VALUE)
+        client.produce(topic, _VALUE)
         assert client.flush(30) == 0
         taken.append(time.perf_counter() - began)
-    return taken[50:]
+    return taken[50:], (server.cpu_s() - cpu_s) / count
 
 
 def classic_heartbeat(wire: WireConnection, group_id: str) -> tuple[Message, int]:
@@ -157,7 +161,9 @@ def measure(servers: list[Server], ours: dict[str, str], arguments: argparse.Nam
             for name, each in seconds.items()
         }
         yield Row(f"{what}: {arguments.records:,} keyed records of 100 bytes", shown, seconds)
-    found = {server.name: single(server, arguments.gets) for server in servers}
+    singles = {server.name: single(server, arguments.gets) for server in servers}
+    singles["Kafka, fsync"] = single(servers[-1], arguments.gets, FORCED)
+    found = {name: taken for name, (taken, _) in singles.items()}
     for name, address in ours.items():
         with Producer(cluster=address) as client:
             found[f"{name}, Producer"] = [
@@ -165,6 +171,8 @@ def measure(servers: list[Server], ours: dict[str, str], arguments: argparse.Nam
                 for _ in range(arguments.gets)
             ]
     shown = {name: f"p50 {1000 * statistics.median(each):.2f} ms" for name, each in found.items()}
+    for name, (_, cpu_s) in singles.items():
+        shown[name] += f", the server's CPU {1000 * cpu_s:.2f} ms"
     yield Row("one record, acks=all", shown, {name: statistics.median(each) for name, each in found.items()})
     for protocol, join in (("classic", classic_heartbeat), ("consumer", consumer_heartbeat)):
         for members in (1, 100):
@@ -208,6 +216,7 @@ def main() -> None:
             gateways[store] = GatewayProcess(folder, address)
         for topic, partitions in topics:
             broker.create_topic(topic, partitions)
+        broker.create_topic(FORCED, 1, flush_messages=1)
         try:
             for gateway in gateways.values():
                 gateway.start()

@@ -1,10 +1,11 @@
 """The cost of each operation as the log grows: `make bench-scale`.
 
-Four axes: segments of one topic (10^3 to 10^6, hence up to 10^9 records), partitions of one topic (10^2 to 10^5),
-topics (10 to 10^4), members of one group (10 to 10^4). At each size the same small amount of work is measured: an
-append of one record, the plan of ten segments, a micro-batch of one record, a heartbeat, a retention pass that drops
-ten segments, the Delta publication of one segment, and the periodic tasks of a coordinator that has nothing to do, in
-ms of work per second. A curve is flat if the largest size costs at most 1.5 x the smallest.
+Five axes: segments of one topic (10^3 to 10^6, hence up to 10^9 records), partitions of one topic (10^2 to 10^5),
+topics (10 to 10^4), members of one group (10 to 10^4), and on PostgreSQL the partitions of a cluster with 16 stores
+(10^4 to 10^6, each with 1,000 records a day, hence up to 10^9 records a day). At each size the same small amount of
+work is measured: an append of one record, the plan of ten segments, a micro-batch of one record, a heartbeat, a
+retention pass that drops ten segments, the Delta publication of one segment, and the periodic tasks of a coordinator
+that has nothing to do, in ms of work per second. A curve is flat if the largest size costs at most 1.5 x the smallest.
 
 The rows of the log are simulated (`benchmarks.scale_rows`): inserted into the store in bulk, consistent with what the
 log would write, without segment files. Times are medians, of wall clock and of this process' CPU time: compare the
@@ -34,19 +35,20 @@ from benchmarks import scale_rows as simulated
 from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
+from spark_log.cluster.stores import add_store
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.config import ClusterSettings
 from spark_log.facts.metrics.task_runs import TaskRunBuffer
 from spark_log.groups.consumer import rows
 from spark_log.groups.membership import ConsumerMembership, MemberSettings
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import HOME, OffsetRange, TopicPartition
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTaskContext
-from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks
+from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks, data_store_tasks
 from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.maintenance.upkeep_tasks import retain
 from spark_log.metadata import tables as t
@@ -62,7 +64,11 @@ AXES = {
     "partitions": (100, 1_000, 10_000, 100_000),
     "topics": (10, 100, 1_000, 10_000),
     "members": (10, 100, 1_000, 10_000),
+    "partitions of 16 stores": (10_000, 100_000, 1_000_000),
 }
+STORES = 16
+_PARTITIONS = 100
+"""Of each topic of a cluster with several stores."""
 GROUP = "readers"
 _ONCE_MS = 2_000
 _NOW = pa.array([time.time_ns() // 1_000_000 * 1_000]).cast(RECORD_SCHEMA.field("timestamp").type)
@@ -89,6 +95,8 @@ def main() -> int:
         if store not in arguments.stores or (store == "PostgreSQL" and arguments.postgresql is None):
             continue
         for axis in arguments.axes:
+            if axis == "partitions of 16 stores" and store == "SQLite":
+                continue  # it has one store
             sizes = [size for size in AXES[axis] if size <= arguments.max]
             for cost in Axis(store, axis, sizes, arguments).measure():
                 costs.append(cost)
@@ -120,19 +128,23 @@ class Axis:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spark-log-bench-"))
             address = f"{folder}/cluster" if self.store == "SQLite" else self._fresh_database()
             cluster = stack.enter_context(Cluster.init(address, log_dir=f"{folder}/log-dir"))
+            if self.axis == "partitions of 16 stores":
+                for number in range(1, STORES):
+                    add_store(cluster, f"store-{number}", self._fresh_database(f"_{number}"))
             before = 0
             for size in self.sizes:
                 began_s = time.perf_counter()
                 topic = self._grow(cluster, before, size)
-                simulated.analyze(cluster)
+                for store_id in cluster.store_ids():
+                    simulated.analyze(cluster.at(store_id))
                 print(f"{self.store}: {size:,} {self.axis} in {time.perf_counter() - began_s:.1f} s", flush=True)
                 for what, (wall_ms, cpu_ms) in operations(cluster, address, topic, self.arguments.rounds):
                     yield Cost(self.store, self.axis, size, what, wall_ms, cpu_ms)
                 before = size
 
-    def _fresh_database(self) -> str:
+    def _fresh_database(self, suffix: str = "") -> str:
         url = sa.make_url(self.arguments.postgresql)
-        name = f"scale_{self.axis}"
+        name = f"scale_{self.axis.replace(' ', '_')}{suffix}"
         engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {name}")
@@ -142,6 +154,20 @@ class Axis:
 
     def _grow(self, cluster: Cluster, before: int, size: int) -> Topic:
         """Let the axis grow; returns the topic to measure."""
+        if self.axis == "partitions of 16 stores":
+            names = ["home", *(f"store-{number}" for number in range(1, STORES))]
+            for name in names:
+                if not before:
+                    first = create_topic(cluster, name, _PARTITIONS, configs=simulated.CONFIGS, store=name)
+                    simulated.add_published_segments(cluster, first, 1)
+                of_store = (max(1, size // _PARTITIONS // STORES) for size in (before, size))
+                simulated.add_topics(cluster, name, range(*of_store))
+            if before:
+                return _find(cluster, "measured")
+            topic = create_topic(cluster, "measured", _PARTITIONS, configs=simulated.CONFIGS, store=names[-1])
+            simulated.add_published_segments(cluster, topic, self.arguments.rounds + 1)  # more than retention drops
+            simulated.add_members(cluster, f"{GROUP}-measured", topic, range(10))
+            return topic
         if self.axis == "members":
             topic = _find(cluster, "grouped") if before else _topic(cluster, "grouped", max(self.sizes))
             if not before:
@@ -179,6 +205,7 @@ def _find(cluster: Cluster, name: str) -> Topic:
 
 def operations(cluster: Cluster, address: str, topic: Topic, rounds: int) -> Iterator[tuple[str, tuple[float, float]]]:
     """Operations and their costs, in (wall, CPU) milliseconds."""
+    view = cluster.of(topic)
     log = ClientLog(cluster)
     yield "append of one record", _cost(lambda: log.append(topic, [Records(0, ONE)]), 20 * rounds)
     wanted = _ten_segments(log, topic)
@@ -195,17 +222,27 @@ def operations(cluster: Cluster, address: str, topic: Topic, rounds: int) -> Ite
     last = topic.partition_count - 1
     yield (
         "Delta publication of one segment",
-        _cost(lambda: publish(cluster, topic), rounds, lambda: simulated.add_segments(cluster, topic, 1, last)),
+        _cost(lambda: publish(view, topic), rounds, lambda: simulated.add_segments(cluster, topic, 1, last)),
     )
     yield (
         "retention drops 10 segments",
-        _cost(lambda: apply_retention(cluster, topic), rounds, lambda: _expire_ten(cluster, topic)),
+        _cost(lambda: apply_retention(view, topic), rounds, lambda: _expire_ten(view, topic)),
     )
-    writer = Writer(cluster.store, "benchmark", 900_000)
-    maintenance = MaintenanceContext(cluster, cluster.store.settings, writer)
+    writer = Writer(view.store, "benchmark", 900_000)
+    maintenance = MaintenanceContext(view, cluster.store.settings, writer)
     yield "retention pass over all topics", _cost(lambda: list(retain(maintenance)), 3)
     writer.close()
     yield from _idle_tasks(cluster)
+    if topic.store_id != HOME:
+        yield "find a topic in a new process", _cost(lambda: _open(address, topic), 4 * rounds)
+        yield from _idle_tasks(view, ", data store")
+
+
+def _open(address: str, topic: Topic) -> None:
+    with Cluster.open(address) as cluster:
+        log = ClientLog(cluster)
+        log.positions(log.find_topic(topic.name))
+        log.close()
 
 
 def _ten_segments(log: ClientLog, topic: Topic) -> dict[TopicPartition, OffsetRange]:
@@ -281,16 +318,17 @@ def _expire_ten(cluster: Cluster, topic: Topic) -> None:
     cluster.store.transact(age)
 
 
-def _idle_tasks(cluster: Cluster) -> Iterator[tuple[str, tuple[float, float]]]:
+def _idle_tasks(cluster: Cluster, where: str = "") -> Iterator[tuple[str, tuple[float, float]]]:
     """The periodic tasks when nothing is to be done, one by one and together in ms of work per second."""
     settings = ClusterSettings()
     context = PeriodicTaskContext(cluster, settings, unfenced, lambda: False, term=None, run_buffer=TaskRunBuffer())
     wall, cpu = 0.0, 0.0
-    for task in (*controller_tasks(), *coordinator_tasks()):
+    tasks = coordinator_tasks() if cluster.store_id == HOME else data_store_tasks()
+    for task in (*controller_tasks(cluster.store_id), *tasks):
         cost = _cost(lambda task=task: task.run(context), 3)  # type: ignore[misc]
-        yield f"task: {task.name}", cost
+        yield f"task: {task.name}{where}", cost
         wall, cpu = wall + cost[0] / task.pause_s(settings), cpu + cost[1] / task.pause_s(settings)
-    yield "coordinator without work, ms per second", (wall, cpu)
+    yield f"coordinator without work{where}, ms per second", (wall, cpu)
 
 
 def _cost(

@@ -44,7 +44,8 @@ def _insert(table: sa.Table, columns: dict[str, str], dialect: str, source: str 
 
 def add_segments(cluster: Cluster, topic: Topic, count: int, only: int | None = None) -> None:
     """Append so many segments to each partition of the topic, or to one of them."""
-    now_ms = cluster.store.now().wall_ms
+    store = cluster.of(topic).store
+    now_ms = store.now().wall_ms
     in_topic = {"topic_id": topic.topic_id}
 
     def insert(connection: sa.Connection, _attempt: object) -> None:
@@ -82,7 +83,7 @@ def add_segments(cluster: Cluster, topic: Topic, count: int, only: int | None = 
         replicas = t.replica.update().where(r.topic_id == topic.topic_id, these)
         connection.execute(replicas.values(log_end_offset=r.log_end_offset + more))
 
-    cluster.store.transact(insert)
+    store.transact(insert)
 
 
 def add_published_segments(cluster: Cluster, topic: Topic, count: int) -> None:
@@ -94,36 +95,50 @@ def add_published_segments(cluster: Cluster, topic: Topic, count: int) -> None:
 
 
 def add_topics(cluster: Cluster, like: str, numbers: range) -> None:
-    """Topics with one partition, as the topic `like` is now: its segments, offsets, and published Delta table."""
+    """Topics as the topic `like` is now, in its store: partitions, segments, offsets, and published Delta table."""
     topic = cluster.store.read(lambda connection: find_topic(connection, like))
-    [folder] = map(Path, delta_tables(cluster, topic).values())
+    view = cluster.of(topic)
+    [folder] = map(Path, delta_tables(view, topic).values())
+    n = t.topic.c
+    copies = sa.select(t.topic).where(n.collision_key.startswith(f"{like}-", autoescape=True))
+    series = {"first": numbers.start, "last": numbers.stop}
 
     def insert(connection: sa.Connection, _attempt: object) -> None:
         dialect = connection.dialect.name
         uuid = "printf('%08x', n)" if dialect == "sqlite" else "lpad(to_hex(n), 8, '0')"
         name = f"'{like}-' || n"
-        columns = {column: f"topic.{column}" for column in ("partition_count", "replication_factor", "configs")}
-        columns |= {"uuid": f"{uuid} || '{'0' * 24}'", "name": name, "collision_key": name, "created_ms": "created_ms"}
+        columns = {column: f"topic.{column}" for column in _OF_TOPIC}
+        columns |= {"uuid": f"{uuid} || '{topic.uuid[8:]}'", "name": name, "collision_key": name}
         source = f"{{series}}, topic WHERE topic.topic_id = {topic.topic_id}"
-        series = {"first": numbers.start, "last": numbers.stop}
         connection.execute(_insert(t.topic, columns, dialect, source), series)
+
+    def insert_rows(connection: sa.Connection, _attempt: object) -> None:
         for table in (t.partition, t.replica, t.segment, t.publication, t.publication_cursor):
             copied = {column.name: f"one.{column.name}" for column in table.columns} | {"topic_id": "new.topic_id"}
             source = (
                 f"{{series}}, topic AS new, {table.name} AS one"
-                f" WHERE new.name = {name} AND one.topic_id = {topic.topic_id}"
+                f" WHERE new.name = '{like}-' || n AND one.topic_id = {topic.topic_id}"
             )
-            connection.execute(_insert(table, copied, dialect, source), series)
+            connection.execute(_insert(table, copied, connection.dialect.name, source), series)
 
     cluster.store.transact(insert)
+    if view is not cluster:
+        stated = cluster.store.read(lambda connection: connection.execute(copies).mappings().all())
+        held = view.store.read(lambda connection: set(connection.execute(sa.select(n.topic_id)).scalars()))
+        rows = [dict(row) for row in stated if row["topic_id"] not in held]
+        view.store.transact(lambda connection, _: connection.execute(t.topic.insert(), rows))
+    view.store.transact(insert_rows)
     for number in numbers:
-        uuid = f"{number:08x}{'0' * 24}"
+        uuid = f"{number:08x}{topic.uuid[8:]}"
         target = folder.parent / f"{like}-{number}-{uuid[:8]}" / "_delta_log"
         target.mkdir(parents=True)
         for file in (folder / "_delta_log").glob("*.json"):
             (target / file.name).write_text(file.read_text().replace(topic.uuid, uuid))
         for file in (folder / "_delta_log").glob("*.parquet"):
             shutil.copy(file, target / file.name)
+
+
+_OF_TOPIC = ("partition_count", "replication_factor", "configs", "created_ms", "typed_columns", "store_id", "state")
 
 
 def add_members(cluster: Cluster, group_id: str, topic: Topic, numbers: range) -> None:

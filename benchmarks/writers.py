@@ -4,7 +4,8 @@
 with --one-partition all to the same one. They start together. Every append is durable. With --gateway they are clients
 of librdkafka, each with one record in flight, of one gateway, whose CPU time is measured too. --batches N appends N
 batches of one record in each transaction, over --partitions, by one process. On a SQLite cluster, and on PostgreSQL too
-with --postgresql.
+with --postgresql, whose CPU time an append is measured: a server with C cores takes 1,000 C / (its ms) appends a
+second, and N stores N times as many, because an append costs the server of its topic only.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import confluent_kafka
+import psutil
+import sqlalchemy as sa
 from rich.console import Console
 from rich.table import Table
 
@@ -86,6 +89,7 @@ def measure(address: str, folder: Path, arguments: argparse.Namespace) -> Iterat
     for count in arguments.processes:
         partitions = [0 if arguments.one_partition else number for number in range(count)]
         cpu_s = None
+        server_before_s = postgresql_cpu_s(address)
         if arguments.gateway:
             latencies_s, cpu_s = run_clients(address, folder, partitions, arguments.seconds)
         else:
@@ -96,7 +100,24 @@ def measure(address: str, folder: Path, arguments: argparse.Namespace) -> Iterat
         row["latency"] = percentiles(latencies_s)
         if cpu_s is not None:
             row["gateway's CPU an append"] = f"{1000 * cpu_s / len(latencies_s):.2f} ms"
+        server_s = postgresql_cpu_s(address) - server_before_s
+        row["PostgreSQL's CPU an append"] = f"{1000 * server_s / len(latencies_s):.2f} ms" if server_s else ""
         yield row
+
+
+def postgresql_cpu_s(address: str) -> float:
+    """Return the CPU seconds of the PostgreSQL server on this machine and of its processes; 0 for a SQLite cluster."""
+    if "://" not in address:
+        return 0.0
+    engine = sa.create_engine(address)
+    with engine.connect() as connection:
+        server = psutil.Process(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()).parent()
+        assert server is not None
+        own = server.cpu_times()
+        running = [child.cpu_times() for child in server.children()]
+    engine.dispose()
+    ended_s = own.children_user + own.children_system
+    return float(ended_s + sum(times.user + times.system for times in (own, *running)))
 
 
 # Processes that append themselves ------------------------------------------------------------------------------------
