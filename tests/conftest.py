@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
     The tests that share a SparkSession are one group, and so are those that share a fixture of their module.
     """
-    items[:] = [item for item in items if not (item.get_closest_marker("on_sqlite") and _store_of(item) == "postgres")]
+    items[:] = [item for item in items if not (item.get_closest_marker("on_sqlite") and _store_of(item) != "sqlite")]
     for item in items:
         if "spark" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("spark"))
@@ -97,13 +97,14 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["two_stores"] if os.environ.get("SPARK_LOG_TEST_STORES") == "two" else ["sqlite", "postgres"])
 def cluster_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Address of a cluster to create: once a folder (SQLite), once a PostgreSQL URL; a folder for `also_on_s3`.
+    """Address of a cluster to create: once a folder (SQLite), once a PostgreSQL URL; a folder for `also_on_s3`. With
+    SPARK_LOG_TEST_STORES=two, all tests run in a cluster of two stores (`also_on_two_stores`) instead.
 
     The store has its tables already, since creating them takes most of the time of many tests.
     """
-    if request.param != "postgres":
+    if request.param not in ("postgres", "two_stores"):
         folder = tmp_path / "cluster"
         folder.mkdir()
         shutil.copyfile(request.getfixturevalue("sqlite_template"), folder / SQLITE_FILE)

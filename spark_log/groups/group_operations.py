@@ -6,11 +6,13 @@ Each change is one transaction under the lock of the group. `delete_offsets_of_e
 import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeAlias, assert_never
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import partitions_by_store
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topic, find_topics
 from spark_log.config.values import INT64_MAX
@@ -46,7 +48,7 @@ from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_g
 from spark_log.groups.share.members import remove_share_members
 from spark_log.groups.share.rows import delete_state
 from spark_log.ids import TopicPartition
-from spark_log.log.segments.plan import find_positions
+from spark_log.log.segments.plan import Found, find_positions
 from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
@@ -161,6 +163,14 @@ class _Resolved(NamedTuple):
     new: dict[TopicPartition, Commit]
 
 
+def positions_of(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
+    """Return the positions of the partitions that exist, each from its store. Topic names must be legal."""
+    found: dict[TopicPartition, Found] = {}
+    for store_id, there in partitions_by_store(cluster, partitions).items():
+        found |= cluster.at(store_id).store.read(partial(find_positions, partitions=there))
+    return found
+
+
 def _resolution(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
 ) -> Callable[[sa.Connection], _Resolved]:
@@ -171,7 +181,7 @@ def _resolution(
     """
     check_group_id(group_id)
     legal = [partition for partition in targets if is_legal(partition.topic)]
-    found = cluster.store.read(lambda connection: find_positions(connection, legal))
+    found = positions_of(cluster, legal)
     for partition in targets:
         if partition not in found:
             raise UnknownTopicOrPartitionError(f"{partition}: unknown topic or partition")
@@ -182,7 +192,7 @@ def _resolution(
         }
         if asked:
             topic = cluster.store.read(lambda connection: find_topic(connection, name))  # noqa: B023
-            at_times = offsets_for_times(cluster, topic, asked)
+            at_times = offsets_for_times(cluster.of(topic), topic, asked)
             times.update({TopicPartition(name, number): offset for number, offset in at_times.items()})
 
     def resolve(connection: sa.Connection) -> _Resolved:

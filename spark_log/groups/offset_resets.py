@@ -19,11 +19,11 @@ from spark_log.groups.group_operations import (
     OffsetReset,
     ResetTo,
     ShiftBy,
+    positions_of,
     refuse_live,
 )
 from spark_log.groups.share.group_ids import make_consumer_group
 from spark_log.ids import TopicPartition
-from spark_log.log.segments.plan import find_positions
 from spark_log.metadata.store import Attempt
 from spark_log.text import parse_time_ms
 
@@ -64,14 +64,13 @@ def apply_resets(cluster: Cluster, group_id: str, resets: Mapping[TopicPartition
     IllegalArgumentError if these conditions do not hold any more; then nothing is committed.
     """
     check_group_id(group_id)
-    legal = [partition for partition in resets if is_legal(partition.topic)]
+    found = positions_of(cluster, [partition for partition in resets if is_legal(partition.topic)])
+    refuse_unknown(resets.keys() - found.keys())
 
     def apply(connection: sa.Connection, _attempt: Attempt) -> None:
         now = cluster.store.clock(connection)
         make_consumer_group(connection, group_id, rows.lock_or_make_group(connection, group_id, now))
         refuse_live(cluster.store, connection, group_id)
-        found = find_positions(connection, legal)
-        refuse_unknown(resets.keys() - found.keys())
         before = read_commits(connection, group_id, resets.keys())
         for partition, reset in sorted(resets.items()):
             committed = before[partition].offset if partition in before else None

@@ -7,14 +7,13 @@ from typing import Any, cast
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-from spark_log.ids import StoreId
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.append.rules import Acks, Appended, Rejected
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log, Records
 from spark_log.log.producer_introduction import append_with_producers
 from spark_log.log.reader import LogReader
-from spark_log.maintenance.removal.expired_records import ExpiredWatch
+from spark_log.maintenance.removal.expired_records import Expired, ExpiredWatch
 from spark_log.maintenance.rewrite.long_tails import LongTails
 from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.maintenance.rewrite.tail_seal import seal
@@ -56,13 +55,12 @@ class ClientLog(Log):
         writer = _writer(cluster, holder, settings)
         self._loop = TableLoop(cluster, writer, in_thread=in_thread, tail_bytes_min=inline_bytes_min[1])
         self._followers = Followers(cluster)
-        self.expired = ExpiredWatch(cluster.store)
-        """Detects appended records that are already older than retention.ms. Its method `take` returns the findings."""
+        self._expired = ExpiredWatch(cluster.store)
         super().__init__(
             cluster,
             writer,
             ReplicatedAppends(cluster, settings),
-            (self._followers, self.expired, self._loop),
+            (self._followers, self._expired, self._loop),
             tail_limit=LongTails(cluster, writer, settings),
             inline_max_bytes_min=inline_bytes_min[0],
             internal=internal,
@@ -123,10 +121,18 @@ class ClientLog(Log):
         for topic in topics:
             self.at(topic.store_id)._loop.watch([topic])
 
+    def take_expired(self) -> list[Expired]:
+        """Return what was appended since the last call although it was older than retention.ms already."""
+        return [expired for log in self._logs() for expired in log._expired.take()]
+
     def stop_sealing(self) -> None:
         """Make a running or later `close` in another thread start no further sealing."""
-        for log in [self, *cast("dict[StoreId, ClientLog]", self._others).values()]:
+        for log in self._logs():
             log._loop.stop_after_current_tail()
+
+    def _logs(self) -> "list[ClientLog]":
+        """Return this log, and those of other stores that it has opened."""
+        return [self, *cast("list[ClientLog]", list(self._others.values()))]
 
     def seal(self, topic: Topic, partitions: Iterable[int]) -> int:
         """Seal the tails of the partitions now, and publish; returns the number of new segment files.

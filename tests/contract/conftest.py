@@ -7,6 +7,8 @@ import pytest
 from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.stores import add_store
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.postgres import PostgresServer
 from tests.support.resources import bounded_resources
@@ -34,7 +36,15 @@ def cluster(request, cluster_address, tmp_path, on_s3):
     """
     log_dir = str(tmp_path / "log-dir") if "://" in cluster_address else None
     with Cluster.init(cluster_address, log_dir=request.getfixturevalue("s3_uri") if on_s3 else log_dir) as cluster:
+        _use_two_stores(request, cluster)
         yield cluster
+
+
+def _use_two_stores(request: pytest.FixtureRequest, cluster: Cluster) -> None:
+    """Add the data store `east`, which gets the topics, if the test asks for two stores."""
+    if request.node.callspec.params["cluster_address"] == "two_stores":
+        add_store(cluster, "east", request.getfixturevalue("postgres_server").create_database())
+        alter_settings(cluster, {"topic.default.store": "east"})
 
 
 @pytest.fixture
@@ -43,6 +53,7 @@ def three_brokers(request, cluster_address, tmp_path, on_s3):
     server, prefix = request.getfixturevalue("s3_server") if on_s3 else None, uuid4().hex
     first, *others = [server.uri(f"{prefix}/d{n}") if server else str(tmp_path / f"d{n}") for n in (1, 2, 3)]
     with Cluster.init(cluster_address, log_dir=first) as cluster:
+        _use_two_stores(request, cluster)
         for broker, log_dir in enumerate(others, 2):
             add_broker(cluster, broker, [log_dir], rack=f"r{broker}")
         yield cluster

@@ -16,6 +16,10 @@ def each_on_sqlite_last_on_postgres(names: str, cases: Sequence[tuple[Any, ...]]
     return pytest.mark.parametrize(f"cluster_address, {names}", found, indirect=["cluster_address"])
 
 
+also_on_two_stores = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres", "two_stores"], indirect=True)
+"""For contract tests: one more run, with the topics of `cluster` and `three_brokers` in a data store."""
+
+
 def rows_of(cluster: Cluster, *tables: sa.Table) -> dict[str, list[str]]:
     """All rows of these tables (by default all tables except the commit tokens), to show that nothing was written."""
     with cluster.store.snapshot() as connection:

@@ -308,7 +308,7 @@ class Sender(threading.Thread):
 
     def warn_of_expired(self) -> None:
         """Log a warning, once per topic, about records that are already older than retention.ms."""
-        for each in self._log.expired.take():
+        for each in self._log.take_expired():
             logger.warning("%s", each)
 
     def _register(self, transaction: "ProducerTransaction", batches: Sequence[ProducerBatch], timeout_ms: int) -> None:

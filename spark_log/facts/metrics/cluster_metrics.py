@@ -41,9 +41,8 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield Gauges("spark_log_store_unaccepted",
                  "1: the metadata store was restored or promoted; clean-up and publication wait for `store accept`.",
                  ("store",), (((name,), int(waits)) for name, waits in snapshot.unaccepted.items()))  # fmt: skip
-    if snapshot.ahead_ms:
-        yield Gauges("spark_log_store_clock_ahead_seconds", "Clock of the data store minus that of the home store.",
-                     ("store",), (((name,), ms / 1000) for name, ms in snapshot.ahead_ms.items()))  # fmt: skip
+    yield Gauges("spark_log_store_clock_ahead_seconds", "Clock of the store minus that of the home store.",
+                 ("store",), (((name,), ms / 1000) for name, ms in snapshot.ahead_ms.items()))  # fmt: skip
     now_ms, oldest_ms = snapshot.now_ms, snapshot.oldest_transaction_ms
     yield _gauge("spark_log_open_transactions", "Open transactions.", snapshot.open_transactions)
     yield _gauge("spark_log_oldest_transaction_seconds", "Age of the oldest open transaction; 0: there is none.",
@@ -158,7 +157,7 @@ def _group_metrics(snapshot: ClusterSnapshot, all_: Sequence[GroupPartitionFacts
     yield Gauges("kafka_consumergroup_members", "Live members.", ("consumergroup",),
                   (((group,), number) for group, number in snapshot.members.items()))  # fmt: skip
     lag_seconds = [((g.group, g.topic, str(g.partition)), g.lag_s or 0.0) for g in groups]
-    yield Gauges("kafka_consumergroup_group_lag_seconds", "Age of the next record to read, from the time index.",
+    yield Gauges("kafka_consumergroup_group_lag_seconds", "Time since the next record to read was appended.",
                   ("group", "topic", "partition"), lag_seconds)  # fmt: skip
     yield Gauges("kafka_consumergroup_group_max_lag_seconds", "Largest lag in seconds, all partitions.", ("group",),
                   (((group,), value) for group, value in seconds.items()))  # fmt: skip

@@ -63,7 +63,8 @@ class PartitionFacts:
 
 @dataclass(frozen=True)
 class GroupPartitionFacts:
-    """A committed offset. `lag` is in records; `lag_s` is the age of the next record to read, None if there is none.
+    """A committed offset. `lag` is in records; `lag_s` is the time since the next record to read was appended, None if
+    there is none.
 
     With `share`, it is the start offset of a share group, whose lag is that of `SharePartition`, and has no `lag_s`.
     """
@@ -101,7 +102,7 @@ class ClusterSnapshot:
     unaccepted: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store that answered is on a server that nobody has accepted, by its name (`check_identity`)."""
     ahead_ms: Mapping[str, int] = field(default_factory=dict)
-    """By how much the clock of each data store that answered is ahead of the home store's, by its name."""
+    """By how much the clock of each store that answered is ahead of the home store's, by its name."""
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -151,7 +152,7 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         groups=(*snapshot.groups, *(each for there in found for each in there.groups)),
         table_lags={**snapshot.table_lags, **{key: lag for there in found for key, lag in there.table_lags.items()}},
         unaccepted={**snapshot.unaccepted, **elsewhere},
-        ahead_ms={names[store_id]: there.ahead_ms for store_id, there in answers.results.items()},
+        ahead_ms={HOME_NAME: 0, **{names[store_id]: there.ahead_ms for store_id, there in answers.results.items()}},
         answering={names[store_id]: store_id not in answers.failures for store_id in stores},
     )
 
@@ -236,6 +237,7 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         shared,
         _record_locks(connection, share_groups, cluster.store.settings) if share_groups else {},
         unaccepted={HOME_NAME: _is_unaccepted(connection)},
+        ahead_ms={HOME_NAME: 0},
     )
 
 
@@ -302,8 +304,9 @@ def _partitions(
 def _group_partitions(
     connection: sa.Connection, now_ms: int, commits: sa.FromClause = t.group_offset
 ) -> Iterator[GroupPartitionFacts]:
-    """Yield every committed offset. The time of the next record to read is interpolated in its segment. `commits` has
-    the columns of table group_offset.
+    """Yield every committed offset. The time at which the next record to read was appended is that of its blob; in a
+    file it is interpolated by the records' timestamps, which anybody may set, between the appends of this file and of
+    the one before. `commits` has the columns of table group_offset.
     """
     commit = commits.c
     here = (SEGMENT.topic_id == commit.topic_id) & (SEGMENT.partition == commit.partition)
@@ -311,6 +314,19 @@ def _group_partitions(
         sa.select(sa.func.max(SEGMENT.base_offset))
         .where(here, SEGMENT.base_offset <= commit.committed_offset)
         .correlate(commits)
+        .scalar_subquery()
+    )
+    earlier = t.segment.alias()
+    before_file = (
+        sa.select(earlier.c.appended_ms)
+        .where(
+            earlier.c.topic_id == SEGMENT.topic_id,
+            earlier.c.partition == SEGMENT.partition,
+            earlier.c.base_offset < SEGMENT.base_offset,
+        )
+        .order_by(earlier.c.base_offset.desc())
+        .limit(1)
+        .correlate(t.segment)
         .scalar_subquery()
     )
     same = (PARTITION.topic_id == commit.topic_id) & (PARTITION.partition == commit.partition)
@@ -325,6 +341,8 @@ def _group_partitions(
             SEGMENT.end_offset,
             SEGMENT.min_timestamp_ms,
             SEGMENT.max_timestamp_ms,
+            sa.case((~SEGMENT.inline, before_file)),
+            SEGMENT.appended_ms,
         )
         .select_from(
             commits.join(t.topic, TOPIC.topic_id == commit.topic_id)
@@ -336,11 +354,14 @@ def _group_partitions(
         )
         .order_by(commit.group_id, TOPIC.name, commit.partition)
     )
-    for group, topic, partition, committed, end, base, segment_end, low_ms, high_ms in connection.execute(query).all():
+    for group, topic, partition, committed, end, base, segment_end, *times in connection.execute(query).all():
         lag_s = None
         if committed < end and base is not None:
+            low_ms, high_ms, before_ms, appended_ms = times
             part = min(1.0, (committed - base) / (segment_end - base))
-            lag_s = max(0.0, (now_ms - low_ms - part * (high_ms - low_ms)) / 1000)
+            at_ms = low_ms + part * (high_ms - low_ms)
+            at_ms = min(max(at_ms, appended_ms if before_ms is None else before_ms), appended_ms)
+            lag_s = max(0.0, (now_ms - at_ms) / 1000)
         yield GroupPartitionFacts(group, topic, partition, committed, records_behind(committed, end), lag_s)
 
 

@@ -12,6 +12,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.write.write_commit import append_whole
 from tests.support.records import table
+from tests.support.stores import also_on_two_stores
 from tests.support.topics import append
 
 OLD_MS = 1_388_534_400_000
@@ -37,6 +38,7 @@ def count_expiring(cluster, topic):
     return sum(report.before.records for report in run_tasks(cluster, ["retention"], topics=[topic], dry_run=True))
 
 
+@also_on_two_stores
 def test_a_producer_warns_once_a_topic(cluster, produce, warnings):
     for name in ("sent", "tables", "transacted", "young", "kept", "stamped", "compacted"):
         configs = {
@@ -82,11 +84,11 @@ def test_the_warning_counts_the_records_that_retention_deletes(cluster, log):
         3, "timestamp", pa.array([OLD_MS * 1000, now_ms * 1000], pa.int64()).cast(table("x").column("timestamp").type)
     )
     log.append(topic, [Records(0, mixed)])
-    assert log.expired.take() == []
+    assert log.take_expired() == []
     assert count_expiring(cluster, "t") == 0, "a segment goes by its largest timestamp"
 
     append(log, topic, "old", "older", partition=0, timestamp_ms=OLD_MS)
-    [behind] = log.expired.take()
+    [behind] = log.take_expired()
     assert (behind.records, behind.at_next_run) == (2, False)
     assert "retention deletes such records as soon as the younger records before them have expired" in str(behind)
     assert count_expiring(cluster, "t") == 0

@@ -241,7 +241,7 @@ def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool 
         log.close(more_to_come=micro_batch)
     except SparkLogError as error:  # the rows are written: a job that failed now would write them again
         logger.warning("after a write: %s", redact(str(error)))
-    for expired in log.expired.take():
+    for expired in log.take_expired():
         if not (micro_batch and expired.begun_before):
             logger.warning("%s", expired)
     return result
