@@ -81,6 +81,10 @@ class VersionProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(timeout=_WAIT_S)
+
     def end(self) -> int:
         """Send SIGTERM; returns the exit code."""
         self._process.send_signal(signal.SIGTERM)
@@ -90,8 +94,7 @@ class VersionProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait(timeout=_WAIT_S)
+        self.kill()
         self.end_input()
 
 

@@ -23,6 +23,8 @@ from spark_log.errors import (
     FencedInstanceIdError,
     IllegalStateError,
     InvalidProducerIdMappingError,
+    InvalidRecordError,
+    MessageSizeTooLargeError,
     ProducerFencedError,
     SparkLogError,
     TransactionAbortableError,
@@ -86,6 +88,8 @@ class RecordRetries:
         self._single: dict[Place, int] = {}
         """The failures of records that ran alone."""
         self._errors: dict[Place, Exception] = {}
+        self._refused: set[Place] = set()
+        """The records whose copies the dead letter topic refused, such as one that is too large with its headers."""
         self._alone: dict[TopicPartition, int] = {}
         """The end offsets of polls that kept failing: records before them run one by one."""
 
@@ -114,12 +118,15 @@ class RecordRetries:
         for place in polled.starts.items():
             for counts in (self._polls, self._single, self._errors):
                 counts.pop(place, None)
+            self._refused.discard(place)
         for partition, commit in polled.ends.items():
             if commit.offset >= self._alone.get(partition, commit.offset + 1):
                 del self._alone[partition]
 
     def letter(self, polled: Polled) -> Callable[[Any, Producer], object] | None:
-        """Return a transform that sends the dead letter of the only record, if it has failed often enough."""
+        """Return a transform that sends the dead letter of the only record, if it has failed often enough. After the
+        topic has refused it, the letter only says where the record is.
+        """
         [place, *others] = polled.starts.items()
         failures = self._single.get(place, 0)
         if self._topic is None or others or polled.count != 1 or failures < self._attempts:
@@ -132,8 +139,14 @@ class RecordRetries:
             [record] = records
             headers = [{"key": name, "value": value} for name, value in record.headers]
             row = {"key": record.key, "value": record.value, "headers": [*headers, *facts, _CAUSE]}
+            if place in self._refused:
+                row = {"key": None, "value": None, "headers": [*facts, _CAUSE]}
             row["partition"] = partition.partition % topic.partition_count
-            producer.send_table(topic.name, pa.Table.from_pylist([row], COPY_SCHEMA))
+            try:
+                producer.send_table(topic.name, pa.Table.from_pylist([row], COPY_SCHEMA))
+            except (InvalidRecordError, MessageSizeTooLargeError):
+                self._refused.add(place)
+                raise
 
         return send
 

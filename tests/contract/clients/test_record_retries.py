@@ -7,6 +7,7 @@ import pytest
 from spark_log import Consumer
 from spark_log.errors import IllegalStateError, ProducerFencedError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.streams import TransactionalLoop
 from spark_log.spark.streams.redrive import Redrive
 from tests.support.python_process import PythonProcess
@@ -150,6 +151,20 @@ def test_a_record_that_the_output_refuses_is_a_dead_letter(cluster, cluster_addr
     assert (totals.records, totals.dead_letters) == (2, 1)
     [letter] = letters(cluster_address, 1)
     assert letter.value == b"a" and all_stored(cluster, "compacted") == ["b"]
+
+
+@pytest.mark.on_sqlite
+def test_the_letter_of_a_record_that_is_too_large_with_its_headers_says_where_it_is(
+    cluster, cluster_address, log, loop
+):
+    made = loop()
+    alter_configs(cluster, "dlq.in", {"max.message.bytes": "2000"})
+    append(log, "in", "x" * 1_900, "b")
+    totals = made.run(fail_at("x" * 1_900), **RETRIES)
+    assert (totals.records, totals.dead_letters) == (2, 1)
+    [letter] = letters(cluster_address, 1)
+    headers = dict(letter.headers)
+    assert (letter.value, headers["__dlq.errors.offset"], headers["__dlq.errors.topic"]) == (None, b"0", b"in")
 
 
 def test_without_a_topic_the_error_of_the_record_is_raised(cluster, log, loop):

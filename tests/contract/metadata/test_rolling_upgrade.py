@@ -27,7 +27,7 @@ from spark_log import Admin
 from spark_log.cluster.cluster import Cluster
 Cluster.init(sys.argv[1], log_dir=sys.argv[2] if "://" in sys.argv[1] else None).close()
 with Admin(cluster=sys.argv[1]) as admin:
-    admin.create_topics({"t": {"num_partitions": 3}})
+    admin.create_topics({name: {"num_partitions": 3} for name in ("t", "copy")})
 """
 
 READ_ALL = """
@@ -211,3 +211,47 @@ def test_versions_side_by_side(case, tmp_path):
         for client in (old_producer, new_producer, kafka):
             for record, place in client.acknowledged.places.items():
                 assert stored[record] == place
+
+
+STREAM = """
+import sys
+from pyspark.sql import SparkSession
+address, checkpoint, *once = sys.argv[1:]
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+source = spark.readStream.format("spark_log").option("cluster", address).option("subscribe", "t")
+rows = source.option("startingOffsets", "earliest").option("maxRecordsPerTrigger", 40).load().select("key", "value")
+sink = rows.writeStream.format("spark_log").option("cluster", address).option("topic", "copy")
+sink = sink.option("checkpointLocation", checkpoint)
+query = (sink.trigger(availableNow=True) if once else sink.trigger(processingTime="0 seconds")).start()
+while not once and len(spark.read.format("spark_log").option("cluster", address).option("subscribe", "copy")
+                       .load().take(1)) == 0:
+    pass
+print("has copied", flush=True)
+query.awaitTermination()
+"""
+
+
+@pytest.mark.long
+def test_a_stream_goes_on_with_a_newer_version(tmp_path):
+    """A query of the previous version is killed; this version continues from its checkpoint."""
+    older, newer, address = previous_version(tmp_path), this_version(), str(tmp_path / "cluster")
+    if older is None:
+        pytest.skip("the checkout has no history: git archive cannot get the older version")
+    with ExitStack() as stack:
+        cluster = Cluster(stack, tmp_path, address)
+        cluster.run(older, "create", "-c", CREATE, address, str(tmp_path / "log-dir"))
+        producer = cluster.producer(older, "old")
+        producer.wait_for_more()
+        stream = ("-c", STREAM, address, str(tmp_path / "checkpoint"))
+        query = stack.enter_context(older.start(tmp_path / "stream.log", *stream))
+        query.wait_for("has copied")
+        query.kill()
+        producer.wait_for_more()
+        producer.finish()
+        cluster.run(newer, "stream-2", *stream, "once")
+        read, copied = (
+            sorted(json.loads(line)[0] for line in cluster.run(newer, name, "-c", program, address).splitlines())
+            for name, program in (("read", READ_ALL), ("read-copy", READ_ALL.replace('"t"', '"copy"')))
+        )
+        assert copied == read, "each record once"
+        assert set(producer.acknowledged.places) <= set(read)
