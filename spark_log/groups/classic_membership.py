@@ -12,7 +12,6 @@ from kafka.coordinator.assignors.abstract import RebalanceProtocol
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.config import ClusterSettings
 from spark_log.errors import IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
 from spark_log.groups.assignors import Assignor, assign_as_leader, by_topic
@@ -45,10 +44,9 @@ class ClassicMembership(Membership):
     """A membership by the classic protocol. Its assignments are not complete during a rebalance."""
 
     def __init__(
-        self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Mapping[str, Assignor],
-        *, limits: ClusterSettings | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(cluster, group_id, settings, limits=limits)
+        self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Mapping[str, Assignor]
+    ) -> None:
+        super().__init__(cluster, group_id, settings)
         self._assignors = assignors
         self._cooperative = all(
             RebalanceProtocol.COOPERATIVE in each.supported_protocols() for each in assignors.values()

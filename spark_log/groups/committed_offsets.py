@@ -106,8 +106,6 @@ def commit_offsets(
     group_id: str,
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
     metadata: str = "",
-    *,
-    settings: ClusterSettings | None = None,
 ) -> list[TopicPartition]:
     """Commit the next offsets to read for a group without members: a Spark query, or a consumer with manual assignment.
 
@@ -115,7 +113,7 @@ def commit_offsets(
     Raises UnknownMemberIdError while the group has live members, because only they may commit, GroupIdNotFoundError if
     it is a share group, and the errors of `check_commits`; then nothing is committed.
     """
-    commits = check_commits(offsets, settings or store.settings, metadata)
+    commits = check_commits(offsets, store.settings, metadata)
 
     def commit(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
         group = rows.lock_or_make_group(connection, group_id, store.clock(connection))

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from kafka.structs import OffsetAndMetadata
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.config import ClusterSettings
 from spark_log.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
@@ -59,9 +58,7 @@ class Membership(ABC):
     through the store only.
     """
 
-    def __init__(
-        self, cluster: Cluster, group_id: str, settings: MemberSettings, *, limits: ClusterSettings | None = None
-    ) -> None:
+    def __init__(self, cluster: Cluster, group_id: str, settings: MemberSettings) -> None:
         """Raises InvalidGroupIdError, InvalidSessionTimeoutError, or InvalidConfigurationError (instance id)."""
         self.group_id = check_group_id(group_id)
         self.settings = settings
@@ -69,9 +66,8 @@ class Membership(ABC):
         """Empty while the consumer is not a member."""
         self.generation = _NOT_JOINED
         """The generation of its assignment, which is the member epoch in the consumer protocol; -1 before it joins."""
-        check_session_timeout(settings.session_timeout_ms, limits or cluster.store.settings)
+        check_session_timeout(settings.session_timeout_ms, cluster.store.settings)
         check_instance_id(settings.instance_id)
-        self._limits = limits
         self._store = cluster.store
         self._turn = threading.RLock()
         self._fenced: FencedInstanceIdError | None = None
@@ -103,7 +99,7 @@ class Membership(ABC):
         RebalanceInProgressError in a classic group; then nothing is committed. Raises UnknownTopicOrPartitionError if
         partitions do not exist; all others are committed.
         """
-        commits = check_commits(offsets, self._limits or self._store.settings)
+        commits = check_commits(offsets, self._store.settings)
         with self._turn, self._session(lost=False):
             me, generation = self._identity(), self.generation
 
@@ -161,12 +157,9 @@ class Membership(ABC):
 class ConsumerMembership(Membership):
     """A membership by the consumer protocol (KIP-848). A member that finds the target assignment stale computes it."""
 
-    def __init__(
-        self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Collection[str],
-        *, limits: ClusterSettings | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, cluster: Cluster, group_id: str, settings: MemberSettings, assignors: Collection[str]) -> None:
         """Create a membership. `assignors` are names of `known_assignors`, in order of preference."""
-        super().__init__(cluster, group_id, settings, limits=limits)
+        super().__init__(cluster, group_id, settings)
         self._assignors = tuple(assignors)
         self._complete = False
         self._new_id = ""

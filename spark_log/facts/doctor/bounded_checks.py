@@ -66,11 +66,6 @@ def _settle(answer: "Future[T]", work: Callable[[], T]) -> None:
         answer.set_exception(failure)
 
 
-def answer_within(work: Callable[[], T], limit_s: float, name: str) -> T:
-    """Return the result of `work`, which may hang. Raises its error, or TimeoutError after `limit_s`."""
-    return begin(work, name).result(limit_s)
-
-
 def begin(work: Callable[[], T], name: str) -> "Future[T]":
     """Start `work` in a daemon thread of its own, which does not keep the process alive if it hangs."""
     answer: Future[T] = Future()

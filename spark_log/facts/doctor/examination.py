@@ -20,7 +20,7 @@ from spark_log.cluster.stores import list_stores
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, UnsupportedVersionError, redact
 from spark_log.facts.doctor import cluster_rules, file_rules, machine, settings_rules, store_rules, stores
-from spark_log.facts.doctor.bounded_checks import Check, answer_within, begin, run_checks
+from spark_log.facts.doctor.bounded_checks import Check, begin, run_checks
 from spark_log.facts.doctor.findings import Finding, Severity, error
 from spark_log.facts.doctor.host_rules import HOSTS, check_hosts
 from spark_log.facts.doctor.log_dir_rules import LOG_DIR, check_log_dir
@@ -60,7 +60,8 @@ def examine(
     cluster: Cluster | None = None
     log_dirs: list[LogDirInfo] = []
     try:
-        cluster, log_dirs, finding = answer_within(partial(_open, address, limit_s), limit_s, "spark-log-doctor-store")
+        opened = begin(partial(_open, address, limit_s), "spark-log-doctor-store")
+        cluster, log_dirs, finding = opened.result(limit_s)
         opening.append(finding)
     except TimeoutError:
         late = "look at the server and the network: it hangs. A longer limit: --timeout SECONDS"

@@ -24,7 +24,7 @@ from spark_log.errors import (
     UnknownMemberIdError,
 )
 from spark_log.groups.consumer import rows as group_rows
-from spark_log.groups.consumer.rules import JOINING, LEAVING, EpochState, Group, Member, TopicFacts
+from spark_log.groups.consumer.rules import JOINING, EpochState, Group, Member, TopicFacts
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
 from spark_log.groups.share import rows
 from spark_log.groups.share.rules import Window
@@ -359,7 +359,3 @@ def take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupR
         or connection.execute(sa.select(t.classic_group.c.group_id).where(has_classic)).first() is not None
     ):
         raise not_a_share_group(group_id)
-
-
-def is_leaving(epoch: int) -> bool:
-    return epoch == LEAVING

@@ -30,13 +30,12 @@ _INT64_MAX = 2**63 - 1
 _SHOWN_CHARS_MAX = 1000
 
 
-def parse_offsets(text: str, *, resolved: bool = False) -> dict[TopicPartition, int]:
-    """Parse offsets by partition. They may be -1 (latest) and -2 (earliest), except if they must be `resolved`, as in a
-    checkpoint.
+def parse_offsets(text: str) -> dict[TopicPartition, int]:
+    """Parse offsets by partition, which may be -1 (latest) and -2 (earliest).
 
     Raises InvalidOptionError "Expected e.g. {…}, got …".
     """
-    return _parse_nested(text, OFFSETS_EXAMPLE, 0 if resolved else EARLIEST)
+    return _parse_nested(text, OFFSETS_EXAMPLE, EARLIEST)
 
 
 def parse_timestamps(text: str) -> dict[TopicPartition, int]:
@@ -66,7 +65,9 @@ def offsets_to_dict(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str
 
 
 def offsets_from_dict(nested: object, *, resolved: bool = True) -> dict[TopicPartition, int]:
-    """Convert the result of `offsets_to_dict` back, checked as `parse_offsets` checks its text."""
+    """Convert the result of `offsets_to_dict` back, checked as `parse_offsets` checks its text. If they must be
+    `resolved`, as in a checkpoint, -1 and -2 are refused.
+    """
     return _flatten(nested, nested, OFFSETS_EXAMPLE, 0 if resolved else EARLIEST)
 
 

@@ -60,10 +60,10 @@ def test_invalid_offsets_name_the_expected_and_the_given_text(text: str) -> None
 
 
 def test_special_offsets_are_refused_in_checkpoints() -> None:
-    assert parse_offsets('{"t":{"0":0}}', resolved=True) == {TopicPartition("t", 0): 0}
+    assert offsets_from_dict({"t": {"0": 0}}) == {TopicPartition("t", 0): 0}
     for offset in (-1, -2):
         with pytest.raises(InvalidOptionError, match=f"{offset} of t-0 is not a whole number >= 0"):
-            parse_offsets(f'{{"t":{{"0":{offset}}}}}', resolved=True)
+            offsets_from_dict({"t": {"0": offset}})
 
 
 @pytest.mark.parametrize("text", ['{"t":{"0":-1}}', '{"t":{"0":-2}}', '{"t":{"0":1.0}}', "5", '{"t":[0]}'])
