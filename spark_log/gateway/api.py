@@ -66,6 +66,15 @@ Handler = Callable[[Services, Message, Client], Awaitable[Message | None]]
 order of the requests of a connection."""
 
 
+def blocking(handler: Callable[[Services, Message, Client], Message]) -> Handler:
+    """Return a handler that calls the blocking function `handler` in a thread of the request."""
+
+    async def handle(services: Services, request: Message, client: Client) -> Message:
+        return await services.call(handler, services, request, client)
+
+    return handle
+
+
 @dataclass(frozen=True)
 class Api:
     """An API of the protocol, and how a gateway serves it.

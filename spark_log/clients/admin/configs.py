@@ -162,7 +162,7 @@ def reset_configs(
 def _each(resources: Sequence[ConfigResource], action: Any) -> dict[str, dict[str, str]]:
     result: dict[str, dict[str, str]] = {}
     for resource in resources:
-        _, error = outcome_of(lambda resource=resource: action(resource))  # type: ignore[misc]
+        _, error = outcome_of(action, resource)
         kind = resource.resource_type.name.lower()
         result.setdefault(kind, {})[resource.name] = "OK" if error is None else str(error)
     return result

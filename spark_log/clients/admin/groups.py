@@ -97,7 +97,7 @@ def alter_group_offsets(
     cluster: Cluster, group_id: str, offsets: Mapping[Any, OffsetAndMetadata]
 ) -> dict[Any, type[Exception]]:
     given = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
-    unknown, error = outcome_of(lambda: commit_offsets(cluster.store, group_id, given))
+    unknown, error = outcome_of(commit_offsets, cluster.store, group_id, given)
     if error is not None:
         return dict.fromkeys(offsets, type(error))
     return {tp: UnknownTopicOrPartitionError if tp in (unknown or ()) else NoError for tp in offsets}
@@ -150,7 +150,7 @@ def delete_group_offsets(cluster: Cluster, group_id: str, partitions: Iterable[A
 def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, str]:
     result = {}
     for group_id in group_ids:
-        _, error = outcome_of(lambda group_id=group_id: group_operations.delete_group(cluster.store, group_id))  # type: ignore[misc]
+        _, error = outcome_of(group_operations.delete_group, cluster.store, group_id)
         result[group_id] = "OK" if error is None else type(error).__name__
     return result
 

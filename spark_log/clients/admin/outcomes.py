@@ -1,20 +1,21 @@
 """Outcomes of requests for several objects: each object has its own outcome, as in a broker's answers."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from kafka.errors import KafkaError, UnknownError
 
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.errors import SparkLogError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def outcome_of(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def outcome_of(action: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> tuple[T | None, Exception | None]:
     """Return (result of `action`, None), or (None, its error converted to kafka-python's)."""
     try:
-        return action(), None
+        return action(*arguments, **keywords), None
     except SparkLogError as error:
         return None, kafka_error(error)
     except KafkaError as error:

@@ -56,7 +56,7 @@ def alter_partition_reassignments(cluster: Cluster, reassignments: Mapping[Any, 
         if target is not None and not all(isinstance(broker_id, int) for broker_id in target):
             raise ValueError(f"Replica list for {partition} must be int broker_ids.")
         tp = TopicPartition(partition[0], partition[1])
-        _, error = outcome_of(lambda tp=tp, target=target: begin_reassignments(cluster, {tp: target}))  # type: ignore[misc]
+        _, error = outcome_of(begin_reassignments, cluster, {tp: target})
         results[KafkaTopicPartition(*tp)] = None if error is None else type(error)
     return results
 

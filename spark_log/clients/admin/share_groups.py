@@ -150,9 +150,7 @@ class ShareGroupCalls:
         """Delete share groups without members; return 'OK' or the name of the error for each. Their configs stay."""
         result = {}
         for group_id in group_ids:
-            _, error = outcome_of(
-                lambda group_id=group_id: delete_group(self._cluster, local_user(), _SOURCE, group_id)  # type: ignore[misc]
-            )
+            _, error = outcome_of(delete_group, self._cluster, local_user(), _SOURCE, group_id)
             result[group_id] = "OK" if error is None else type(error).__name__
         return result
 

@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -46,7 +45,7 @@ def create_topics(cluster: Cluster, new_topics: Any, *, validate_only: bool, rai
     """Create topics; return {'topics': [...]} with error code, id, partitions, factor and configs of each."""
     entries, errors = [], []
     for wanted in _wanted(new_topics):
-        topic, error = outcome_of(lambda wanted=wanted: _create(cluster, wanted, validate_only))  # type: ignore[misc]
+        topic, error = outcome_of(_create, cluster, wanted, validate_only)
         errors.append(error)
         entry: dict[str, Any] = {"name": wanted.name, **error_fields(error)}
         if error is None:
@@ -117,8 +116,8 @@ def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_
         name = "" if isinstance(given, uuid.UUID) else given
         if topic is not None:
             name = topic.name
-        delete = partial(engine.delete_topic, cluster, name, topic_id=None if topic is None else topic.topic_id)
-        _, error = outcome_of(delete)
+        topic_id = None if topic is None else topic.topic_id
+        _, error = outcome_of(engine.delete_topic, cluster, name, topic_id=topic_id)
         errors.append(error)
         entries.append({"name": name or None, **error_fields(error)})
     if raise_errors:
@@ -171,10 +170,10 @@ def create_partitions(
     """Add partitions; return {'results': [...]} with the error code of each topic."""
     results, errors = [], []
     for name, given in topic_partitions.items():
-        count = given if isinstance(given, int) else getattr(given, "total_count", None)
+        count: Any = given if isinstance(given, int) else getattr(given, "total_count", None)
         if isinstance(given, Mapping):
             count = given["count"]
-        _, error = outcome_of(lambda n=name, c=count: engine.add_partitions(cluster, n, c, validate_only=validate_only))  # type: ignore[misc]
+        _, error = outcome_of(engine.add_partitions, cluster, name, count, validate_only=validate_only)
         errors.append(error)
         results.append({"name": name, **error_fields(error)})
     if raise_errors:

@@ -13,7 +13,7 @@ from spark_log.clients.admin import acls as on_acls
 from spark_log.cluster.security.acl_rules import Acl, AclFilter, Operation
 from spark_log.errors import SecurityDisabledError
 from spark_log.gateway.access.rights import on_cluster
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
@@ -34,11 +34,7 @@ def _filter(wanted: Message) -> AclFilter:
     )  # fmt: skip
 
 
-async def describe_acls(services: Services, request: Message, _client: Client) -> Message:
-    return await services.call(_describe, services, request)
-
-
-def _describe(services: Services, request: Message) -> Message:
+def describe_acls(services: Services, request: Message, _client: Client) -> Message:
     def found() -> list[Acl]:
         _check_enabled(services)
         return on_acls.find_acls(services.cluster, _filter(request))
@@ -81,7 +77,7 @@ def _create(services: Services, request: Message, client: Client) -> Message:
         if error is not None:
             raise error
 
-    outcomes = [outcome_of(lambda wanted=wanted: create(wanted)) for wanted in request.creations]  # type: ignore[misc]
+    outcomes = [outcome_of(create, wanted) for wanted in request.creations]
     kind = CreateAclsResponse.AclCreationResult
     return CreateAclsResponse(
         throttle_time_ms=0, results=[kind(error_code=each.code, error_message=each.message) for each in outcomes]
@@ -100,7 +96,7 @@ def _delete(services: Services, request: Message, client: Client) -> Message:
         _check_enabled(services)
         return on_acls.delete_acls(services.cluster, client.principal, _SOURCE, [_filter(wanted)])[0]
 
-    outcomes = [outcome_of(lambda wanted=wanted: delete(wanted)) for wanted in request.filters]  # type: ignore[misc]
+    outcomes = [outcome_of(delete, wanted) for wanted in request.filters]
     return DeleteAclsResponse(throttle_time_ms=0, filter_results=[_deleted(each) for each in outcomes])
 
 
@@ -121,7 +117,7 @@ def _deleted(outcome: Outcome[list[Acl]]) -> Message:
 
 
 APIS = (
-    Api(DescribeAclsRequest, describe_acls, advertised=(1, 3), rights=(on_cluster(Operation.DESCRIBE),)),
+    Api(DescribeAclsRequest, blocking(describe_acls), advertised=(1, 3), rights=(on_cluster(Operation.DESCRIBE),)),
     Api(CreateAclsRequest, create_acls, advertised=(1, 3), limits=TRANSACTIONS, rights=(on_cluster(Operation.ALTER),)),
     Api(DeleteAclsRequest, delete_acls, advertised=(1, 3), limits=TRANSACTIONS, rights=(on_cluster(Operation.ALTER),)),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from spark_log.cluster.quotas.rules import IP, Entity, entity_of, matches
 from spark_log.cluster.security.acl_rules import Operation
 from spark_log.errors import IllegalArgumentError, SparkLogError
 from spark_log.gateway.access.rights import on_cluster
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.protocol.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
@@ -23,12 +23,8 @@ _EXACT, _DEFAULT, _ANY = 0, 1, 2
 """The match types of a filter."""
 
 
-async def describe_client_quotas(services: Services, request: Message, _client: Client) -> Message:
+def describe_client_quotas(services: Services, request: Message, _client: Client) -> Message:
     """Return the quotas of the entities that match the filter."""
-    return await services.call(_describe, services, request)
-
-
-def _describe(services: Services, request: Message) -> Message:
     entry = DescribeClientQuotasResponse.EntryData
     try:
         exact, present = _filter_of(request)
@@ -81,7 +77,7 @@ def _alter(services: Services, request: Message, client: Client) -> Message:
     entry = AlterClientQuotasResponse.EntryData
     entries = []
     for wanted in request.entries:
-        outcome = outcome_of(lambda wanted=wanted: _alter_one(services, client, wanted, bool(request.validate_only)))  # type: ignore[misc]
+        outcome = outcome_of(_alter_one, services, client, wanted, bool(request.validate_only))
         entries.append(
             entry(
                 error_code=outcome.code,
@@ -105,7 +101,7 @@ def _alter_one(services: Services, client: Client, wanted: Message, validate_onl
 
 
 APIS = (
-    Api(DescribeClientQuotasRequest, describe_client_quotas, advertised=(0, 1),
+    Api(DescribeClientQuotasRequest, blocking(describe_client_quotas), advertised=(0, 1),
         rights=(on_cluster(Operation.DESCRIBE_CONFIGS),)),
     Api(AlterClientQuotasRequest, alter_client_quotas, advertised=(0, 1), limits=TRANSACTIONS,
         rights=(on_cluster(Operation.ALTER_CONFIGS),)),

@@ -14,22 +14,18 @@ from spark_log.clients.admin.users import alter_scram_credentials, known_credent
 from spark_log.cluster.security.acl_rules import Operation
 from spark_log.errors import DuplicateResourceError, ResourceNotFoundError, SparkLogError
 from spark_log.gateway.access.rights import on_cluster
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.protocol.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 
 
-async def describe_users(services: Services, request: Message, _client: Client) -> Message:
+def describe_users(services: Services, request: Message, _client: Client) -> Message:
     """Return the mechanisms and iterations of the named users, or of all users for null or an empty list."""
-    return await services.call(_describe_users, services, request)
-
-
-def _describe_users(services: Services, request: Message) -> Message:
     names = [each.name for each in request.users or ()]
     times = Counter(names)
-    outcome = outcome_of(lambda: known_credentials(services.cluster, times or None))
+    outcome = outcome_of(known_credentials, services.cluster, times or None)
     kind = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
     results = []
     for user, credentials in (outcome.result or {}).items():
@@ -52,12 +48,8 @@ def _describe_users(services: Services, request: Message) -> Message:
     )
 
 
-async def alter_users(services: Services, request: Message, client: Client) -> Message:
+def alter_users(services: Services, request: Message, client: Client) -> Message:
     """Change credentials. The client has salted the passwords already."""
-    return await services.call(_alter_users, services, request, client)
-
-
-def _alter_users(services: Services, request: Message, client: Client) -> Message:
     alterations: list[object] = []
     for each in request.deletions:
         alterations.append(_Deletion(each.name, each.mechanism))
@@ -94,8 +86,8 @@ class _Upsertion(UserScramCredentialUpsertion):  # type: ignore[misc]
 
 
 APIS = (
-    Api(DescribeUserScramCredentialsRequest, describe_users, advertised=(0, 0),
+    Api(DescribeUserScramCredentialsRequest, blocking(describe_users), advertised=(0, 0),
         rights=(on_cluster(Operation.DESCRIBE),)),
-    Api(AlterUserScramCredentialsRequest, alter_users, advertised=(0, 0), limits=TRANSACTIONS,
+    Api(AlterUserScramCredentialsRequest, blocking(alter_users), advertised=(0, 0), limits=TRANSACTIONS,
         rights=(on_cluster(Operation.ALTER),)),
 )  # fmt: skip

@@ -107,7 +107,7 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
             raise CoordinatorNotAvailableError(f"group {me.group_id!r}: {member_id} must repeat its heartbeat")
         return answer
 
-    return _response(services, outcome_of(answer, coordinator_code))
+    return _response(services, outcome_of(answer, code_of=coordinator_code))
 
 
 def _owned(services: Services, parts: Collection[Message] | None) -> Partitions | None:

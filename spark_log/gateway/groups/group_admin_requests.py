@@ -19,7 +19,7 @@ from spark_log.errors import GroupIdNotFoundError
 from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GroupDescription, MemberDescription
 from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.response_sizes import ELEMENT_BYTES
 from spark_log.gateway.protocol.authorized_operations import operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, error_code, outcome_of
@@ -49,7 +49,7 @@ async def list_groups(services: Services, request: Message, _client: Client) -> 
 
 
 def _list_groups(services: Services, request: Message, held: int) -> Message | Needed:
-    outcome = outcome_of(lambda: group_inspection.list_groups(services.cluster.store))
+    outcome = outcome_of(group_inspection.list_groups, services.cluster.store)
     size = sum(ELEMENT_BYTES + len(group.group_id) for group in outcome.result or ())
     if size > held:
         return Needed(size)
@@ -85,7 +85,7 @@ async def describe_groups(services: Services, request: Message, client: Client) 
     may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
 
     def described(group_id: str) -> Message:
-        outcome = outcome_of(lambda: describe(group_id))
+        outcome = outcome_of(describe, group_id)
         return _described(group_id, outcome, operations(group_id), request.version, may_describe)
 
     groups = await services.in_portions(described, request.groups)
@@ -139,26 +139,19 @@ def _member(member: MemberDescription, may_describe: Callable[[str], bool], clas
     )
 
 
-async def delete_groups(services: Services, request: Message, _client: Client) -> Message:
-    return await services.call(_delete_groups, services, request)
+def delete_groups(services: Services, request: Message, _client: Client) -> Message:
+    def delete(group_id: str) -> None:
+        delete_group(services.cluster.store, check_group_id(group_id))
 
-
-def _delete_groups(services: Services, request: Message) -> Message:
     results = []
     for group_id in request.groups_names:
-        outcome = outcome_of(
-            lambda group_id=group_id: delete_group(services.cluster.store, check_group_id(group_id))  # type: ignore[misc]
-        )
+        outcome = outcome_of(delete, group_id)
         results.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=outcome.code))
     return DeleteGroupsResponse(throttle_time_ms=0, results=results)
 
 
-async def delete_committed_offsets(services: Services, request: Message, _client: Client) -> Message:
+def delete_committed_offsets(services: Services, request: Message, _client: Client) -> Message:
     """Delete committed offsets, except those of topics that live members read. The group remains."""
-    return await services.call(_delete_committed_offsets, services, request)
-
-
-def _delete_committed_offsets(services: Services, request: Message) -> Message:
     wanted = [TopicPartition(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     outcome = outcome_of(
         lambda: delete_offsets_of_each(services.cluster.store, check_group_id(request.group_id), wanted)
@@ -188,8 +181,8 @@ APIS = (
         rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups"),)),
     Api(ListGroupsRequest, list_groups, advertised=(0, 5), limits=TINY,
         rights=(Shown(Operation.DESCRIBE, ResourceType.GROUP, "groups", "group_id", or_cluster=True),)),
-    Api(DeleteGroupsRequest, delete_groups, advertised=(0, 2), limits=TRANSACTIONS,
+    Api(DeleteGroupsRequest, blocking(delete_groups), advertised=(0, 2), limits=TRANSACTIONS,
         rights=(each_named(Operation.DELETE, ResourceType.GROUP, "groups_names", "results"),)),
-    Api(OffsetDeleteRequest, delete_committed_offsets, advertised=(0, 0), limits=TRANSACTIONS,
+    Api(OffsetDeleteRequest, blocking(delete_committed_offsets), advertised=(0, 0), limits=TRANSACTIONS,
         rights=(on_group(Operation.DELETE), each_topic(Operation.READ))),
 )  # fmt: skip

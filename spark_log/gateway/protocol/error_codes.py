@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, TypeVarTuple
 
 from kafka import errors as kafka
 
@@ -15,6 +15,7 @@ from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+A = TypeVarTuple("A")
 
 NONE = 0
 UNKNOWN_SERVER_ERROR = -1
@@ -128,10 +129,12 @@ class Outcome(Generic[T]):
     result: T | None = None
 
 
-def outcome_of(action: Callable[[], T], code_of: Callable[[BaseException], int] = error_code) -> Outcome[T]:
+def outcome_of(
+    action: Callable[[*A], T], *arguments: *A, code_of: Callable[[BaseException], int] = error_code
+) -> Outcome[T]:
     """Call `action`, and return its result or SparkLogError. Other errors are raised, which closes the connection."""
     try:
-        return Outcome(result=action())
+        return Outcome(result=action(*arguments))
     except SparkLogError as error:
         return failed(error, code_of)
 

@@ -106,7 +106,7 @@ def _from_records(services: Services, times: Mapping[TopicPartition, int]) -> di
     outcomes: dict[TopicPartition, _Outcome] = {}
     for tp, timestamp in times.items():
         at = partial(list_partition_offsets, specs={tp: timestamp})
-        record = outcome_of(partial(services.stores.call, services.stores.of(tp.topic), at, CHANGE_S))
+        record = outcome_of(services.stores.call, services.stores.of(tp.topic), at, CHANGE_S)
         offset, timestamp_ms = (-1, -1) if record.result is None else record.result[tp][:2]
         outcomes[tp] = record.code, offset, timestamp_ms, -1
     return outcomes

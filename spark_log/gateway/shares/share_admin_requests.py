@@ -12,7 +12,7 @@ from spark_log.errors import GroupIdNotFoundError, NonEmptyGroupError, SparkLogE
 from spark_log.facts.share_groups import ShareGroupDescription, describe_share_group
 from spark_log.facts.share_partitions import SharePartition
 from spark_log.gateway.access.rights import TOPIC_REFUSED, Shown, each_named, each_topic, on_group
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, client_message, error_code, outcome_of
@@ -145,12 +145,8 @@ def _offsets_of(services: Services, asked: Message, version: int) -> Message:
     return group_kind(group_id=asked.group_id, topics=topics, error_code=NONE, error_message=None)
 
 
-async def alter_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
+def alter_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
     """Reset a share group without members. One that does not exist is created, as in Kafka."""
-    return await services.call(_alter, services, request)
-
-
-def _alter(services: Services, request: Message) -> Message:
     kind = AlterShareGroupOffsetsResponse.AlterShareGroupOffsetsResponseTopic
     part = kind.AlterShareGroupOffsetsResponsePartition
     targets = {
@@ -158,7 +154,7 @@ def _alter(services: Services, request: Message) -> Message:
         for topic in request.topics
         for each in topic.partitions
     }
-    outcome = _named(outcome_of(lambda: reset_each_share_offset(services.cluster, request.group_id, targets)))
+    outcome = _named(outcome_of(reset_each_share_offset, services.cluster, request.group_id, targets))
     if outcome.result is None:
         return AlterShareGroupOffsetsResponse(
             throttle_time_ms=0, error_code=outcome.code, error_message=outcome.message, responses=[]
@@ -188,12 +184,8 @@ def _named(outcome: Outcome[_T]) -> Outcome[_T]:
     return Outcome(outcome.code, _NOT_EMPTY) if not_empty else outcome
 
 
-async def delete_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
+def delete_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
     """Delete the state of topics in a share group without members."""
-    return await services.call(_delete, services, request)
-
-
-def _delete(services: Services, request: Message) -> Message:
     kind = DeleteShareGroupOffsetsResponse.DeleteShareGroupOffsetsResponseTopic
     names = [topic.topic_name for topic in request.topics]
     found = services.topics.find(filter(is_legal, names))
@@ -228,9 +220,9 @@ APIS = (
         rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups", "group_id"),
                 each_topic(Operation.DESCRIBE, name="topic_name", within="groups"),
                 Shown(Operation.DESCRIBE, ResourceType.TOPIC, "topics", "topic_name", within="groups"))),
-    Api(AlterShareGroupOffsetsRequest, alter_share_group_offsets, advertised=(0, 0), limits=TRANSACTIONS,
+    Api(AlterShareGroupOffsetsRequest, blocking(alter_share_group_offsets), advertised=(0, 0), limits=TRANSACTIONS,
         lane=Lane.GROUP, rights=(on_group(Operation.READ), each_topic(Operation.READ, "responses", name="topic_name"))),
-    Api(DeleteShareGroupOffsetsRequest, delete_share_group_offsets, advertised=(0, 0), limits=TRANSACTIONS,
+    Api(DeleteShareGroupOffsetsRequest, blocking(delete_share_group_offsets), advertised=(0, 0), limits=TRANSACTIONS,
         lane=Lane.GROUP,
         rights=(on_group(Operation.DELETE), each_topic(Operation.READ, "responses", name="topic_name"))),
 )  # fmt: skip

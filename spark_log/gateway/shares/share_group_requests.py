@@ -6,7 +6,7 @@ from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.config.values import can_be_stored
 from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.access.rights import Every, on_group
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, coordinator_code, outcome_of
 from spark_log.gateway.protocol.schemas import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
@@ -18,12 +18,9 @@ from spark_log.groups.group_names import check_group_id
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
 
 
-async def share_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
+def share_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
     """Join (epoch 0), stay in, or leave (epoch -1) a share group."""
-    return await services.call(_heartbeat, services, request, client)
 
-
-def _heartbeat(services: Services, request: Message, client: Client) -> Message:
     def answer() -> ShareAnswer:
         _check(request)
         if request.member_epoch == LEAVING:
@@ -36,7 +33,7 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
         )  # fmt: skip
         return share_heartbeat(services.cluster, heartbeat)
 
-    return _response(services, request, outcome_of(answer, coordinator_code))
+    return _response(services, request, outcome_of(answer, code_of=coordinator_code))
 
 
 def _check(request: Message) -> None:
@@ -83,6 +80,6 @@ def _response(services: Services, request: Message, outcome: Outcome[ShareAnswer
 
 
 APIS = (
-    Api(ShareGroupHeartbeatRequest, share_group_heartbeat, advertised=(1, 1), lane=Lane.GROUP,
+    Api(ShareGroupHeartbeatRequest, blocking(share_group_heartbeat), advertised=(1, 1), lane=Lane.GROUP,
         rights=(on_group(Operation.READ), Every(Operation.DESCRIBE, ResourceType.TOPIC, "subscribed_topic_names"))),
 )  # fmt: skip

@@ -1,7 +1,6 @@
 """Handles requests that describe the gateways as brokers, and the log dirs of the cluster."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from kafka.protocol.admin import (
@@ -16,7 +15,7 @@ from spark_log.cluster.brokers import list_brokers
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.errors import SparkLogError
 from spark_log.gateway.access.rights import on_cluster
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.live_gateways import choose_gateway
 from spark_log.gateway.protocol.authorized_operations import operations_on
@@ -62,12 +61,8 @@ async def describe_cluster(services: Services, request: Message, client: Client)
     )
 
 
-async def describe_log_dirs(services: Services, request: Message, _client: Client) -> Message:
+def describe_log_dirs(services: Services, request: Message, _client: Client) -> Message:
     """Return log dirs of brokers. Only one gateway shows each broker, so that sums over all gateways are right."""
-    return await services.call(_describe_log_dirs, services, request)
-
-
-def _describe_log_dirs(services: Services, request: Message) -> Message:
     gateways = services.live_gateways()
     mine = []
     for broker in list_brokers(services.cluster):
@@ -76,7 +71,7 @@ def _describe_log_dirs(services: Services, request: Message) -> Message:
             mine.append(broker.broker_id)
     wanted = None if request.topics is None else {each.topic: list(each.partitions) for each in request.topics}
     described = services.stores.in_all(lambda cluster: describe_log_dirs_of_brokers(cluster, wanted, mine))
-    outcome = outcome_of(partial(_merged, described))
+    outcome = outcome_of(_merged, described)
     kind = DescribeLogDirsResponse.DescribeLogDirsResult
     results = [
         kind(
@@ -118,5 +113,6 @@ def _merged(described: Mapping[StoreId, list[dict[str, Any]] | SparkLogError]) -
 
 APIS = (
     Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1), limits=TINY, lane=Lane.METADATA, rights=()),
-    Api(DescribeLogDirsRequest, describe_log_dirs, advertised=(1, 5), rights=(on_cluster(Operation.DESCRIBE),)),
+    Api(DescribeLogDirsRequest, blocking(describe_log_dirs), advertised=(1, 5),
+        rights=(on_cluster(Operation.DESCRIBE),)),
 )  # fmt: skip

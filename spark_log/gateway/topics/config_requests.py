@@ -23,7 +23,7 @@ from spark_log.cluster.topics import list_topics
 from spark_log.config import ClusterSettings, canonical, definitions, group_definitions
 from spark_log.errors import IllegalArgumentError
 from spark_log.gateway.access.rights import CLUSTER, Each, on_cluster
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.gateway_settings import LIMITS
 from spark_log.gateway.protocol.error_codes import NONE, outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
@@ -44,16 +44,12 @@ _RESOURCE_TYPES = frozenset(map(int, ConfigResourceType)) - {int(ConfigResourceT
 """Kafka's resource types. Only topics, groups and brokers have configs here."""
 
 
-async def describe_configs(services: Services, request: Message, _client: Client) -> Message:
+def describe_configs(services: Services, request: Message, _client: Client) -> Message:
     """Return all or the named configs of resources. A BROKER has the cluster's settings and the gateway's options."""
-    return await services.call(_describe_configs, services, request)
-
-
-def _describe_configs(services: Services, request: Message) -> Message:
     results = []
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}
     for wanted in resources.values():
-        outcome = outcome_of(lambda wanted=wanted: _entries(services, wanted))  # type: ignore[misc]
+        outcome = outcome_of(_entries, services, wanted)
         results.append(
             DescribeConfigsResponse.DescribeConfigsResult(
                 error_code=outcome.code,
@@ -134,13 +130,13 @@ _DEFAULTS = {
 }
 
 
-async def incremental_alter_configs(services: Services, request: Message, _client: Client) -> Message:
-    return await services.call(_alter, services, request, IncrementalAlterConfigsResponse)
+def incremental_alter_configs(services: Services, request: Message, _client: Client) -> Message:
+    return _alter(services, request, IncrementalAlterConfigsResponse)
 
 
-async def alter_configs(services: Services, request: Message, _client: Client) -> Message:
+def alter_configs(services: Services, request: Message, _client: Client) -> Message:
     """Set the named configs, and reset all others to their defaults."""
-    return await services.call(_alter, services, request, AlterConfigsResponse)
+    return _alter(services, request, AlterConfigsResponse)
 
 
 def _alter(services: Services, request: Message, response: type[Message]) -> Message:
@@ -164,7 +160,7 @@ def _alter(services: Services, request: Message, response: type[Message]) -> Mes
 
     responses = []
     for wanted in request.resources:
-        outcome = outcome_of(lambda wanted=wanted: alter(wanted))  # type: ignore[misc]
+        outcome = outcome_of(alter, wanted)
         responses.append(
             response.AlterConfigsResourceResponse(
                 error_code=outcome.code,
@@ -232,11 +228,11 @@ def _configured(_request: Message, element: Message) -> tuple[ResourceType, str 
 
 
 APIS = (
-    Api(DescribeConfigsRequest, describe_configs, advertised=(1, 4), limits=TRANSACTIONS,
+    Api(DescribeConfigsRequest, blocking(describe_configs), advertised=(1, 4), limits=TRANSACTIONS,
         rights=(Each(Operation.DESCRIBE_CONFIGS, _configured, "resources", "results"),)),
-    Api(AlterConfigsRequest, alter_configs, advertised=(0, 2), limits=TRANSACTIONS,
+    Api(AlterConfigsRequest, blocking(alter_configs), advertised=(0, 2), limits=TRANSACTIONS,
         rights=(Each(Operation.ALTER_CONFIGS, _configured, "resources", "responses"),)),
-    Api(IncrementalAlterConfigsRequest, incremental_alter_configs, advertised=(0, 1), limits=TRANSACTIONS,
+    Api(IncrementalAlterConfigsRequest, blocking(incremental_alter_configs), advertised=(0, 1), limits=TRANSACTIONS,
         rights=(Each(Operation.ALTER_CONFIGS, _configured, "resources", "responses"),)),
     Api(ListConfigResourcesRequest, list_config_resources, advertised=(0, 1), limits=TINY,
         rights=(on_cluster(Operation.DESCRIBE_CONFIGS),)),

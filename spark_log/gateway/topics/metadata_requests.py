@@ -22,7 +22,7 @@ from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 from spark_log.errors import SparkLogError, TopicAlreadyExistsError
 from spark_log.gateway.access.access import Access
 from spark_log.gateway.access.rights import SHOWN_TOPICS, TOPIC_REFUSED, Each, Resource, Whole, each_topic
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.limits.response_sizes import PARTITION_BYTES, TOPIC_BYTES
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
@@ -247,12 +247,8 @@ def _missing(name: str | None, code: int, topic_id: uuid.UUID = _NO_ID) -> Messa
     )
 
 
-async def find_coordinator(services: Services, request: Message, client: Client) -> Message:
+def find_coordinator(services: Services, request: Message, client: Client) -> Message:
     """Return the gateway for each group or transactional id. Any one would work; all clients of a zone get the same."""
-    return await services.call(_find_coordinator, services, request, client)
-
-
-def _find_coordinator(services: Services, request: Message, client: Client) -> Message:
     keys = [request.key] if request.version < 4 else list(dict.fromkeys(request.coordinator_keys))
     gateways, zone = services.live_gateways(), client.zone or services.settings.zone
     chosen = {key: choose_gateway(gateways, zone, request.key_type, key) for key in keys}
@@ -285,7 +281,7 @@ APIS = (
     Api(ApiVersionsRequest, api_versions, advertised=(0, 5), limits=TINY, lane=Lane.METADATA, rights=()),
     Api(MetadataRequest, metadata, advertised=(0, 12), lane=Lane.METADATA,
         rights=(each_topic(Operation.DESCRIBE, unknown_if_by_id=True), SHOWN_TOPICS)),
-    Api(FindCoordinatorRequest, find_coordinator, advertised=(0, 6), lane=Lane.METADATA,
+    Api(FindCoordinatorRequest, blocking(find_coordinator), advertised=(0, 6), lane=Lane.METADATA,
         rights=(
             Whole(Operation.DESCRIBE, _coordinated_before_v4),
             Each(Operation.DESCRIBE, _coordinated, "coordinator_keys", "coordinators"),

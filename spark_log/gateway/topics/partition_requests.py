@@ -25,7 +25,7 @@ from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.access.rights import SHOWN_TOPICS, each_topic, on_cluster
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.limits.response_sizes import PARTITION_BYTES, TOPIC_BYTES
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
@@ -152,12 +152,8 @@ def _describe_topic_partitions(services: Services, request: Message, client: Cli
     return DescribeTopicPartitionsResponse(throttle_time_ms=0, topics=described, next_cursor=cursor)
 
 
-async def elect_leaders(services: Services, request: Message, _client: Client) -> Message:
+def elect_leaders(services: Services, request: Message, _client: Client) -> Message:
     """Elect leaders among the brokers that hold replicas. Clients see these brokers only here and in reassignments."""
-    return await services.call(_elect_leaders, services, request)
-
-
-def _elect_leaders(services: Services, request: Message) -> Message:
     everything = request.topic_partitions is None
     unclean = request.version > 0 and request.election_type == ElectionType.UNCLEAN
 
@@ -186,12 +182,8 @@ def _elect_leaders(services: Services, request: Message) -> Message:
     )
 
 
-async def alter_reassignments(services: Services, request: Message, _client: Client) -> Message:
+def alter_reassignments(services: Services, request: Message, _client: Client) -> Message:
     """Begin to move replicas to other brokers of the cluster, or cancel the move, for each partition on its own."""
-    return await services.call(_alter_reassignments, services, request)
-
-
-def _alter_reassignments(services: Services, request: Message) -> Message:
     kind = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
 
     def begun(tp: TopicPartition, replicas: Sequence[int] | None) -> Message:
@@ -215,11 +207,7 @@ def _alter_reassignments(services: Services, request: Message) -> Message:
     )
 
 
-async def list_running_reassignments(services: Services, request: Message, _client: Client) -> Message:
-    return await services.call(_list_reassignments, services, request)
-
-
-def _list_reassignments(services: Services, request: Message) -> Message:
+def list_running_reassignments(services: Services, request: Message, _client: Client) -> Message:
     requested = None
     if request.topics is not None:
         requested = {TopicPartition(each.name, number) for each in request.topics for number in each.partition_indexes}
@@ -255,14 +243,10 @@ def _ongoing(kind: Message, number: int, status: ReassignmentStatus) -> Message:
     )
 
 
-async def offset_for_leader_epoch(services: Services, request: Message, _client: Client) -> Message:
+def offset_for_leader_epoch(services: Services, request: Message, _client: Client) -> Message:
     """Return the offset at which the records of a leader epoch end. A reader beyond it has read records that an
     election removed.
     """
-    return await services.call(_offset_for_leader_epoch, services, request)
-
-
-def _offset_for_leader_epoch(services: Services, request: Message) -> Message:
     wanted = {TopicPartition(topic.topic, each.partition) for topic in request.topics for each in topic.partitions}
     legal = [tp for tp in wanted if is_legal(tp.topic)]
 
@@ -321,12 +305,12 @@ def epoch_end(
 APIS = (
     Api(DescribeTopicPartitionsRequest, describe_topic_partitions, advertised=(0, 0), lane=Lane.METADATA,
         rights=(each_topic(Operation.DESCRIBE, empty_means_all=True), SHOWN_TOPICS)),
-    Api(ElectLeadersRequest, elect_leaders, advertised=(0, 2), limits=TRANSACTIONS,
+    Api(ElectLeadersRequest, blocking(elect_leaders), advertised=(0, 2), limits=TRANSACTIONS,
         rights=(on_cluster(Operation.ALTER),)),
-    Api(AlterPartitionReassignmentsRequest, alter_reassignments, advertised=(0, 0), limits=TRANSACTIONS,
+    Api(AlterPartitionReassignmentsRequest, blocking(alter_reassignments), advertised=(0, 0), limits=TRANSACTIONS,
         rights=(on_cluster(Operation.ALTER),)),
-    Api(ListPartitionReassignmentsRequest, list_running_reassignments, advertised=(0, 0),
+    Api(ListPartitionReassignmentsRequest, blocking(list_running_reassignments), advertised=(0, 0),
         rights=(on_cluster(Operation.DESCRIBE),)),
-    Api(OffsetForLeaderEpochRequest, offset_for_leader_epoch, advertised=(2, 4), lane=Lane.METADATA,
+    Api(OffsetForLeaderEpochRequest, blocking(offset_for_leader_epoch), advertised=(2, 4), lane=Lane.METADATA,
         rights=(each_topic(Operation.DESCRIBE, name="topic"),)),
 )  # fmt: skip

@@ -33,7 +33,7 @@ from spark_log.errors import (
 )
 from spark_log.gateway.access.access import EVERYTHING
 from spark_log.gateway.access.rights import each_topic
-from spark_log.gateway.api import Api, Client
+from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, error_code, failed, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
@@ -52,12 +52,8 @@ PARTITIONS_OF_REQUEST_MAX = 10_000
 """The limit of new partitions of all topics of a request together, as in KRaft. Each is a row that is written."""
 
 
-async def create_topics(services: Services, request: Message, client: Client) -> Message:
+def create_topics(services: Services, request: Message, client: Client) -> Message:
     """Create each topic on its own. spark-log places the replicas, so a topic with assignments is refused."""
-    return await services.call(_create_topics, services, request, client)
-
-
-def _create_topics(services: Services, request: Message, client: Client) -> Message:
     times = Counter(each.name for each in request.topics)
     topics = {each.name: each for each in request.topics}.values()
     default = services.settings.partitions_of_new_topics
@@ -154,12 +150,8 @@ def _created(
     )
 
 
-async def delete_topics(services: Services, request: Message, _client: Client) -> Message:
+def delete_topics(services: Services, request: Message, _client: Client) -> Message:
     """Delete topics by name, or by topic id since version 6."""
-    return await services.call(_delete_topics, services, request)
-
-
-def _delete_topics(services: Services, request: Message) -> Message:
     if request.version < 6:
         return DeleteTopicsResponse(
             throttle_time_ms=0, responses=[_deleted(services, name, _NO_ID) for name in request.topic_names]
@@ -193,11 +185,7 @@ def _deleted(services: Services, name: str | None, asked_id: uuid.UUID, topic_id
     )
 
 
-async def create_partitions(services: Services, request: Message, _client: Client) -> Message:
-    return await services.call(_create_partitions, services, request)
-
-
-def _create_partitions(services: Services, request: Message) -> Message:
+def create_partitions(services: Services, request: Message, _client: Client) -> Message:
     names = [each.name for each in request.topics]
     there = services.cluster.store.read(lambda connection: find_topics(connection, names))
     too_many = _too_many(each.count - there[each.name].partition_count for each in request.topics if each.name in there)
@@ -213,7 +201,7 @@ def _create_partitions(services: Services, request: Message) -> Message:
 
     results = []
     for wanted in request.topics:
-        outcome = too_many or outcome_of(lambda wanted=wanted: add_to(wanted))  # type: ignore[misc]
+        outcome = too_many or outcome_of(add_to, wanted)
         results.append(
             CreatePartitionsResponse.CreatePartitionsTopicResult(
                 name=wanted.name, error_code=outcome.code, error_message=outcome.message
@@ -222,12 +210,8 @@ def _create_partitions(services: Services, request: Message) -> Message:
     return CreatePartitionsResponse(throttle_time_ms=0, results=results)
 
 
-async def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
+def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
     """Move the log start offsets in one transaction of each store. If one is refused, move each on its own."""
-    return await services.call(_delete_records, services, request)
-
-
-def _delete_records(services: Services, request: Message) -> Message:
     before = {
         TopicPartition(topic.name, each.partition_index): each.offset
         for topic in request.topics
@@ -258,14 +242,14 @@ def _delete_records(services: Services, request: Message) -> Message:
 
 
 APIS = (
-    Api(CreateTopicsRequest, create_topics, advertised=(2, 7), limits=TRANSACTIONS,
+    Api(CreateTopicsRequest, blocking(create_topics), advertised=(2, 7), limits=TRANSACTIONS,
         rights=(each_topic(Operation.CREATE, or_cluster=True),)),
-    Api(DeleteTopicsRequest, delete_topics, advertised=(1, 6), limits=TRANSACTIONS,
+    Api(DeleteTopicsRequest, blocking(delete_topics), advertised=(1, 6), limits=TRANSACTIONS,
         rights=(
             each_topic(Operation.DELETE, "responses", "topic_names", None), each_topic(Operation.DELETE, "responses"),
         )),
-    Api(CreatePartitionsRequest, create_partitions, advertised=(0, 3), limits=TRANSACTIONS,
+    Api(CreatePartitionsRequest, blocking(create_partitions), advertised=(0, 3), limits=TRANSACTIONS,
         rights=(each_topic(Operation.ALTER, "results"),)),
-    Api(DeleteRecordsRequest, delete_records_before, advertised=(0, 2), limits=TRANSACTIONS,
+    Api(DeleteRecordsRequest, blocking(delete_records_before), advertised=(0, 2), limits=TRANSACTIONS,
         rights=(each_topic(Operation.DELETE),)),
 )  # fmt: skip

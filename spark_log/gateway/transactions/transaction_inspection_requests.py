@@ -109,7 +109,7 @@ def _list_transactions(services: Services, request: Message, held: int) -> Messa
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
     longer_than_ms = request.duration_filter if request.version >= 1 else -1
-    outcome = outcome_of(lambda: inspection.list_transactions(services.cluster))
+    outcome = outcome_of(inspection.list_transactions, services.cluster)
     size = sum(ELEMENT_BYTES + len(each.transactional_id) for each in outcome.result or ())
     if size > held:
         return Needed(size)
