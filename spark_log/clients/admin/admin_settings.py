@@ -32,3 +32,8 @@ class AdminSettings:
         check_text("client_id", self.client_id)
         check_number("request_timeout_ms", self.request_timeout_ms, 1)
         check_number("metadata_max_age_ms", self.metadata_max_age_ms, 0)
+
+
+def check_timeout(timeout_ms: object) -> None:
+    if timeout_ms is not None:
+        check_number("timeout_ms", timeout_ms, 0, whole=False)

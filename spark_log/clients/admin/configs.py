@@ -12,33 +12,15 @@ from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigR
 from spark_log.clients.admin import group_configs
 from spark_log.clients.admin.audit import local_user
 from spark_log.clients.admin.outcomes import outcome_of
+from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings, read_settings
-from spark_log.cluster.topics import Topic, find_topic
+from spark_log.cluster.topics import Topic, find_topic, list_topics
 from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions, group_definitions
 from spark_log.errors import InvalidConfigurationError, InvalidTopicError
 from spark_log.groups.group_names import check_group_id
-from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.administration import alter_group_configs, list_groups_with_configs
 from spark_log.replication.controller import topic_operations
-
-
-def describe_configs(
-    cluster: Cluster, resources: Iterable[ConfigResource], config_filter: Any
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return {'topic', 'group' or 'broker': {name: {config: facts}}}, by default of configs that differ from their
-    defaults.
-    """
-    chosen = ConfigFilterType.build_from(config_filter)
-    described: dict[str, dict[str, dict[str, Any]]] = {}
-    for resource in resources:
-        entries = describe_resource(cluster, resource)
-        names = canonical(dict.fromkeys(resource.configs)) if resource.configs is not None else None
-        described.setdefault(resource.resource_type.name.lower(), {})[resource.name] = {
-            name: entry
-            for name, entry in entries.items()
-            if (names is None or name in names) and not _skipped(chosen, ConfigSourceType[entry["config_source"]])
-        }
-    return described
 
 
 def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, dict[str, Any]]:
@@ -93,28 +75,6 @@ def entries_of(overrides: Mapping[str, str], *, everything: bool = False) -> dic
     }
 
 
-def alter_configs(
-    cluster: Cluster,
-    resources: Sequence[ConfigResource],
-    *,
-    validate_only: bool,
-    raise_on_unknown: bool,
-    incremental: bool | None,
-) -> dict[str, dict[str, str]]:
-    """Set configs; return 'OK' or the error for each resource. Values are texts, or (AlterConfigOp, text); the
-    operations APPEND and SUBTRACT are for lists. With `incremental=False` the other configs are reset to their
-    defaults.
-    """
-    if raise_on_unknown:
-        _raise_unknown(resources)
-    return _each(
-        resources,
-        lambda resource: alter_resource(
-            cluster, resource, validate_only=validate_only, incremental=incremental is not False
-        ),
-    )
-
-
 def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only: bool, incremental: bool) -> None:
     """Set configs of a topic, of a group or of the cluster. `resource.configs` has the values that `alter_configs`
     accepts.
@@ -134,29 +94,6 @@ def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only:
     if not incremental:
         wanted = {**dict.fromkeys(topic.overrides), **wanted}
     topic_operations.alter_configs(cluster, topic.name, wanted, validate_only=validate_only)
-
-
-def reset_configs(
-    cluster: Cluster, resources: Sequence[ConfigResource], *, validate_only: bool, raise_on_unknown: bool
-) -> dict[str, dict[str, str]]:
-    """Reset the configs that the resources name to their defaults, or all configs of a resource that names none."""
-    if raise_on_unknown:
-        _raise_unknown(resources)
-
-    def reset(resource: ConfigResource) -> None:
-        if _is_cluster(resource):
-            settings = resource.configs or read_settings(cluster)
-            alter_settings(cluster, dict.fromkeys(settings), validate_only=validate_only)
-            return
-        if _is_group(resource):
-            named = dict.fromkeys(resource.configs or ())
-            _alter_group(cluster, resource, named, validate_only=validate_only, replace_all=not named)
-            return
-        topic = _topic_of(cluster, resource)
-        names = list(resource.configs) if resource.configs else list(topic.overrides)
-        topic_operations.alter_configs(cluster, topic.name, dict.fromkeys(names), validate_only=validate_only)
-
-    return _each(resources, reset)
 
 
 def _each(resources: Sequence[ConfigResource], action: Any) -> dict[str, dict[str, str]]:
@@ -251,3 +188,91 @@ def _new_value(topic: Topic, name: str, given: Any) -> str | None:
     if op is AlterConfigOp.APPEND:
         return ",".join([*now, *(item for item in str(value).split(",") if item not in now)])
     return ",".join(item for item in now if item not in str(value).split(","))
+
+
+class ConfigCalls:
+    """The methods of Admin for configs."""
+
+    _cluster: Cluster
+
+    @kafka_errors()
+    def describe_configs(
+        self,
+        config_resources: Iterable[ConfigResource],
+        include_synonyms: bool = False,
+        config_filter: Any = "modified",
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return {'topic', 'group' or 'broker': {name: {config: {'value', 'config_source', …}}}}, by default only of
+        configs that are not at their defaults. A resource of type BROKER, with any name, means the whole cluster. A
+        group need not exist.
+
+        Raises UnknownTopicOrPartitionError.
+        """
+        chosen = ConfigFilterType.build_from(config_filter)
+        described: dict[str, dict[str, dict[str, Any]]] = {}
+        for resource in config_resources:
+            entries = describe_resource(self._cluster, resource)
+            names = canonical(dict.fromkeys(resource.configs)) if resource.configs is not None else None
+            described.setdefault(resource.resource_type.name.lower(), {})[resource.name] = {
+                name: entry
+                for name, entry in entries.items()
+                if (names is None or name in names) and not _skipped(chosen, ConfigSourceType[entry["config_source"]])
+            }
+        return described
+
+    @kafka_errors()
+    def alter_configs(
+        self,
+        config_resources: Sequence[ConfigResource],
+        validate_only: bool = False,
+        raise_on_unknown: bool = True,
+        incremental: bool | None = None,
+    ) -> dict[str, dict[str, str]]:
+        """Set configs; return {'topic', 'group' or 'broker': {name: 'OK' or the error}}. BROKER with any name is the
+        cluster.
+
+        Values are texts or (AlterConfigOp, text). With `incremental=False` the other configs are reset. With
+        `raise_on_unknown`, raises ValueError for a config that does not exist.
+        """
+        if raise_on_unknown:
+            _raise_unknown(config_resources)
+        return _each(
+            config_resources,
+            lambda resource: alter_resource(
+                self._cluster, resource, validate_only=validate_only, incremental=incremental is not False
+            ),
+        )
+
+    @kafka_errors()
+    def reset_configs(
+        self,
+        config_resources: Sequence[ConfigResource],
+        validate_only: bool = False,
+        raise_on_unknown: bool = True,
+        incremental: bool | None = None,
+    ) -> dict[str, dict[str, str]]:
+        """Reset the configs that the resources name, or all configs of a resource that names none, to defaults."""
+        if raise_on_unknown:
+            _raise_unknown(config_resources)
+
+        def reset(resource: ConfigResource) -> None:
+            if _is_cluster(resource):
+                settings = resource.configs or read_settings(self._cluster)
+                alter_settings(self._cluster, dict.fromkeys(settings), validate_only=validate_only)
+                return
+            if _is_group(resource):
+                named = dict.fromkeys(resource.configs or ())
+                _alter_group(self._cluster, resource, named, validate_only=validate_only, replace_all=not named)
+                return
+            topic = _topic_of(self._cluster, resource)
+            names = list(resource.configs) if resource.configs else list(topic.overrides)
+            topic_operations.alter_configs(self._cluster, topic.name, dict.fromkeys(names), validate_only=validate_only)
+
+        return _each(config_resources, reset)
+
+    @kafka_errors()
+    def list_config_resources(self, resource_types: Iterable[Any] | None = None) -> dict[str, list[str]]:
+        """Return {'topic': [names of all topics]}, and {'group': [ids]} of the groups that set configs, if any do."""
+        groups_with_configs = list_groups_with_configs(self._cluster.store)
+        topics = [topic.name for topic in list_topics(self._cluster)]
+        return {"topic": topics, **({"group": groups_with_configs} if groups_with_configs else {})}

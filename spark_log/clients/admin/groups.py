@@ -11,6 +11,7 @@ from kafka.structs import OffsetAndMetadata
 
 from spark_log.clients.admin.outcomes import outcome_of
 from spark_log.clients.admin.topics import list_partition_offsets
+from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import NonEmptyGroupError
 from spark_log.facts import groups as group_inspection
@@ -20,100 +21,12 @@ from spark_log.groups.consumer.rules import Partitions
 from spark_log.ids import TopicPartition
 
 
-def list_groups(
-    cluster: Cluster, states_filter: Iterable[Any] | None, types_filter: Iterable[Any] | None
-) -> list[dict[str, str]]:
-    states = {GroupState.value_for(state) for state in states_filter or ()}
-    types = {GroupType.value_for(kind) for kind in types_filter or ()}
-    return [
-        {
-            "group_id": group.group_id,
-            "protocol_type": group.protocol_type,
-            "group_state": group.state,
-            "group_type": group.type,
-        }
-        for group in group_inspection.list_groups(cluster.store)
-        if (not states or group.state in states) and (not types or group.type in types)
-    ]
-
-
-def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Describe the groups. An unknown one has state Dead and the text of a GroupIdNotFoundError, as in Kafka."""
-    return {
-        group.group_id: {
-            "group_id": group.group_id,
-            "group_state": group.state,
-            "protocol_type": group.protocol_type,
-            "protocol_data": group.assignor,
-            "generation_id": group.generation,
-            "group_type": group.type,
-            "assignment_epoch": group.target_generation,
-            "members": [
-                {
-                    "member_id": member.member_id,
-                    "group_instance_id": member.instance_id,
-                    "client_id": member.client_id,
-                    "client_host": member.host,
-                    "member_epoch": member.generation,
-                    "member_protocol": member.protocol,
-                    "member_metadata": {"topics": sorted(member.topics)},
-                    "member_assignment": {"assigned_partitions": by_topic(member.assignment)},
-                    "reconciliation": {"assigned_partitions": by_topic(member.target)},
-                }
-                for member in group.members
-            ],
-            "error": str(GroupIdNotFoundError(f"Group {group.group_id} not found.")) if group.state == "Dead" else None,
-        }
-        for group in group_inspection.describe_groups(cluster.store, list(group_ids))
-    }
-
-
 def by_topic(partitions: Partitions) -> list[dict[str, Any]]:
     """Return the partitions as kafka-python shows an assignment."""
     found: dict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(partitions):
         found[topic].append(number)
     return [{"topic": topic, "partitions": numbers} for topic, numbers in found.items()]
-
-
-def list_group_offsets(cluster: Cluster, group_specs: Any) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
-    """Return the committed offsets by group. As in Kafka, a requested partition without a commit has offset -1."""
-    if isinstance(group_specs, str):
-        group_specs = [group_specs]
-    if not isinstance(group_specs, Mapping):
-        group_specs = dict.fromkeys(group_specs)
-    if not group_specs:
-        raise ValueError("Empty group_specs!")
-    result = {}
-    for group_id, partitions in group_specs.items():
-        wanted = None if partitions is None else [TopicPartition(*partition) for partition in partitions]
-        found = committed(cluster.store, group_id, wanted)
-        unset = {tp: OffsetAndMetadata(-1, "", -1) for tp in wanted or () if tp not in found}
-        result[group_id] = {**found, **unset}
-    return result
-
-
-def alter_group_offsets(
-    cluster: Cluster, group_id: str, offsets: Mapping[Any, OffsetAndMetadata]
-) -> dict[Any, type[Exception]]:
-    given = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
-    unknown, error = outcome_of(commit_offsets, cluster.store, group_id, given)
-    if error is not None:
-        return dict.fromkeys(offsets, type(error))
-    return {tp: UnknownTopicOrPartitionError if tp in (unknown or ()) else NoError for tp in offsets}
-
-
-def reset_group_offsets(cluster: Cluster, group_id: str, offset_specs: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
-    """Reset offsets. If the group has live members, write nothing and return UnknownMemberIdError for each."""
-    named = {TopicPartition(*partition): spec for partition, spec in offset_specs.items()}
-    targets = {tp: reset_target(cluster, tp, spec) for tp, spec in named.items()}
-    error = NoError
-    try:
-        new = {tp: reset.new for tp, reset in group_operations.reset_offsets(cluster, group_id, targets).items()}
-    except NonEmptyGroupError:
-        error = UnknownMemberIdError
-        new = group_operations.resolve_reset(cluster, group_id, targets)
-    return {tp: {"error": error, "offset": new[tp]} for tp in offset_specs}
 
 
 def reset_target(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_operations.ResetTo:
@@ -134,34 +47,152 @@ def reset_target(cluster: Cluster, partition: TopicPartition, spec: Any) -> grou
     return group_operations.Latest() if spec < 0 else group_operations.Exactly(spec)
 
 
-def delete_group_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Any]) -> dict[Any, type[Exception]]:
-    """Delete offsets; return kafka-python's class of the outcome of each partition."""
-    wanted = list(partitions)
-    found = group_operations.delete_offsets_of_each(
-        cluster.store, group_id, [TopicPartition(*partition) for partition in wanted]
-    )
-    outcomes = {partition: found[TopicPartition(*partition)] for partition in wanted}
-    return {
-        partition: NoError if error is None else getattr(kafka.errors, type(error).__name__)
-        for partition, error in outcomes.items()
-    }
+class GroupCalls:
+    """The methods of Admin for groups."""
 
+    _cluster: Cluster
 
-def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, str]:
-    result = {}
-    for group_id in group_ids:
-        _, error = outcome_of(group_operations.delete_group, cluster.store, group_id)
-        result[group_id] = "OK" if error is None else type(error).__name__
-    return result
+    @kafka_errors()
+    def list_groups(
+        self,
+        broker_ids: Any = None,
+        states_filter: Iterable[Any] | None = None,
+        types_filter: Iterable[Any] | None = None,
+    ) -> list[dict[str, str]]:
+        """Return group_id, protocol_type, group_state and group_type of each group."""
+        states = {GroupState.value_for(state) for state in states_filter or ()}
+        types = {GroupType.value_for(kind) for kind in types_filter or ()}
+        return [
+            {
+                "group_id": group.group_id,
+                "protocol_type": group.protocol_type,
+                "group_state": group.state,
+                "group_type": group.type,
+            }
+            for group in group_inspection.list_groups(self._cluster.store)
+            if (not states or group.state in states) and (not types or group.type in types)
+        ]
 
+    @kafka_errors()
+    def describe_groups(
+        self, group_ids: Iterable[str], group_coordinator_id: Any = None, include_authorized_operations: bool = False
+    ) -> dict[str, dict[str, Any]]:
+        """Return the state, assignor and members with their partitions by group. An unknown group has state Dead."""
+        return {
+            group.group_id: {
+                "group_id": group.group_id,
+                "group_state": group.state,
+                "protocol_type": group.protocol_type,
+                "protocol_data": group.assignor,
+                "generation_id": group.generation,
+                "group_type": group.type,
+                "assignment_epoch": group.target_generation,
+                "members": [
+                    {
+                        "member_id": member.member_id,
+                        "group_instance_id": member.instance_id,
+                        "client_id": member.client_id,
+                        "client_host": member.host,
+                        "member_epoch": member.generation,
+                        "member_protocol": member.protocol,
+                        "member_metadata": {"topics": sorted(member.topics)},
+                        "member_assignment": {"assigned_partitions": by_topic(member.assignment)},
+                        "reconciliation": {"assigned_partitions": by_topic(member.target)},
+                    }
+                    for member in group.members
+                ],
+                "error": str(GroupIdNotFoundError(f"Group {group.group_id} not found."))
+                if group.state == "Dead"
+                else None,
+            }
+            for group in group_inspection.describe_groups(self._cluster.store, list(group_ids))
+        }
 
-def remove_group_members(cluster: Cluster, group_id: str, members: Iterable[Any]) -> dict[str, type[Exception]]:
-    """Remove these members. If one of them is not a member, none is removed and the error is raised."""
-    removed = list(members)
-    group_operations.remove_from_group(
-        cluster.store,
-        group_id,
-        [member.member_id for member in removed if member.member_id],
-        [member.group_instance_id for member in removed if member.group_instance_id and not member.member_id],
-    )
-    return {member.member_id or member.group_instance_id: NoError for member in removed}
+    @kafka_errors()
+    def list_group_offsets(self, group_specs: Any) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
+        """Return committed offsets of a group, of a list of groups, or of {group: partitions, or None for all}."""
+        if isinstance(group_specs, str):
+            group_specs = [group_specs]
+        if not isinstance(group_specs, Mapping):
+            group_specs = dict.fromkeys(group_specs)
+        if not group_specs:
+            raise ValueError("Empty group_specs!")
+        result = {}
+        for group_id, partitions in group_specs.items():
+            wanted = None if partitions is None else [TopicPartition(*partition) for partition in partitions]
+            found = committed(self._cluster.store, group_id, wanted)
+            unset = {tp: OffsetAndMetadata(-1, "", -1) for tp in wanted or () if tp not in found}
+            result[group_id] = {**found, **unset}
+        return result
+
+    @kafka_errors()
+    def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[Any, OffsetAndMetadata], group_coordinator_id: Any = None
+    ) -> dict[Any, type[Exception]]:
+        """Commit offsets of a group without live members; return each partition's error class, or NoError."""
+        given = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+        unknown, error = outcome_of(commit_offsets, self._cluster.store, group_id, given)
+        if error is not None:
+            return dict.fromkeys(offsets, type(error))
+        return {tp: UnknownTopicOrPartitionError if tp in (unknown or ()) else NoError for tp in offsets}
+
+    @kafka_errors()
+    def reset_group_offsets(
+        self, group_id: str, offset_specs: Mapping[Any, Any], group_coordinator_id: Any = None
+    ) -> dict[Any, dict[str, Any]]:
+        """Commit an OffsetSpec, OffsetTimestamp or offset for each TopicPartition, clamped to the readable offsets.
+
+        In a group with live members, nothing is written and each partition has UnknownMemberIdError. Raises
+        UnknownTopicOrPartitionError, and writes nothing, if a topic is deleted meanwhile.
+        """
+        named = {TopicPartition(*partition): spec for partition, spec in offset_specs.items()}
+        targets = {tp: reset_target(self._cluster, tp, spec) for tp, spec in named.items()}
+        error = NoError
+        try:
+            new = {
+                tp: reset.new for tp, reset in group_operations.reset_offsets(self._cluster, group_id, targets).items()
+            }
+        except NonEmptyGroupError:
+            error = UnknownMemberIdError
+            new = group_operations.resolve_reset(self._cluster, group_id, targets)
+        return {tp: {"error": error, "offset": new[tp]} for tp in offset_specs}
+
+    @kafka_errors()
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[Any], group_coordinator_id: Any = None
+    ) -> dict[Any, type[Exception]]:
+        """Delete committed offsets of a group; return each partition's error class, or NoError."""
+        partitions = list(partitions)
+        found = group_operations.delete_offsets_of_each(
+            self._cluster.store, group_id, [TopicPartition(*partition) for partition in partitions]
+        )
+        outcomes = {partition: found[TopicPartition(*partition)] for partition in partitions}
+        return {
+            partition: NoError if error is None else getattr(kafka.errors, type(error).__name__)
+            for partition, error in outcomes.items()
+        }
+
+    @kafka_errors()
+    def delete_groups(self, group_ids: Iterable[str], group_coordinator_id: Any = None) -> dict[str, str]:
+        """Delete groups; return 'OK' or the name of the error for each."""
+        result = {}
+        for group_id in group_ids:
+            _, error = outcome_of(group_operations.delete_group, self._cluster.store, group_id)
+            result[group_id] = "OK" if error is None else type(error).__name__
+        return result
+
+    @kafka_errors()
+    def remove_group_members(
+        self, group_id: str, members: Iterable[Any], group_coordinator_id: Any = None
+    ) -> dict[str, type[Exception]]:
+        """Remove each MemberToRemove; return {member id or instance id: NoError}. If one is not a member, none is
+        removed and the error is raised.
+        """
+        removed = list(members)
+        group_operations.remove_from_group(
+            self._cluster.store,
+            group_id,
+            [member.member_id for member in removed if member.member_id],
+            [member.group_instance_id for member in removed if member.group_instance_id and not member.member_id],
+        )
+        return {member.member_id or member.group_instance_id: NoError for member in removed}

@@ -9,8 +9,9 @@ from kafka.errors import ElectionNotNeededError, KafkaStorageError
 from kafka.protocol.admin import ElectionType, ElectLeadersResponse
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
+from spark_log.clients.admin.admin_settings import check_timeout
 from spark_log.clients.admin.outcomes import error_fields, outcome_of, raise_first
-from spark_log.clients.kafka_errors import kafka_error
+from spark_log.clients.kafka_errors import kafka_error, kafka_errors
 from spark_log.cluster.brokers import BrokerStatus, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import lease_status
@@ -23,58 +24,6 @@ from spark_log.replication.controller.controller import LEASE
 from spark_log.replication.controller.reassignment_rows import list_all_reassignments
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.requested_elections import elect
-
-
-def elect_leaders(cluster: Cluster, election_type: Any, topic_partitions: Any, *, raise_errors: bool) -> Any:
-    """Elect leaders; return an ElectLeadersResponse. An unnecessary election has an error code and never raises."""
-    unclean = ElectionType(election_type) is ElectionType.UNCLEAN
-    chosen = cluster.store.read(lambda connection: _chosen(connection, topic_partitions))
-    outcomes = elect(cluster, chosen, unclean=unclean)
-    errors = {tp: None if error is None else kafka_error(error) for tp, error in outcomes.items()}
-    if raise_errors:
-        raise_first(error for error in errors.values() if not isinstance(error, ElectionNotNeededError))
-    topic_result = ElectLeadersResponse.ReplicaElectionResult
-    results: dict[str, list[Any]] = {}
-    for tp, error in sorted(errors.items()):
-        one = topic_result.PartitionResult(partition_id=tp.partition, **error_fields(error))
-        results.setdefault(tp.topic, []).append(one)
-    return ElectLeadersResponse(
-        version=2,
-        throttle_time_ms=0,
-        error_code=0,
-        replica_election_results=[topic_result(topic=name, partition_result=found) for name, found in results.items()],
-    )
-
-
-def alter_partition_reassignments(cluster: Cluster, reassignments: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Start or cancel reassignments; return None or the class of the error for each partition."""
-    results: dict[Any, Any] = {}
-    for partition, replicas in reassignments.items():
-        target = None if replicas is None else list(replicas)
-        if target is not None and not target:
-            raise ValueError(f"Replica list for {partition} must be non-empty; use None to cancel a reassignment.")
-        if target is not None and not all(isinstance(broker_id, int) for broker_id in target):
-            raise ValueError(f"Replica list for {partition} must be int broker_ids.")
-        tp = TopicPartition(partition[0], partition[1])
-        _, error = outcome_of(begin_reassignments, cluster, {tp: target})
-        results[KafkaTopicPartition(*tp)] = None if error is None else type(error)
-    return results
-
-
-def list_partition_reassignments(cluster: Cluster, topic_partitions: Any) -> dict[Any, dict[str, list[int]]]:
-    """Return {partition: {'replicas', 'adding_replicas', 'removing_replicas'}} of the reassignments in progress."""
-    if isinstance(topic_partitions, Mapping):
-        topic_partitions = [(name, number) for name, numbers in topic_partitions.items() for number in numbers]
-    chosen = None if topic_partitions is None else {tuple(given) for given in topic_partitions}
-    return {
-        KafkaTopicPartition(*tp): {
-            "replicas": list(status.replicas),
-            "adding_replicas": list(status.adding),
-            "removing_replicas": list(status.removing),
-        }
-        for tp, status in list_all_reassignments(cluster).items()
-        if chosen is None or tp in chosen
-    }
 
 
 def describe_log_dirs(
@@ -109,20 +58,6 @@ def describe_log_dirs(
         for broker in list_brokers(cluster)
         if asked is None or broker.broker_id in asked
     ]
-
-
-def describe_cluster(cluster: Cluster) -> dict[str, Any]:
-    """Return cluster id, controller and brokers. `is_fenced` means not alive. Each broker has host '' and port -1."""
-    brokers = list_brokers(cluster)
-    facts = {
-        "cluster_id": cluster.cluster_id,
-        "controller_id": _controller_id(cluster, brokers),
-        "brokers": [
-            {"broker_id": b.broker_id, "host": "", "port": -1, "rack": b.rack, "is_fenced": not b.alive}
-            for b in brokers
-        ],
-    }
-    return facts
 
 
 def _controller_id(cluster: Cluster, brokers: list[BrokerStatus]) -> int:
@@ -172,3 +107,106 @@ def _chosen(connection: sa.Connection, topic_partitions: Any) -> list[TopicParti
         if name not in topics:
             raise unknown_topic(connection, name)
     return [TopicPartition(name, number) for name in names for number in range(topics[name].partition_count)]
+
+
+class PartitionCalls:
+    """The methods of Admin for the cluster, its log dirs, elections and reassignments."""
+
+    _cluster: Cluster
+
+    @kafka_errors()
+    def describe_cluster(self) -> dict[str, Any]:
+        """Return cluster id, controller and brokers. Every broker has host '' and port -1.
+
+        The controller is the served broker that holds the lease. Without one it is the first live embedded broker,
+        whose clients and coordinators do the controller's work; -1 if there is neither.
+        """
+        brokers = list_brokers(self._cluster)
+        return {
+            "cluster_id": self._cluster.cluster_id,
+            "controller_id": _controller_id(self._cluster, brokers),
+            "brokers": [
+                {"broker_id": b.broker_id, "host": "", "port": -1, "rack": b.rack, "is_fenced": not b.alive}
+                for b in brokers
+            ],
+        }
+
+    @kafka_errors()
+    def describe_log_dirs(
+        self, topic_partitions: Any = None, brokers: Iterable[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the log dirs of each broker, with the size and lag of each replica of {topic: partitions}, of a list
+        of topics, or of all. Raises UnknownTopicOrPartitionError if the list names a topic that does not exist.
+        """
+        return describe_log_dirs(self._cluster, topic_partitions, brokers)
+
+    @kafka_errors()
+    def elect_leaders(
+        self, election_type: Any, topic_partitions: Any = None, timeout_ms: int | None = None, raise_errors: bool = True
+    ) -> Any:
+        """Elect leaders (ElectionType.PREFERRED or UNCLEAN) for {topic: partitions}, a list of topics, or all.
+
+        Returns an ElectLeadersResponse. Raises UnknownTopicOrPartitionError if the list names a topic that does not
+        exist, and with `raise_errors` the first error of a partition, except ElectionNotNeededError.
+        """
+        check_timeout(timeout_ms)
+        unclean = ElectionType(election_type) is ElectionType.UNCLEAN
+        chosen = self._cluster.store.read(lambda connection: _chosen(connection, topic_partitions))
+        outcomes = elect(self._cluster, chosen, unclean=unclean)
+        errors = {tp: None if error is None else kafka_error(error) for tp, error in outcomes.items()}
+        if raise_errors:
+            raise_first(error for error in errors.values() if not isinstance(error, ElectionNotNeededError))
+        topic_result = ElectLeadersResponse.ReplicaElectionResult
+        results: dict[str, list[Any]] = {}
+        for tp, error in sorted(errors.items()):
+            one = topic_result.PartitionResult(partition_id=tp.partition, **error_fields(error))
+            results.setdefault(tp.topic, []).append(one)
+        return ElectLeadersResponse(
+            version=2,
+            throttle_time_ms=0,
+            error_code=0,
+            replica_election_results=[
+                topic_result(topic=name, partition_result=found) for name, found in results.items()
+            ],
+        )
+
+    @kafka_errors()
+    def alter_partition_reassignments(
+        self, reassignments: Mapping[Any, Any], timeout_ms: int | None = None
+    ) -> dict[Any, Any]:
+        """Start reassignments, given {TopicPartition: broker ids, or None to cancel}. Return for each TopicPartition
+        None if it was accepted, or the class of the error. Raises ValueError for an empty list of broker ids.
+
+        A controller and served brokers, or `spark-log partition reassign`, complete them.
+        """
+        check_timeout(timeout_ms)
+        results: dict[Any, Any] = {}
+        for partition, replicas in reassignments.items():
+            target = None if replicas is None else list(replicas)
+            if target is not None and not target:
+                raise ValueError(f"Replica list for {partition} must be non-empty; use None to cancel a reassignment.")
+            if target is not None and not all(isinstance(broker_id, int) for broker_id in target):
+                raise ValueError(f"Replica list for {partition} must be int broker_ids.")
+            tp = TopicPartition(partition[0], partition[1])
+            _, error = outcome_of(begin_reassignments, self._cluster, {tp: target})
+            results[KafkaTopicPartition(*tp)] = None if error is None else type(error)
+        return results
+
+    @kafka_errors()
+    def list_partition_reassignments(
+        self, topic_partitions: Any = None, timeout_ms: int | None = None
+    ) -> dict[Any, dict[str, list[int]]]:
+        """Return the reassignments in progress of {topic: partitions}, of a list of TopicPartition, or of all."""
+        check_timeout(timeout_ms)
+        if isinstance(topic_partitions, Mapping):
+            topic_partitions = [(name, number) for name, numbers in topic_partitions.items() for number in numbers]
+        chosen = None if topic_partitions is None else {tuple(given) for given in topic_partitions}
+        return {
+            KafkaTopicPartition(*tp): {
+                "replicas": list(status.replicas),
+                "adding_replicas": list(status.adding),
+                "removing_replicas": list(status.removing),
+            }
+            for tp, status in list_all_reassignments(self._cluster).items()
+            if chosen is None or tp in chosen
+        }

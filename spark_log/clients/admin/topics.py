@@ -7,11 +7,14 @@ from typing import Any
 
 import sqlalchemy as sa
 from kafka.admin import OffsetSpec, OffsetTimestamp
-from kafka.errors import InvalidReplicationAssignmentError
+from kafka.errors import InvalidReplicationAssignmentError, KafkaTimeoutError
 from kafka.structs import OffsetAndTimestamp
 
+from spark_log import clock
+from spark_log.clients.admin.admin_settings import check_timeout
 from spark_log.clients.admin.configs import entries_of
 from spark_log.clients.admin.outcomes import error_fields, outcome_of, raise_first
+from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topic, find_topics, list_topics
@@ -39,24 +42,6 @@ class _Wanted:
     replication_factor: int = -1
     assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
     configs: Mapping[str, Any] = field(default_factory=dict)
-
-
-def create_topics(cluster: Cluster, new_topics: Any, *, validate_only: bool, raise_errors: bool) -> dict[str, Any]:
-    """Create topics; return {'topics': [...]} with error code, id, partitions, factor and configs of each."""
-    entries, errors = [], []
-    for wanted in _wanted(new_topics):
-        topic, error = outcome_of(_create, cluster, wanted, validate_only)
-        errors.append(error)
-        entry: dict[str, Any] = {"name": wanted.name, **error_fields(error)}
-        if error is None:
-            entry["topic_id"] = uuid.UUID(topic.uuid if topic else "0" * 32)
-            entry["num_partitions"] = topic.partition_count if topic else _default(wanted.num_partitions, 1)
-            entry["replication_factor"] = topic.replication_factor if topic else _default(wanted.replication_factor, 1)
-            entry["configs"] = entries_of(topic.overrides if topic else dict(wanted.configs))
-        entries.append(entry)
-    if raise_errors:
-        raise_first(errors)
-    return {"topics": entries}
 
 
 def _create(cluster: Cluster, wanted: _Wanted, validate_only: bool) -> Topic | None:
@@ -107,42 +92,6 @@ def _wanted(new_topics: Any) -> list[_Wanted]:
     return normalized
 
 
-def delete_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID], *, raise_errors: bool) -> dict[str, Any]:
-    """Delete topics; return {'topics': [...]} with the error code of each. A UUID is a topic id."""
-    by_id = {topic.uuid: topic for topic in list_topics(cluster)}
-    entries, errors = [], []
-    for given in topics:
-        topic = by_id.get(given.hex) if isinstance(given, uuid.UUID) else None
-        name = "" if isinstance(given, uuid.UUID) else given
-        if topic is not None:
-            name = topic.name
-        topic_id = None if topic is None else topic.topic_id
-        _, error = outcome_of(engine.delete_topic, cluster, name, topic_id=topic_id)
-        errors.append(error)
-        entries.append({"name": name or None, **error_fields(error)})
-    if raise_errors:
-        raise_first(errors)
-    return {"topics": entries}
-
-
-def describe_topics(cluster: Cluster, topics: Iterable[str | uuid.UUID] | None) -> list[dict[str, Any]]:
-    """Return a dict for each topic as in Kafka's metadata. An unknown topic has an error code and no partitions."""
-    asked = None if topics is None else list(topics)
-
-    def read(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
-        known = find_topics(connection)
-        by_id = {topic.uuid: topic.name for topic in known.values()}
-        names = [by_id.get(each.hex, str(each)) if isinstance(each, uuid.UUID) else each for each in asked or ()]
-        answered = sorted(known) if asked is None else names
-        there = [known[name] for name in dict.fromkeys(answered) if name in known]
-        return answered, describe(connection, there, cluster.store.clock(connection))
-
-    answered, at_home = cluster.store.read(read)
-    found = with_data_stores(cluster, at_home)
-    described = {description.topic.name: description for description in found}
-    return [_metadata(name, described.get(name)) for name in answered]
-
-
 def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
     return {
         "error_code": 0 if found else UNKNOWN_TOPIC_OR_PARTITION,
@@ -161,33 +110,6 @@ def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
             }
             for partition in (found.partitions if found else ())
         ],
-    }
-
-
-def create_partitions(
-    cluster: Cluster, topic_partitions: Mapping[str, Any], *, validate_only: bool, raise_errors: bool
-) -> dict[str, Any]:
-    """Add partitions; return {'results': [...]} with the error code of each topic."""
-    results, errors = [], []
-    for name, given in topic_partitions.items():
-        count: Any = given if isinstance(given, int) else getattr(given, "total_count", None)
-        if isinstance(given, Mapping):
-            count = given["count"]
-        _, error = outcome_of(engine.add_partitions, cluster, name, count, validate_only=validate_only)
-        errors.append(error)
-        results.append({"name": name, **error_fields(error)})
-    if raise_errors:
-        raise_first(errors)
-    return {"results": results}
-
-
-def delete_records(cluster: Cluster, before: Mapping[Any, int]) -> dict[Any, dict[str, int]]:
-    """Delete records; return the new low watermark of each partition."""
-    offsets = {TopicPartition(*partition): offset for partition, offset in before.items()}
-    low = retention.delete_records(cluster, offsets)
-    return {
-        partition: {"partition_index": partition[1], "low_watermark": low[partition], "error_code": 0}
-        for partition in before
     }
 
 
@@ -246,3 +168,162 @@ def _newest_timestamp_ms(connection: sa.Connection, topic: Topic, partition: int
     )
     newest = connection.execute(query).scalar()
     return -1 if newest is None else int(newest)
+
+
+class TopicCalls:
+    """The methods of Admin for topics, their partitions and records."""
+
+    _cluster: Cluster
+
+    @kafka_errors()
+    def list_topics(self) -> list[str]:
+        return [topic.name for topic in list_topics(self._cluster)]
+
+    @kafka_errors()
+    def describe_topics(self, topics: Iterable[str | uuid.UUID] | None = None) -> list[dict[str, Any]]:
+        """Return a dict for each topic, by default for all: its partitions with leader, replicas and ISR. A topic that
+        does not exist has `error_code` 3.
+        """
+        asked = None if topics is None else list(topics)
+
+        def read(connection: sa.Connection) -> tuple[list[str], list[TopicDescription]]:
+            known = find_topics(connection)
+            by_id = {topic.uuid: topic.name for topic in known.values()}
+            names = [by_id.get(each.hex, str(each)) if isinstance(each, uuid.UUID) else each for each in asked or ()]
+            answered = sorted(known) if asked is None else names
+            there = [known[name] for name in dict.fromkeys(answered) if name in known]
+            return answered, describe(connection, there, self._cluster.store.clock(connection))
+
+        answered, at_home = self._cluster.store.read(read)
+        found = with_data_stores(self._cluster, at_home)
+        described = {description.topic.name: description for description in found}
+        return [_metadata(name, described.get(name)) for name in answered]
+
+    @kafka_errors()
+    def create_topics(
+        self,
+        new_topics: Any,
+        timeout_ms: int | None = None,
+        validate_only: bool = False,
+        raise_errors: bool = True,
+        wait_for_metadata: bool = False,
+    ) -> dict[str, Any]:
+        """Create topics: names, NewTopic objects, or {name: {num_partitions, replication_factor, configs}}. A number -1
+        means one.
+
+        With `raise_errors`, raises the first error, such as TopicAlreadyExistsError, when all topics have been tried;
+        otherwise returns error codes. A created topic has leaders at once, so `wait_for_metadata` has no effect.
+        """
+        check_timeout(timeout_ms)
+        if validate_only and wait_for_metadata:
+            raise ValueError("validate_only and wait_for_metadata are mutually exclusive")
+        entries, errors = [], []
+        for wanted in _wanted(new_topics):
+            topic, error = outcome_of(_create, self._cluster, wanted, validate_only)
+            errors.append(error)
+            entry: dict[str, Any] = {"name": wanted.name, **error_fields(error)}
+            if error is None:
+                entry["topic_id"] = uuid.UUID(topic.uuid if topic else "0" * 32)
+                entry["num_partitions"] = topic.partition_count if topic else _default(wanted.num_partitions, 1)
+                entry["replication_factor"] = (
+                    topic.replication_factor if topic else _default(wanted.replication_factor, 1)
+                )
+                entry["configs"] = entries_of(topic.overrides if topic else dict(wanted.configs))
+            entries.append(entry)
+        if raise_errors:
+            raise_first(errors)
+        return {"topics": entries}
+
+    def wait_for_topics(self, topic_names: Iterable[str], timeout_ms: float = 10_000) -> None:
+        """Wait until all these topics exist. Raises KafkaTimeoutError with the names of those that do not."""
+        wanted = set(topic_names)
+        deadline = clock.monotonic_s() + timeout_ms / 1000
+        while True:
+            seen = self._cluster.store.changes.current()
+            missing = sorted(wanted - set(self.list_topics()))
+            left = deadline - clock.monotonic_s()
+            if not missing:
+                return
+            if left <= 0:
+                raise KafkaTimeoutError(f"Topics not ready after {timeout_ms}ms: {missing}")
+            self._cluster.store.changes.wait(seen, min(left, 0.1))
+
+    @kafka_errors()
+    def delete_topics(
+        self, topics: Iterable[str | uuid.UUID], timeout_ms: int | None = None, raise_errors: bool = True
+    ) -> dict[str, Any]:
+        """Delete topics (names or UUIDs). With `raise_errors`, raises the first error, such as
+        UnknownTopicOrPartitionError, when all topics have been tried; otherwise returns error codes.
+        """
+        check_timeout(timeout_ms)
+        by_id = {topic.uuid: topic for topic in list_topics(self._cluster)}
+        entries, errors = [], []
+        for given in topics:
+            topic = by_id.get(given.hex) if isinstance(given, uuid.UUID) else None
+            name = "" if isinstance(given, uuid.UUID) else given
+            if topic is not None:
+                name = topic.name
+            topic_id = None if topic is None else topic.topic_id
+            _, error = outcome_of(engine.delete_topic, self._cluster, name, topic_id=topic_id)
+            errors.append(error)
+            entries.append({"name": name or None, **error_fields(error)})
+        if raise_errors:
+            raise_first(errors)
+        return {"topics": entries}
+
+    @kafka_errors()
+    def create_partitions(
+        self,
+        topic_partitions: Mapping[str, Any],
+        timeout_ms: int | None = None,
+        validate_only: bool = False,
+        raise_errors: bool = True,
+    ) -> dict[str, Any]:
+        """Add partitions, given {topic: total number of partitions, NewPartitions or {'count': total number}}. Manual
+        assignments are ignored. With `raise_errors`, raises UnknownTopicOrPartitionError, InvalidPartitionsError or
+        InvalidReplicationFactorError; otherwise returns error codes.
+        """
+        check_timeout(timeout_ms)
+        results, errors = [], []
+        for name, given in topic_partitions.items():
+            count: Any = given if isinstance(given, int) else getattr(given, "total_count", None)
+            if isinstance(given, Mapping):
+                count = given["count"]
+            _, error = outcome_of(engine.add_partitions, self._cluster, name, count, validate_only=validate_only)
+            errors.append(error)
+            results.append({"name": name, **error_fields(error)})
+        if raise_errors:
+            raise_first(errors)
+        return {"results": results}
+
+    @kafka_errors()
+    def delete_records(
+        self,
+        records_to_delete: Mapping[Any, int],
+        timeout_ms: int | None = None,
+        partition_leader_id: int | None = None,
+    ) -> dict[Any, dict[str, int]]:
+        """Delete the records before {TopicPartition: offset}, in all partitions or in none; -1 is the high watermark.
+
+        Returns the new log start offset of each partition as `low_watermark`. Raises OffsetOutOfRangeError,
+        UnknownTopicOrPartitionError, or PolicyViolationError if cleanup.policy has no delete.
+        """
+        check_timeout(timeout_ms)
+        offsets = {TopicPartition(*partition): offset for partition, offset in records_to_delete.items()}
+        low = retention.delete_records(self._cluster, offsets)
+        return {
+            partition: {"partition_index": partition[1], "low_watermark": low[partition], "error_code": 0}
+            for partition in records_to_delete
+        }
+
+    @kafka_errors()
+    def list_partition_offsets(
+        self, topic_partition_specs: Mapping[Any, Any], isolation_level: Any = None, timeout_ms: int | None = None
+    ) -> dict[Any, OffsetAndTimestamp]:
+        """Return the offset for an OffsetSpec or a timestamp in ms, by TopicPartition; all are of the same moment.
+
+        The results are the same in both isolation levels. UnknownTopicOrPartitionError names a partition that does not
+        exist.
+        """
+        check_timeout(timeout_ms)
+        return list_partition_offsets(self._cluster, topic_partition_specs)

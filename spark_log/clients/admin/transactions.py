@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from kafka.admin import (
-    AbortTransactionSpec,
     PartitionProducerState,
     ProducerState,
     TransactionDescription,
@@ -17,6 +16,7 @@ from kafka.admin import (
 )
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
+from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import partitions_by_store
 from spark_log.errors import IllegalArgumentError, InvalidTxnStateError, ProducerFencedError
@@ -27,106 +27,6 @@ from spark_log.transactions.transaction_store import abort
 
 _NO_BROKER = -1
 """Kafka's id for a broker that does not exist."""
-
-
-def list_transactions(
-    cluster: Cluster,
-    producer_ids: Iterable[int] | None,
-    states: Iterable[Any] | None,
-    duration_ms: int | None,
-    pattern: str | None,
-) -> dict[int, list[TransactionListing]]:
-    """Return {-1: the current or last transaction of every transactional id}. With `duration_ms`, return only open
-    transactions that began longer ago. `pattern` must match the whole id.
-    """
-    wanted_ids = set(producer_ids or ())
-    wanted_states = {TransactionState.build_from(state).value for state in states or ()}
-    try:
-        name = None if pattern is None else re.compile(pattern)
-    except re.error as error:
-        raise IllegalArgumentError(
-            f"transactional_id_pattern: {pattern!r} is not a regular expression: {error}"
-        ) from None
-    listings = [
-        TransactionListing(each.transactional_id, each.producer_id, TransactionState(each.state))
-        for each in inspection.list_transactions(cluster, wanted_states)
-        if (not wanted_ids or each.producer_id in wanted_ids)
-        and (duration_ms is None or (each.open_ms is not None and each.open_ms > duration_ms))
-        and (name is None or name.fullmatch(each.transactional_id))
-    ]
-    return {_NO_BROKER: listings}
-
-
-def describe_transactions(cluster: Cluster, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
-    """Describe transactions. The start is -1 if there has been none; partitions are those of an open transaction."""
-    described = inspection.describe_transactions(cluster, list(transactional_ids))
-    return {
-        each.transaction.transactional_id: TransactionDescription(
-            coordinator_id=_NO_BROKER,
-            state=TransactionState(each.transaction.state),
-            producer_id=each.transaction.producer_id,
-            producer_epoch=each.transaction.producer_epoch,
-            transaction_timeout_ms=each.transaction.timeout_ms,
-            transaction_start_time_ms=-1 if each.transaction.began_ms is None else each.transaction.began_ms,
-            topic_partitions=set(_partitions(each)),
-        )
-        for each in described
-    }
-
-
-def find_hanging_transactions(cluster: Cluster, max_transaction_timeout_ms: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "transactional_id": each.transaction.transactional_id,
-            "producer_id": each.transaction.producer_id,
-            "producer_epoch": each.transaction.producer_epoch,
-            "state": each.transaction.state.value,
-            "age_ms": each.transaction.open_ms,
-            "coordinator_id": _NO_BROKER,
-            "topic_partitions": _partitions(each),
-        }
-        for each in inspection.find_hanging(cluster, max_transaction_timeout_ms)
-    ]
-
-
-def abort_transaction(cluster: Cluster, spec: AbortTransactionSpec) -> None:
-    """Abort the whole transaction, in all its partitions. Raises ProducerFencedError if the epoch is not the current
-    one, or InvalidTxnStateError if the producer has no open transaction in the partition.
-    """
-    partition = TopicPartition(*spec.topic_partition)
-    _producers(cluster, [partition])  # raises if the partition does not exist
-    producer = inspection.describe_producer(cluster, spec.producer_id)
-    transaction = producer.transaction
-    if spec.producer_epoch != transaction.producer_epoch:
-        raise ProducerFencedError(
-            f"producer {spec.producer_id}: its epoch is {transaction.producer_epoch}, not {spec.producer_epoch}"
-        )
-    if transaction.state is not ONGOING or partition not in _partitions(producer):
-        raise InvalidTxnStateError(f"producer {spec.producer_id} has no open transaction in {partition}")
-    abort(cluster, transaction.ref)
-
-
-def describe_producers(cluster: Cluster, partitions: Iterable[Any]) -> dict[Any, PartitionProducerState]:
-    """Return the producers of each partition. As in Kafka, a missing sequence, coordinator or start offset is -1."""
-    requested = [TopicPartition(*partition) for partition in partitions]
-    return {
-        KafkaTopicPartition(*tp): PartitionProducerState(
-            [
-                ProducerState(
-                    producer_id=each.producer_id,
-                    producer_epoch=each.producer_epoch,
-                    last_sequence=-1 if each.last_sequence is None else each.last_sequence,
-                    last_timestamp=each.last_ms,
-                    coordinator_epoch=-1,
-                    current_transaction_start_offset=(
-                        -1 if each.transaction_start_offset is None else each.transaction_start_offset
-                    ),
-                )
-                for each in producers
-            ]
-        )
-        for tp, producers in _producers(cluster, requested).items()
-    }
 
 
 def _producers(
@@ -141,3 +41,123 @@ def _producers(
 def _partitions(described: inspection.TransactionDescription) -> list[KafkaTopicPartition]:
     """Return the partitions of the transaction, sorted."""
     return [KafkaTopicPartition(each.topic, each.partition) for each in described.pending]
+
+
+class TransactionCalls:
+    """The methods of Admin for transactions and producers."""
+
+    _cluster: Cluster
+
+    @kafka_errors()
+    def list_transactions(
+        self,
+        broker_ids: Any = None,
+        producer_id_filters: Iterable[int] | None = None,
+        state_filters: Iterable[Any] | None = None,
+        duration_filter_ms: int | None = None,
+        transactional_id_pattern: str | None = None,
+    ) -> dict[int, list[Any]]:
+        """Return {-1: the TransactionListing of each transactional id}, because no broker coordinates transactions."""
+        wanted_ids = set(producer_id_filters or ())
+        wanted_states = {TransactionState.build_from(state).value for state in state_filters or ()}
+        try:
+            name = None if transactional_id_pattern is None else re.compile(transactional_id_pattern)
+        except re.error as error:
+            raise IllegalArgumentError(
+                f"transactional_id_pattern: {transactional_id_pattern!r} is not a regular expression: {error}"
+            ) from None
+        listings = [
+            TransactionListing(each.transactional_id, each.producer_id, TransactionState(each.state))
+            for each in inspection.list_transactions(self._cluster, wanted_states)
+            if (not wanted_ids or each.producer_id in wanted_ids)
+            and (duration_filter_ms is None or (each.open_ms is not None and each.open_ms > duration_filter_ms))
+            and (name is None or name.fullmatch(each.transactional_id))
+        ]
+        return {_NO_BROKER: listings}
+
+    @kafka_errors()
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, Any]:
+        """Return {transactional id: TransactionDescription}. Raises TransactionalIdNotFoundError for an unknown id."""
+        described = inspection.describe_transactions(self._cluster, list(transactional_ids))
+        return {
+            each.transaction.transactional_id: TransactionDescription(
+                coordinator_id=_NO_BROKER,
+                state=TransactionState(each.transaction.state),
+                producer_id=each.transaction.producer_id,
+                producer_epoch=each.transaction.producer_epoch,
+                transaction_timeout_ms=each.transaction.timeout_ms,
+                transaction_start_time_ms=-1 if each.transaction.began_ms is None else each.transaction.began_ms,
+                topic_partitions=set(_partitions(each)),
+            )
+            for each in described
+        }
+
+    @kafka_errors()
+    def find_hanging_transactions(
+        self, broker_ids: Any = None, max_transaction_timeout_ms: int = 900_000
+    ) -> list[dict[str, Any]]:
+        """Return the transactions that are open for longer than their own time-out, or than the given time and five
+        minutes more.
+
+        They do not delay readers. A coordinator, or `spark-log maintenance transactions`, aborts those after their
+        time-out.
+        """
+        return [
+            {
+                "transactional_id": each.transaction.transactional_id,
+                "producer_id": each.transaction.producer_id,
+                "producer_epoch": each.transaction.producer_epoch,
+                "state": each.transaction.state.value,
+                "age_ms": each.transaction.open_ms,
+                "coordinator_id": _NO_BROKER,
+                "topic_partitions": _partitions(each),
+            }
+            for each in inspection.find_hanging(self._cluster, max_transaction_timeout_ms)
+        ]
+
+    @kafka_errors()
+    def abort_transaction(self, spec: Any) -> None:
+        """Abort the transaction of kafka-python's AbortTransactionSpec: the whole transaction, in all its partitions.
+
+        The producer is not fenced: its next call raises TransactionAbortableError, and after an abort it can continue.
+        Raises ProducerFencedError if the epoch is not current, InvalidTxnStateError without an open transaction there.
+        """
+        partition = TopicPartition(*spec.topic_partition)
+        _producers(self._cluster, [partition])  # raises if the partition does not exist
+        producer = inspection.describe_producer(self._cluster, spec.producer_id)
+        transaction = producer.transaction
+        if spec.producer_epoch != transaction.producer_epoch:
+            raise ProducerFencedError(
+                f"producer {spec.producer_id}: its epoch is {transaction.producer_epoch}, not {spec.producer_epoch}"
+            )
+        if transaction.state is not ONGOING or partition not in _partitions(producer):
+            raise InvalidTxnStateError(f"producer {spec.producer_id} has no open transaction in {partition}")
+        abort(self._cluster, transaction.ref)
+
+    @kafka_errors()
+    def describe_producers(self, partitions: Iterable[Any], broker_id: int | None = None) -> dict[Any, Any]:
+        """Return {TopicPartition: PartitionProducerState} of idempotent producers and of those with an open
+        transaction.
+
+        The start offset of an open transaction is the log end offset: it would begin there if it was committed now.
+        UnknownTopicOrPartitionError names a partition that does not exist.
+        """
+        requested = [TopicPartition(*partition) for partition in partitions]
+        return {
+            KafkaTopicPartition(*tp): PartitionProducerState(
+                [
+                    ProducerState(
+                        producer_id=each.producer_id,
+                        producer_epoch=each.producer_epoch,
+                        last_sequence=-1 if each.last_sequence is None else each.last_sequence,
+                        last_timestamp=each.last_ms,
+                        coordinator_epoch=-1,
+                        current_transaction_start_offset=(
+                            -1 if each.transaction_start_offset is None else each.transaction_start_offset
+                        ),
+                    )
+                    for each in producers
+                ]
+            )
+            for tp, producers in _producers(self._cluster, requested).items()
+        }
