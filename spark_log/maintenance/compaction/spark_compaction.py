@@ -10,8 +10,8 @@ An offset is sent as its *code*, (number of the unit << 32) + (offset - base off
 partition are numbered by ascending offset, so the larger of two codes belongs to the later record.
 """
 
-import json
 import logging
+import pickle
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,6 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, redact
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.current_rule import CurrentRule
-from spark_log.log.records.segment_file import SegmentFacts
 from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
 from spark_log.log.segments.segment_copy import SegmentFile, is_whole
 from spark_log.log.segments.segment_repair import repair
@@ -42,7 +41,6 @@ from spark_log.maintenance.compaction.passes import (
 from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
 from spark_log.maintenance.context import MaintenanceContext, each_store
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.rewrite.segment_rewrite import Written
 from spark_log.text import count_of
 
 if TYPE_CHECKING:
@@ -139,37 +137,6 @@ class _Outcome:
     compacted: Compacted | None
     error: str | None = None
 
-    def to_json(self) -> str:
-        written = None if self.compacted is None else self.compacted.written
-        return json.dumps(
-            {
-                "error": self.error,
-                "compacted": self.compacted
-                and {
-                    "tombstones_left": self.compacted.tombstones_left,
-                    "tombstones_dropped": self.compacted.tombstones_dropped,
-                },
-                "written": written
-                and {
-                    "name": written.name,
-                    "facts": vars(written.facts),
-                    "brokers": sorted(written.brokers),
-                    "failed": sorted(written.failed),
-                },
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> "_Outcome":
-        values: dict[str, Any] = json.loads(text)
-        written = values["written"] and Written(
-            values["written"]["name"],
-            SegmentFacts(**values["written"]["facts"]),
-            frozenset(values["written"]["brokers"]),
-            frozenset(values["written"]["failed"]),
-        )
-        return cls(values["compacted"] and Compacted(written, **values["compacted"]), values["error"])
-
 
 def _compact_units(
     spark: "SparkSession", passes: Sequence[CompactionPass], write_id: str, log_dirs: LogDirs
@@ -199,8 +166,8 @@ def _run(spark: "SparkSession", passes: Sequence[CompactionPass], write_id: str,
     if not units:
         return []
     task = _unit_task(units, write_id, log_dirs)
-    rows = _last_codes(spark, passes, log_dirs).mapInArrow(task, "unit long, outcome string").collect()
-    told = {row.unit: _Outcome.from_json(row.outcome) for row in rows}
+    rows = _last_codes(spark, passes, log_dirs).mapInArrow(task, "unit long, outcome binary").collect()
+    told: dict[int, _Outcome] = {row.unit: pickle.loads(row.outcome) for row in rows}
     return [told[number] for number in range(len(units))]
 
 
@@ -249,7 +216,9 @@ def _unit_task(
                 offsets = np.concatenate([*waiting, codes[begin:end]]) - (unit << 32)
                 waiting, begin = [], end + 1
                 outcome = _compact_unit(units[unit], offsets, write_id, log_dirs)
-                yield pa.RecordBatch.from_pydict({"unit": pa.array([unit], pa.int64()), "outcome": [outcome.to_json()]})
+                yield pa.RecordBatch.from_pydict(
+                    {"unit": pa.array([unit], pa.int64()), "outcome": [pickle.dumps(outcome)]}
+                )
             waiting.append(codes[begin:])
 
     return compact_units
@@ -270,20 +239,11 @@ def _repair(spark: "SparkSession", passes: Sequence[CompactionPass], log_dirs: L
     """Repair the bad replicas of each segment that has an intact one. Returns by partition the error of a segment that
     has none.
     """
+    from spark_log.maintenance.spark_tasks import run_in_tasks
+
     pieces = [(planned.key, piece) for planned in passes for unit in planned.units for piece in unit.rewriting.slices]
-
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            numbers = batch.column(0).to_pylist()
-            yield pa.RecordBatch.from_pydict(
-                {
-                    "piece": pa.array(numbers, pa.int64()),
-                    "error": pa.array([_repair_slice(pieces[number][1], log_dirs) for number in numbers], pa.string()),
-                }
-            )
-
-    rows = spark.range(0, len(pieces), 1, min(len(pieces), _TASKS_MAX)).mapInArrow(check, "piece long, error string")
-    return {pieces[row.piece][0]: row.error for row in rows.where("error is not null").collect()}
+    errors = run_in_tasks(spark, lambda item: _repair_slice(item[1], log_dirs), pieces, min(len(pieces), _TASKS_MAX))
+    return {key: error for (key, _), error in zip(pieces, errors, strict=True) if error is not None}
 
 
 def _repair_slice(piece: Slice, log_dirs: LogDirs) -> str | None:
