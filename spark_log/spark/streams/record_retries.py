@@ -46,6 +46,10 @@ class NotRunError(TypeError):
     """The function is a generator or a coroutine: its body did not run."""
 
 
+class LetterRefusedError(Exception):
+    """The dead letter topic refused a letter with a copy of its record. The next letter has none."""
+
+
 _FATAL = (NotRunError, ProducerFencedError, FencedInstanceIdError, InvalidProducerIdMappingError, IllegalStateError)
 """Errors after which a call of the function with any record fails too."""
 
@@ -139,14 +143,17 @@ class RecordRetries:
             [record] = records
             headers = [{"key": name, "value": value} for name, value in record.headers]
             row = {"key": record.key, "value": record.value, "headers": [*headers, *facts, _CAUSE]}
-            if place in self._refused:
+            bare = place in self._refused
+            if bare:
                 row = {"key": None, "value": None, "headers": [*facts, _CAUSE]}
             row["partition"] = partition.partition % topic.partition_count
             try:
                 producer.send_table(topic.name, pa.Table.from_pylist([row], COPY_SCHEMA))
-            except (InvalidRecordError, MessageSizeTooLargeError):
+            except (InvalidRecordError, MessageSizeTooLargeError) as error:
+                if bare:
+                    raise
                 self._refused.add(place)
-                raise
+                raise LetterRefusedError from error
 
         return send
 

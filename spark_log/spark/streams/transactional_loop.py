@@ -34,7 +34,13 @@ from spark_log.errors import (
 )
 from spark_log.process import Stop
 from spark_log.spark.streams.loop_sources import GroupSource, ShareSource
-from spark_log.spark.streams.record_retries import NotRunError, Polled, RecordRetries, is_worth_a_retry
+from spark_log.spark.streams.record_retries import (
+    LetterRefusedError,
+    NotRunError,
+    Polled,
+    RecordRetries,
+    is_worth_a_retry,
+)
 from spark_log.text import count_of
 
 logger = logging.getLogger(__name__)
@@ -194,6 +200,8 @@ class TransactionalLoop:
                 self._transact(polled, transform if letter is None else letter)
             except BaseException as error:
                 self.totals = replace(self.totals, aborted=self.totals.aborted + 1)
+                if isinstance(error, LetterRefusedError):
+                    continue
                 if retries and not letter and (pause_s := retries.failed(polled, error)) is not None:
                     logger.warning("%s: the function failed: %s: %s", self._name, type(error).__name__, error)
                     self._stop.wait(pause_s)
