@@ -1,7 +1,7 @@
 """Runs the same function for each store of a cluster, with the cluster as that store has it."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -16,6 +16,7 @@ from spark_log.process import in_parallel
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 _AT_ONCE = 8
 ASK_TIMEOUT_MS = 2_000
@@ -88,14 +89,30 @@ def by_store(topics: Iterable[Topic]) -> dict[StoreId, list[Topic]]:
 
 
 def partitions_by_store(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[StoreId, list[TopicPartition]]:
-    """Return the partitions of each store, home first; those of unknown topics are the home store's."""
+    """Return the partitions of each store, home first; those of unknown topics are the home store's. As a data store
+    has the cluster, all are its own.
+    """
     grouped: dict[StoreId, list[TopicPartition]] = {}
     chosen = list(partitions)
+    if cluster is not cluster.home or cluster.store.sqlite:
+        return {cluster.store_id: chosen} if chosen else {}
     topics = cluster.home.store.read(lambda connection: find_topics(connection, {tp.topic for tp in chosen}))
     for tp in chosen:
         store_id = topics[tp.topic].store_id if tp.topic in topics else HOME
         grouped.setdefault(store_id, []).append(tp)
     return dict(sorted(grouped.items()))
+
+
+def in_stores_of(
+    cluster: Cluster,
+    values: Mapping[TopicPartition, V],
+    work: Callable[[Cluster, Mapping[TopicPartition, V]], Mapping[TopicPartition, T]],
+) -> dict[TopicPartition, T]:
+    """Call `work` for each store that has some of these partitions, with their values, and join the results."""
+    results: dict[TopicPartition, T] = {}
+    for store_id, there in partitions_by_store(cluster, values).items():
+        results |= work(cluster.at(store_id), {partition: values[partition] for partition in there})
+    return results
 
 
 def store_names(cluster: Cluster) -> dict[StoreId, str]:

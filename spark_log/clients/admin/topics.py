@@ -16,6 +16,7 @@ from spark_log.clients.admin.configs import entries_of
 from spark_log.clients.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_stores_of
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topic, find_topics, list_topics
 from spark_log.errors import UnknownTopicOrPartitionError
@@ -116,8 +117,8 @@ def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
 def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[Any, OffsetAndTimestamp]:
     """Return the offset of each partition for an OffsetSpec (EARLIEST, LATEST, MAX_TIMESTAMP) or a timestamp in ms.
 
-    All are of the same moment. The timestamp is that of the record found; EARLIEST and LATEST have -1. If all records
-    are older than the timestamp, offset and timestamp are -1, as in a broker's answer.
+    All of a store are of the same moment. The timestamp is that of the record found; EARLIEST and LATEST have -1. If
+    all records are older than the timestamp, offset and timestamp are -1, as in a broker's answer.
     """
     for partition, spec in specs.items():
         if isinstance(spec, bool) or not isinstance(spec, int | OffsetTimestamp):
@@ -125,23 +126,30 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
         if int(spec) < 0 and int(spec) not in _SPECS:
             raise ValueError(f"{partition[0]}-{partition[1]}: {spec!r} is not supported")
 
-    def read(connection: sa.Connection) -> tuple[dict[Any, int], dict[TopicPartition, TimeLookup]]:
-        offsets: dict[Any, int] = {}
+    given = {TopicPartition(*partition): spec for partition, spec in specs.items()}
+    found = in_stores_of(cluster, given, _partition_offsets)
+    return {partition: found[TopicPartition(*partition)] for partition in specs}
+
+
+def _partition_offsets(
+    cluster: Cluster, specs: Mapping[TopicPartition, Any]
+) -> dict[TopicPartition, OffsetAndTimestamp]:
+    def read(connection: sa.Connection) -> tuple[dict[TopicPartition, int], dict[TopicPartition, TimeLookup]]:
+        offsets: dict[TopicPartition, int] = {}
         lookups: dict[TopicPartition, TimeLookup] = {}
-        for name in sorted({partition[0] for partition in specs}):
+        for name in sorted({tp.topic for tp in specs}):
             topic = find_topic(connection, name)
             limits = positions(connection, [topic])
             times: dict[int, int] = {}
-            for partition, spec in specs.items():
-                tp = TopicPartition(*partition)
+            for tp, spec in specs.items():
                 if tp.topic != name:
                     continue
                 if tp not in limits:
                     raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
                 if int(spec) == OffsetSpec.EARLIEST:
-                    offsets[partition] = limits[tp].log_start_offset
+                    offsets[tp] = limits[tp].log_start_offset
                 elif int(spec) == OffsetSpec.LATEST:
-                    offsets[partition] = limits[tp].high_watermark
+                    offsets[tp] = limits[tp].high_watermark
                 else:
                     youngest = _newest_timestamp_ms(connection, topic, tp.partition)
                     times[tp.partition] = youngest if int(spec) == OffsetSpec.MAX_TIMESTAMP else int(spec)
@@ -150,11 +158,11 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
 
     offsets, lookups = cluster.store.read(read)
     records = first_records(cluster, lookups)
-    found: dict[Any, OffsetAndTimestamp] = {}
-    for partition in specs:
-        record = records.get(partition)
-        offset, timestamp_ms = (offsets.get(partition, -1), -1) if record is None else record
-        found[partition] = OffsetAndTimestamp(offset, timestamp_ms, None)
+    found: dict[TopicPartition, OffsetAndTimestamp] = {}
+    for tp in specs:
+        record = records.get(tp)
+        offset, timestamp_ms = (offsets.get(tp, -1), -1) if record is None else record
+        found[tp] = OffsetAndTimestamp(offset, timestamp_ms, None)
     return found
 
 
@@ -303,7 +311,8 @@ class TopicCalls:
         timeout_ms: int | None = None,
         partition_leader_id: int | None = None,
     ) -> dict[Any, dict[str, int]]:
-        """Delete the records before {TopicPartition: offset}, in all partitions or in none; -1 is the high watermark.
+        """Delete the records before {TopicPartition: offset}, in all partitions of a store or in none; -1 is the high
+        watermark.
 
         Returns the new log start offset of each partition as `low_watermark`. Raises OffsetOutOfRangeError,
         UnknownTopicOrPartitionError, or PolicyViolationError if cleanup.policy has no delete.
@@ -320,7 +329,8 @@ class TopicCalls:
     def list_partition_offsets(
         self, topic_partition_specs: Mapping[Any, Any], isolation_level: Any = None, timeout_ms: int | None = None
     ) -> dict[Any, OffsetAndTimestamp]:
-        """Return the offset for an OffsetSpec or a timestamp in ms, by TopicPartition; all are of the same moment.
+        """Return the offset for an OffsetSpec or a timestamp in ms, by TopicPartition; all of a store are of the same
+        moment.
 
         The results are the same in both isolation levels. UnknownTopicOrPartitionError names a partition that does not
         exist.

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_stores_of
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.errors import (
@@ -197,9 +198,12 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> di
 
     Returns the new log start offset of each partition; an offset below the current one changes nothing. Raises
     OffsetOutOfRangeError above the high watermark, PolicyViolationError for a topic whose cleanup.policy has no delete,
-    and UnknownTopicOrPartitionError; then nothing is deleted.
+    and UnknownTopicOrPartitionError; then nothing is deleted, in the store of the topic.
     """
+    return in_stores_of(cluster, before, _delete_records)
 
+
+def _delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     def delete(connection: sa.Connection, _attempt: Attempt) -> tuple[dict[TopicPartition, int], list[Topic]]:
         topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
         keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in before}

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from kafka.admin import OffsetSpec
 from typer.testing import CliRunner
 
 from spark_log import Consumer
@@ -119,6 +120,12 @@ def test_clients_query_the_topics_of_all_stores(stores, address):
     with Admin(cluster=address) as admin:
         described = admin.describe_topics(list(BOTH))
         assert [[p["leader_id"] for p in each["partitions"]] for each in described] == [[1], [1]]
+        ends = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+        assert {each.topic: at.offset for each, at in ends.items()} == {"far": 3, "near": 3}
+        low = admin.delete_records(dict.fromkeys(partitions, 1))
+        assert {each.topic: found["low_watermark"] for each, found in low.items()} == {"far": 1, "near": 1}
+    deleted = run("topic", "delete-records", "far", "--before", "2", "--cluster", address)
+    assert deleted["log_start_offsets"] == {"0": 2}
 
 
 def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, monkeypatch):
