@@ -59,7 +59,7 @@ class Consumer(ConsumerQueries):
         self._subscription = self._polling.subscription
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
         self.lock = threading.RLock()
-        self._closed = False
+        self._closing = self._closed = False
         self._process = os.getpid()
         self._iterator: Iterator[ConsumerRecord] | None = None
         self._iteration_deadline_s = math.inf
@@ -364,8 +364,9 @@ class Consumer(ConsumerQueries):
             if not self.lock.acquire(timeout=max(0.0, timeout_ms / 1000)):
                 raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
             try:
-                if self._closed:
+                if self._closing:  # also if the listener calls it
                     return
+                self._closing = True
                 try:
                     if autocommit:
                         left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000

@@ -93,6 +93,8 @@ class GroupSide:
         self._complete = False
         self._due = True
         self._overdue = False
+        self._left = False
+        """Whether `leave` was called during the last `poll`: a listener or a signal handler may close the consumer."""
         self._changes_read: int | None = None
         self._asked_s = float("-inf")
         self._background_beats = False
@@ -118,16 +120,17 @@ class GroupSide:
     def poll(self, topics: Collection[str]) -> None:
         """Join or send a heartbeat if that is due, and apply the assignment of the response."""
         self._polled_s = clock.monotonic_s()
+        self._left = False
         if self._overdue or (self.joined and self.member.member_id != self.joined_as):
             self._overdue = (
                 False  # the second condition: the membership has ended since the last poll, for example by fencing
             )
             self.lose_session()
-        if not self._is_due(frozenset(topics)):
+        if self._left or not self._is_due(frozenset(topics)):
             return
         self._topics = frozenset(topics)
         self._due = False
-        while True:
+        while not self._left:
             self._asked_s = clock.monotonic_s()
             self._changes_read = self._cluster.store.changes.current()
             try:
@@ -147,8 +150,13 @@ class GroupSide:
                 self._due = True
                 raise
             self._alive_s = self._asked_s
+            if self._left:  # the heartbeat has joined again
+                self.member.leave()
+                return
             if self.joined and self.member.member_id != self.joined_as:
                 self.lose_session()
+                if self._left:
+                    return
                 self._due = False
             first = not self.joined
             self.joined_as = self.member.member_id
@@ -238,10 +246,9 @@ class GroupSide:
                 self._notify("on_partitions_lost", set(revoked))
         finally:
             self._subscription.apply(Move(revoked, frozenset()))
-            was_joined, self.joined = self.joined, False
-            self._due = True
-            if was_joined and not self._overdue:
-                self.member.leave()
+            self.joined = False
+            self._due = self._left = True
+            self.member.leave()
 
     def _apply(self, move: Move, *, first: bool) -> None:
         """Revoke and assign partitions. If the listener fails, both steps are still done; then its error is raised."""
@@ -250,18 +257,21 @@ class GroupSide:
             self.rebalances += 1
         if move.revoked:
             self._commit_before_revocation()
+            if self._left:  # a commit callback has closed the consumer
+                return
             for partition in move.revoked:
                 self._subscription.partitions[partition].leaving = True
             try:
                 self._notify("on_partitions_revoked", set(move.revoked))
             except Exception as error:
                 failure = error
-        self._subscription.apply(move)
-        if move.added or first:
-            try:
-                self._notify("on_partitions_assigned", set(move.added))
-            except Exception as error:
-                failure = error
+        if not self._left:
+            self._subscription.apply(move)
+            if move.added or first:
+                try:
+                    self._notify("on_partitions_assigned", set(move.added))
+                except Exception as error:
+                    failure = error
         if failure is not None:
             self._due = True
             raise failure

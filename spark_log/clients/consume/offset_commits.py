@@ -51,8 +51,9 @@ class Commits:
     def later(self, offsets: Offsets, callback: Callback | None = None) -> Future:
         """Commit in the background. A later `call_back` calls `callback(offsets, None or the error)`."""
         self.call_back()
-        callback = callback or self._settings.default_offset_commit_callback or _log_failure
+        return self._submit(offsets, callback or self._settings.default_offset_commit_callback or _log_failure)
 
+    def _submit(self, offsets: Offsets, callback: Callback) -> Future:
         def commit() -> None:
             try:
                 if offsets:
@@ -85,7 +86,7 @@ class Commits:
         now_s = clock.monotonic_s()
         if self._settings.auto_commit and offsets and (offsets != self._auto_done or now_s > self._again_s):
             self._auto_done, self._again_s = offsets, now_s + AGAIN_S
-            self.later(offsets, self._auto_outcome)
+            self._submit(offsets, self._auto_outcome)  # without `call_back`: a callback may close the consumer
 
     def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
         """Commit automatically and wait, before partitions are revoked. A failure is only logged: the records after the

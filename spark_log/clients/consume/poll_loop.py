@@ -98,6 +98,8 @@ class Polling:
         while not self.closed.is_set():
             try:
                 self._run_due_work()
+                if self.closed.is_set():
+                    break
                 taken = self._take(rows_max)
                 if taken:
                     return taken
@@ -171,8 +173,12 @@ class Polling:
 
     def _run_due_work(self) -> None:
         self.commits.call_back()
+        if self.closed.is_set():  # by a callback
+            return
         if self.subscription.kind != "assigned" or not self.topics.counts:
             self.refresh_topics()
+        if self.closed.is_set():  # by a signal handler
+            return
         if self.group is not None and self.subscription.automatic:
             before = self.group.rebalances
             self.group.poll(self.subscription.topics or ())

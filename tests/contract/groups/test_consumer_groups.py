@@ -13,12 +13,14 @@ from kafka.errors import CommitFailedError, IllegalArgumentError, IllegalStateEr
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer
+from spark_log.facts.groups import describe_groups
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.membership import ConsumerMembership
 from spark_log.metadata.tables import group_member
 from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.topics import append, fill, make
+from tests.support.waiting import wait_until
 
 P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
 SOON_S = 120.0
@@ -207,6 +209,60 @@ def test_callbacks_of_background_commits_run_inside_poll(cluster, log, consume):
         consumer.poll(0)
         assert told == [(offsets, None, threading.get_ident())] * (number + 1)
     assert consumer.committed(P0) == 1
+
+
+def members(cluster, group="g"):
+    [described] = describe_groups(cluster.store, [group])
+    return described.members
+
+
+def test_a_commit_callback_may_close_the_consumer(cluster, log, consume):
+    fill(log, make(cluster, "t", 1), [2])
+    consumer = consume("t")
+    settle(consumer, share=[1])
+    commit = consumer.commit_async(callback=lambda *_: consumer.close())
+    wait_until(lambda: commit.is_done)
+    assert consumer.poll(0) == {}
+    assert members(cluster) == () and consumer.assignment() == set()
+    with pytest.raises(IllegalStateError, match="closed"):
+        consumer.poll(0)
+
+
+@pytest.mark.parametrize("ends", ["close", "unsubscribe"])
+@pytest.mark.parametrize("event", ["assigned", "revoked", "lost"])
+def test_a_listener_may_close_or_unsubscribe_the_consumer(event, ends, cluster, log, consume):
+    fill(log, make(cluster, "t", 2), [1, 1])
+    leaving = consume()
+
+    class Ending(ConsumerRebalanceListener):
+        calls = 0
+
+        def on_partitions_assigned(self, assigned):
+            self.end_at("assigned")
+
+        def on_partitions_revoked(self, revoked):
+            self.end_at("revoked")
+
+        def on_partitions_lost(self, lost):
+            self.end_at("lost")
+
+        def end_at(self, now):
+            self.calls += now == event
+            if now == event and (ends == "close" or self.calls == 1):  # `close` calls it too, which has no effect
+                getattr(leaving, ends)()
+
+    leaving.subscribe(["t"], listener=Ending())
+    others = 0
+    if event != "assigned":
+        settle(leaving, share=[2])
+    if event == "revoked":
+        other, others = consume("t"), 1
+        settle(leaving, other, until=lambda: not leaving.assignment())
+    else:
+        if event == "lost":
+            leaving._polling.group.member.leave()  # as after max_poll_interval_ms without a poll
+        assert leaving.poll(0) == {}
+    assert len(members(cluster)) == others and leaving.assignment() == set()
 
 
 def test_automatic_commits(cluster, log, consume):
