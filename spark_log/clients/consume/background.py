@@ -114,6 +114,10 @@ def _do(task: Callable[[], Any], future: Future) -> None:
     try:
         value = task()
     except BaseException as error:
-        future.failure(error)
+        settle, outcome = future.failure, error
     else:
-        future.success(value)
+        settle, outcome = future.success, value
+    try:
+        settle(outcome)
+    except BaseException:  # a user's callback must not end the thread, not even with sys.exit
+        logger.exception("error in a callback of a commit")

@@ -248,9 +248,15 @@ class TopicBatch:
     def _notify(self, due: Sequence[tuple[int, Callback | None, Callback | None]]) -> None:
         for entry in due:
             self._notify_one(*entry)
-        if self.listener is not None and self.done:
-            listener, self.listener = self.listener, None
-            listener()
+        listener = None
+        with self.condition:
+            if self.done:
+                listener, self.listener = self.listener, None
+        if listener is not None:
+            try:
+                listener()
+            except BaseException:  # as in `_notify_one`
+                logger.exception("error in a callback of records to %s", self.topic)
 
     def _notify_one(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
         error = self.exception_of(row)

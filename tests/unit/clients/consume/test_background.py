@@ -1,5 +1,6 @@
 """The background thread of a consumer: tasks run in order, and heartbeats on time even with a backlog of tasks."""
 
+import sys
 import threading
 
 from spark_log.clients.consume.background import Background
@@ -14,4 +15,14 @@ def test_heartbeats_run_between_queued_tasks():
     begin.set()
     background.run(lambda: None, 10)
     assert "beat" in events[events.index("first") : events.index("second")]
+    background.close(10)
+
+
+def test_a_callback_that_exits_does_not_end_the_thread(caplog):
+    background, begin = Background("test"), threading.Event()
+    for task in (lambda: begin.wait(60), lambda: 1 / 0):
+        background.submit(task).add_both(lambda _: sys.exit(1))
+    begin.set()
+    assert background.run(lambda: "done", 10) == "done"
+    assert caplog.text.count("SystemExit") == 2
     background.close(10)

@@ -1,4 +1,5 @@
 import logging
+import sys
 import threading
 
 import numpy as np
@@ -17,9 +18,9 @@ from spark_log.ids import TopicId
 TOPIC = Topic(TopicId(1), "0" * 32, "t", 2, 1, {}, 0)
 
 
-def assembled(rows=3):
+def assembled(rows=3, kind=TopicBatch):
     """A topic batch of `rows` records, alternately in partition 0 and 1, and its batches."""
-    topic_batch = TopicBatch("t")
+    topic_batch = kind("t")
     topic_batch.row_of, topic_batch.times_ms = np.arange(rows) // 2, np.arange(rows) + 100
     topic_batch.key_sizes, topic_batch.value_sizes = np.full(rows, -1), np.full(rows, 7)
     topic_batch.header_sizes = {0: 5}
@@ -147,6 +148,48 @@ def test_table_future_fails_with_the_first_error_and_lists_written_records():
     with pytest.raises(NotEnoughReplicasError):
         future.get(timeout=1)
     assert future.written() == [Written(TopicPartition("t", 0), 4, 6)]
+
+
+def test_a_callback_of_a_table_future_that_exits_does_not_end_the_sender(caplog):
+    future = TableFuture()
+    future.add_callback(lambda _: sys.exit(1))
+    topic_batch, batches, _ = assembled()
+    future.add(topic_batch)
+    future.part_done()
+    topic_batch.begin(batches, np.empty(0, np.int64), {})
+    for batch in batches:
+        assert topic_batch.resolve(batch, 0, None)
+    assert future.succeeded() and "SystemExit" in caplog.text
+
+
+def test_the_listener_of_two_threads_that_end_a_topic_batch_is_called_once():
+    calls = []
+
+    class Raced(TopicBatch):
+        """Another thread resolves the second batch while the thread of the first one reads the listener."""
+
+        other = None
+
+        @property
+        def listener(self):
+            value = self.value
+            if self.other is None and batches[0].done:
+                self.other = threading.Thread(target=self.resolve, args=[batches[1], 0, None])
+                self.other.start()
+                self.other.join(0.1)  # it ends only if this thread does not hold the lock
+            return value
+
+        @listener.setter
+        def listener(self, value):
+            self.value = value
+
+    topic_batch, batches, batch_of = assembled(kind=Raced)
+    topic_batch.listener = lambda: calls.append(threading.current_thread())
+    topic_batch.begin(batches, batch_of, {})
+    topic_batch.resolve(batches[0], 0, None)
+    if topic_batch.other is None:
+        topic_batch.resolve(batches[1], 0, None)
+    assert len(calls) == 1
 
 
 def test_ranges_of_batches_that_follow_each_other_are_one():
