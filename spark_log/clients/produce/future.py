@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from kafka.errors import IllegalStateError, KafkaTimeoutError
 from kafka.future import Future
@@ -11,10 +11,35 @@ from kafka.producer.future import FutureRecordMetadata
 from kafka.structs import TopicPartition
 
 from spark_log import clock
-from spark_log.clients.produce.producer_batch import TopicBatch
+from spark_log.clients.produce.producer_batch import Callback, ProducerBatch, TopicBatch, call_logged
 
 
-class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python ships no types
+class _ProducersFuture:
+    """The methods of kafka-python's futures that are the same for `send` and `send_table`. `_add_cb_eb` calls one of
+    its arguments when the outcome is known.
+    """
+
+    __slots__ = ()
+
+    def _add_cb_eb(self, cb: Callback | None, eb: Callback | None) -> None:
+        raise NotImplementedError
+
+    def add_callback(self, f: Callable[..., object], *args: Any, **kwargs: Any) -> Self:
+        self._add_cb_eb(functools.partial(f, *args, **kwargs) if args or kwargs else f, None)
+        return self
+
+    def add_errback(self, f: Callable[..., object], *args: Any, **kwargs: Any) -> Self:
+        self._add_cb_eb(None, functools.partial(f, *args, **kwargs) if args or kwargs else f)
+        return self
+
+    def success(self, value: object) -> Self:
+        raise IllegalStateError("the producer decides what becomes of a record")
+
+    def failure(self, e: object) -> Self:
+        raise IllegalStateError("the producer decides what becomes of a record")
+
+
+class SendFuture(_ProducersFuture, FutureRecordMetadata):  # type: ignore[misc]  # kafka-python ships no types
     """A future of one `send`; its value is a RecordMetadata.
 
     It holds only its place in a topic batch (no lock, no lists), so that a million of them are cheap. Callbacks run in
@@ -46,23 +71,8 @@ class SendFuture(FutureRecordMetadata):  # type: ignore[misc]  # kafka-python sh
             raise error
         return self.value
 
-    def add_callback(self, f: Callable[..., object], *args: Any, **kwargs: Any) -> "SendFuture":
-        self._topic_batch.call(self._row, functools.partial(f, *args, **kwargs) if args or kwargs else f, None)
-        return self
-
-    def add_errback(self, f: Callable[..., object], *args: Any, **kwargs: Any) -> "SendFuture":
-        self._topic_batch.call(self._row, None, functools.partial(f, *args, **kwargs) if args or kwargs else f)
-        return self
-
-    def _add_cb_eb(self, cb: Callable[..., object], eb: Callable[..., object]) -> "SendFuture":
+    def _add_cb_eb(self, cb: Callback | None, eb: Callback | None) -> None:
         self._topic_batch.call(self._row, cb, eb)
-        return self
-
-    def success(self, value: object) -> "SendFuture":
-        raise IllegalStateError("the producer decides what becomes of a record")
-
-    def failure(self, e: object) -> "SendFuture":
-        raise IllegalStateError("the producer decides what becomes of a record")
 
     def rebind(self, new_produce_future: object, new_batch_index: object) -> None:
         raise IllegalStateError("the producer decides what becomes of a record")
@@ -90,45 +100,60 @@ def merged(ranges: Iterable[Written]) -> list[Written]:
     return result
 
 
-class TableFuture(Future):  # type: ignore[misc]
+class TableFuture(_ProducersFuture, Future):  # type: ignore[misc]
     """A future of one `send_table`; its value is a list of Written, by partition and offset. It is done when the
     outcome of every record is known.
 
-    It fails with the first error; other partitions may have been written nevertheless, see `written`.
+    It fails with the first error; other partitions may have been written nevertheless, see `written`. The outcome is
+    that of its topic batches, so that it is known in a forked child too.
     """
 
-    __slots__ = ("_lock_parts", "_open", "_topic_batches")
+    __slots__ = ("_callbacks", "_lock", "_topic_batches")
 
     def __init__(self) -> None:
-        super().__init__()
         self._topic_batches: list[TopicBatch] = []
-        self._lock_parts = threading.Lock()
-        self._open = 1
+        self._callbacks: list[tuple[Callback | None, Callback | None]] = []
+        self._lock = threading.Lock()
 
     def add(self, topic_batch: TopicBatch) -> None:
-        """Add a topic batch to wait for, before the sender gets it."""
-        with self._lock_parts:
-            self._topic_batches.append(topic_batch)
-            self._open += 1
-        topic_batch.listener = self.part_done
+        """Add a topic batch to wait for, before the sender gets it, and before others get this future."""
+        self._topic_batches.append(topic_batch)
+        topic_batch.listener = self._call_back
 
-    def part_done(self) -> None:
-        """Count a topic batch that is done, or the end of the calls of `add`. The last call sets the outcome."""
-        with self._lock_parts:
-            self._open -= 1
-            if self._open:
-                return
-        errors = [
-            batch.error
-            for topic_batch in self._topic_batches
-            for batch in topic_batch.batches or ()
-            if batch.error is not None
-        ]
-        errors = [topic_batch.error for topic_batch in self._topic_batches if topic_batch.error is not None] + errors
-        if errors:
-            self.failure(errors[0])
-        else:
-            self.success(self.written())
+    @property
+    def is_done(self) -> bool:
+        return all(topic_batch.done for topic_batch in self._topic_batches)
+
+    @property
+    def value(self) -> Any:
+        return self.written() if self.is_done and self.exception is None else None
+
+    @property
+    def exception(self) -> Exception | None:
+        if not self.is_done:
+            return None
+        outcomes: list[TopicBatch | ProducerBatch] = list(self._topic_batches)
+        for topic_batch in self._topic_batches:
+            outcomes += topic_batch.batches or ()
+        return next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+
+    def _add_cb_eb(self, cb: Callback | None, eb: Callback | None) -> None:
+        with self._lock:
+            self._callbacks.append((cb, eb))
+        self._call_back()
+
+    def _call_back(self) -> None:
+        """Call the callbacks, each once, if the outcome is known."""
+        if not self.is_done:
+            return
+        with self._lock:
+            due, self._callbacks = self._callbacks, []
+        error = self.exception
+        for callback, errback in due:
+            if error is None:
+                call_logged(callback, self.value)
+            else:
+                call_logged(errback, error)
 
     def written(self) -> list[Written]:
         """Return the records stored so far. Without offsets (acks=0) every range is [-1, -1)."""
@@ -146,11 +171,10 @@ class TableFuture(Future):  # type: ignore[misc]
         deadline = None if timeout is None else clock.monotonic_s() + timeout
         for topic_batch in self._topic_batches:
             wait_for(topic_batch, None, None if deadline is None else max(0.0, deadline - clock.monotonic_s()))
-        while not self.is_done:  # the sender's thread is counting the last part
-            clock.sleep_s(0.0001)
-        if self.exception is not None:
-            raise self.exception
-        return self.written()  # in a transaction, the offsets become known after the success
+        error = self.exception
+        if error is not None:
+            raise error
+        return self.value
 
 
 def wait_for(topic_batch: TopicBatch, row: int | None, timeout_s: float | None) -> None:

@@ -185,7 +185,6 @@ class Producer:
                 except BaseException:
                     topic_batch.take_parts()  # the future refers to the topic batch, and other listeners may keep it
                     raise
-        future.part_done()
         return future
 
     def flush(self, timeout: float | None = None) -> None:

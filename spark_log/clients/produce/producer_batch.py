@@ -36,6 +36,15 @@ estimate adds at most 82 bytes and varints."""
 Callback = Callable[[Any], object]
 
 
+def call_logged(callback: Callback | None, argument: object) -> None:
+    """Call a user's callback. Its error must not end the sender, not even SystemExit of sys.exit: it is logged."""
+    if callback is not None:
+        try:
+            callback(argument)
+        except BaseException:
+            logger.exception("error in the callback %s of a future", callback)
+
+
 class ProducerBatch:
     """The records of a topic batch for one partition, in order. It is appended, and retried, as a whole."""
 
@@ -253,16 +262,11 @@ class TopicBatch:
             if self.done:
                 listener, self.listener = self.listener, None
         if listener is not None:
-            try:
-                listener()
-            except BaseException:  # as in `_notify_one`
-                logger.exception("error in a callback of records to %s", self.topic)
+            listener()
 
     def _notify_one(self, row: int, callback: Callback | None, errback: Callback | None) -> None:
         error = self.exception_of(row)
-        function, argument = (callback, self.metadata_of(row)) if error is None else (errback, error)
-        if function is not None:
-            try:
-                function(argument)
-            except BaseException:  # a user's callback must not end the sender, not even with sys.exit
-                logger.exception("error in a callback of a record to %s", self.topic)
+        if error is None:
+            call_logged(callback, self.metadata_of(row))
+        else:
+            call_logged(errback, error)

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from kafka.errors import IllegalStateError
@@ -146,6 +148,31 @@ def test_a_producer_used_in_a_forked_child_raises_an_error(cluster, cluster_addr
     producer.close()
     assert pending.value.offset == 1
     assert stored(log, "t") == {0: [b"the child's", b"the parent's"]}
+
+
+def test_the_future_of_a_table_fails_in_a_forked_child(cluster, cluster_address, log, capfd):
+    begun, go, outcomes = threading.Event(), threading.Event(), []
+    with Producer(cluster=cluster_address) as producer:
+        producer.send("t", b"first").add_callback(lambda _: (begun.set(), go.wait(60)))
+        assert begun.wait(60), "now the sender is busy"
+        pending = producer.send_table("t", pa.table({"value": ["table"]}))
+        pending.add_both(outcomes.append)
+        child = os.fork()
+        if child == 0:  # pragma: no cover - another process
+            code = 1
+            try:
+                with pytest.raises(IllegalStateError, match="forked"):
+                    pending.get(timeout=30)
+                assert pending.failed() and not outcomes, "callbacks run in the parent only"
+                code = 0
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+            finally:
+                os._exit(code)
+        go.set()
+        assert outcomes or pending.get(timeout=60)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, capfd.readouterr().err
+    assert outcomes == [pending.value]
 
 
 def test_an_unreferenced_producer_sends_its_buffered_records(cluster, cluster_address, log):

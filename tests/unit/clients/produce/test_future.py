@@ -119,17 +119,16 @@ def test_get_waits_for_the_outcome_in_another_thread():
 def test_table_future_is_done_when_every_part_is():
     future = TableFuture()
     told = []
-    future.add_callback(told.append)
     both = [assembled(), assembled()]
     for topic_batch, _, _ in both:
         future.add(topic_batch)
+    future.add_callback(told.append)
     for base, (topic_batch, batches, _) in enumerate(both):
         topic_batch.begin(batches, np.empty(0, np.int64), {})
         for batch in batches:
             assert not future.is_done
             topic_batch.resolve(batch, base * 10, None)
-    assert not future.is_done
-    future.part_done()
+    assert future.succeeded()
     zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
     ranges = [Written(zero, 0, 2), Written(zero, 10, 12), Written(one, 0, 1), Written(one, 10, 11)]
     assert future.get(timeout=1) == ranges and told == [ranges]
@@ -139,7 +138,6 @@ def test_table_future_fails_with_the_first_error_and_lists_written_records():
     future = TableFuture()
     topic_batch, batches, _ = assembled()
     future.add(topic_batch)
-    future.part_done()
     topic_batch.begin(batches, np.empty(0, np.int64), {})
     topic_batch.resolve(batches[0], 4, None)
     with pytest.raises(KafkaTimeoutError):
@@ -152,14 +150,14 @@ def test_table_future_fails_with_the_first_error_and_lists_written_records():
 
 def test_a_callback_of_a_table_future_that_exits_does_not_end_the_sender(caplog):
     future = TableFuture()
-    future.add_callback(lambda _: sys.exit(1))
     topic_batch, batches, _ = assembled()
     future.add(topic_batch)
-    future.part_done()
+    told = []
+    future.add_callback(lambda _: sys.exit(1)).add_callback(told.append)
     topic_batch.begin(batches, np.empty(0, np.int64), {})
     for batch in batches:
         assert topic_batch.resolve(batch, 0, None)
-    assert future.succeeded() and "SystemExit" in caplog.text
+    assert future.succeeded() and "SystemExit" in caplog.text and len(told) == 1
 
 
 def test_the_listener_of_two_threads_that_end_a_topic_batch_is_called_once():
