@@ -18,6 +18,8 @@ from spark_log.errors import IllegalStateError, KafkaTimeoutError
 
 logger = logging.getLogger(__name__)
 
+FORKED = "the consumer was made in another process: make one after the fork"
+
 _NEVER_S = 3600.0
 
 
@@ -75,6 +77,8 @@ class Background:
         self._tasks.put(None)
 
     def _start(self, item: tuple[Callable[[], Any], Future] | None) -> None:
+        if self._process != os.getpid():
+            raise IllegalStateError(FORKED)
         with self._lock:
             if self._closed:
                 raise IllegalStateError("the consumer is closed")

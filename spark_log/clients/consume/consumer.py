@@ -18,7 +18,7 @@ from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 
 from spark_log import clock
 from spark_log.clients.client_settings import parse_settings
-from spark_log.clients.consume.background import Background
+from spark_log.clients.consume.background import FORKED, Background
 from spark_log.clients.consume.call_guard import exclusive, record_count, timeout_s, translated
 from spark_log.clients.consume.consumer_queries import ConsumerQueries
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
@@ -389,7 +389,7 @@ class Consumer(ConsumerQueries):
         if self._closed or self._polling.closed.is_set():
             raise IllegalStateError("the consumer is closed")
         if self._process != os.getpid():
-            raise IllegalStateError("the consumer was made in another process: make one after the fork")
+            raise IllegalStateError(FORKED)
 
     def _raise_deferred(self) -> None:
         """Raise the error of a deserializer that failed after the records of the previous poll."""

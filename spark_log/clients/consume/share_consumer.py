@@ -19,7 +19,7 @@ from kafka.structs import TopicPartition
 
 from spark_log import clock
 from spark_log.clients.client_settings import parse_settings
-from spark_log.clients.consume.background import Background
+from spark_log.clients.consume.background import FORKED, Background
 from spark_log.clients.consume.call_guard import Guarded, exclusive, record_count, timeout_s
 from spark_log.clients.consume.python_records import Deserializers, python_records
 from spark_log.clients.consume.share_deliveries import (
@@ -153,6 +153,8 @@ class ShareConsumer(Guarded):
     def check_open(self) -> None:
         if self._closed:
             raise IllegalStateError("the consumer is closed")
+        if self._process != os.getpid():
+            raise IllegalStateError(FORKED)
         if self._callback_thread is not None:
             raise IllegalStateError("an acknowledgement callback must not call its consumer")
 
@@ -481,29 +483,30 @@ class ShareConsumer(Guarded):
         """Join, or report another subscription. The background thread sends the other heartbeats."""
         if self._epoch == JOINING or self._told != self._topics:
             first = self._epoch == JOINING and self._told is None
-            self._heartbeat()
+            with self._heartbeat_lock:
+                self._heartbeat()
             if first:
                 self._background.call_every(self._interval_s, _KeepAlive(self))
 
     def _heartbeat(self) -> None:
-        with self._heartbeat_lock:
-            topics = self._topics
-            news = None if self._told == topics and self._epoch != JOINING else topics
-            heartbeat = ShareHeartbeat(
-                self.settings.group_id, self.member_id, self._epoch, news, None, self.settings.client_id,
-                socket.gethostname(),
-            )  # fmt: skip
-            try:
-                answer = share_heartbeat(self.cluster, heartbeat)
-            except (UnknownMemberIdError, FencedMemberEpochError, GroupIdNotFoundError):
-                if heartbeat.epoch == JOINING:
-                    raise
-                self._epoch = JOINING  # the session ended: the next poll joins again
-                return
-            self._epoch, self._told = answer.epoch, topics
-            self._interval_s = answer.heartbeat_interval_ms / 1000
-            if answer.assignment is not None:
-                self._assign(answer.assignment)
+        """The caller holds the lock of heartbeats, so that none joins again after `_leave`."""
+        topics = self._topics
+        news = None if self._told == topics and self._epoch != JOINING else topics
+        heartbeat = ShareHeartbeat(
+            self.settings.group_id, self.member_id, self._epoch, news, None, self.settings.client_id,
+            socket.gethostname(),
+        )  # fmt: skip
+        try:
+            answer = share_heartbeat(self.cluster, heartbeat)
+        except (UnknownMemberIdError, FencedMemberEpochError, GroupIdNotFoundError):
+            if heartbeat.epoch == JOINING:
+                raise
+            self._epoch = JOINING  # the session ended: the next poll joins again
+            return
+        self._epoch, self._told = answer.epoch, topics
+        self._interval_s = answer.heartbeat_interval_ms / 1000
+        if answer.assignment is not None:
+            self._assign(answer.assignment)
 
     def _assign(self, assignment: Mapping[str, TopicFacts]) -> None:
         assigned = {
@@ -516,8 +519,9 @@ class ShareConsumer(Guarded):
 
     def keep_alive(self) -> None:
         """Send a heartbeat, if it is a member. The background thread calls it."""
-        if self._topics and self._epoch != JOINING:
-            self._heartbeat()
+        with self._heartbeat_lock:
+            if self._topics and self._epoch != JOINING:
+                self._heartbeat()
 
     def _leave(self) -> None:
         with self._heartbeat_lock:

@@ -496,22 +496,32 @@ def test_a_consumer_of_the_parent_process_is_refused_in_a_fork(tmp_path):
     program = """
 import os, sys
 from kafka.errors import IllegalStateError
-from spark_log import Cluster, Consumer
+from spark_log import Cluster, Consumer, ShareConsumer, create_topic
 address = sys.argv[1]
-Cluster.init(address).close()
+with Cluster.init(address) as cluster:
+    create_topic(cluster, "t")
 consumer = Consumer("t", cluster=address, group_id="g")
-consumer.poll(200)
+while not consumer.assignment():
+    consumer.poll(200)
+consumer.seek(*consumer.assignment(), 0)
+shares = ShareConsumer("t", cluster=address, group_id="s")
+shares.poll(0)
 child = os.fork()
 if child == 0:
-    try:
-        consumer.poll(0)
-    except IllegalStateError:
-        consumer.close()
-        os._exit(7)
-    os._exit(1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    refused = 0
+    for call in (lambda: consumer.poll(0), consumer.commit, consumer.commit_async, shares.poll, shares.commit_sync):
+        try:
+            call()
+        except IllegalStateError as error:
+            refused += "another process" in str(error)
+    consumer.close()
+    shares.close()
+    os._exit(refused)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 consumer.poll(100)
 consumer.close()
+shares.poll(0)
+shares.close()
 print("fine")
 """
     assert output_of(program, tmp_path / "cluster") == "fine\n"

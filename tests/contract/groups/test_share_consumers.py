@@ -10,6 +10,7 @@ from kafka.errors import KafkaConfigurationError, KafkaError
 from kafka.structs import TopicPartition
 
 from spark_log import AcknowledgeType, ShareConsumer, clock
+from spark_log.clients.consume import share_consumer
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import (
     GroupIdNotFoundError,
@@ -18,6 +19,7 @@ from spark_log.errors import (
     InvalidRecordStateError,
     WakeupError,
 )
+from spark_log.facts.groups import describe_groups
 from spark_log.facts.share_groups import describe_share_group
 from spark_log.groups.share import rows
 from spark_log.groups.share.service import look
@@ -95,6 +97,24 @@ def test_members_share_the_records_of_one_partition(cluster, produce, worker):
     first.commit_sync()
     second.close()
     assert values_of(first.poll()) == []  # close accepts in implicit mode
+
+
+def test_a_heartbeat_that_waits_while_the_consumer_leaves_does_not_join_again(cluster, produce, worker, monkeypatch):
+    create_topic(cluster, "jobs")
+    consumer = worker()
+    consumer.poll()
+    heartbeat, leave = threading.Thread(target=consumer.keep_alive), share_consumer.leave_share_group
+
+    def leave_meanwhile(*arguments):
+        heartbeat.start()
+        heartbeat.join(0.1)  # it waits until the consumer has left
+        leave(*arguments)
+
+    monkeypatch.setattr(share_consumer, "leave_share_group", leave_meanwhile)
+    consumer.unsubscribe()
+    heartbeat.join()
+    [group] = describe_groups(cluster.store, ["workers"])
+    assert group.members == ()
 
 
 def test_records_of_a_member_that_closes_in_explicit_mode_are_delivered_again(cluster, produce, worker):
