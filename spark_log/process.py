@@ -1,8 +1,8 @@
 """Threads, the exit of the interpreter, and signals.
 
 spark-log also works while the interpreter exits: a producer that was not closed appends its records then. Since Python
-3.12 no thread can be started at that time, so `in_parallel` and each caller of `start_thread` can do the work without
-a new thread.
+3.12 no thread can be started at that time, and at other times the limit of threads may be reached. So `in_parallel` and
+each caller of `start_thread` do the work without a new thread, or later.
 
 Before the interpreter exits, spark-log stops its threads, and closes the producers that are still open. A daemon thread
 that is in native code (Arrow, Delta) while the interpreter and its libraries are torn down crashes the process: SIGABRT
@@ -27,15 +27,23 @@ from spark_log import clock
 T = TypeVar("T")
 R = TypeVar("R")
 
+logger = logging.getLogger(__name__)
+
+_limit_logged = False
+
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
-    """Start a daemon thread and return it. Return None if the interpreter is exiting, since it then starts none."""
+    """Start a daemon thread and return it. Return None if none can be started: the interpreter is exiting, or the limit
+    of the container (pids) or of the user is reached, which is logged once.
+    """
+    global _limit_logged
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
-        if "interpreter shutdown" not in str(error):
-            raise
+        if "interpreter shutdown" not in str(error) and not _limit_logged:
+            _limit_logged = True
+            logger.warning("thread %s: %s; raise the limit of threads (pids, nproc): work is delayed", name, error)
         return None
     return thread
 
@@ -67,8 +75,6 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], threads: int, name: 
         raise errors.pop(0)
     return [results[number] for number in range(len(items))]
 
-
-logger = logging.getLogger(__name__)
 
 EXIT_S_MAX = 30.0
 """The longest time for which the exit of the interpreter waits for threads, in total."""

@@ -46,8 +46,9 @@ class StoreProbe:
                 self._suspected_s, self._failed = clock.monotonic_s(), False
             if error is not None and self._suspected_s is not None and not self._failed:
                 self._fail(error)
-        if begins:
-            start_thread(self._ask, f"spark-log probe of store {self._store_id}")
+        if begins and start_thread(self._ask, f"spark-log probe of store {self._store_id}") is None:
+            with self._lock:
+                self._suspected_s = None  # the next call of `suspect` starts the thread
 
     def _fail(self, error: Exception) -> None:
         logger.warning("store %s does not answer, and is left out: %s", self._store_id, redact(str(error)))

@@ -53,11 +53,11 @@ class ChangeWatch(threading.Thread):
                 if self._seen < 0 or self._store.changes.wait(self._seen, _WAIT_S):
                     self._seen = self._store.changes.current()
                     self._loop.call_soon_threadsafe(self._wake)
-            except SparkLogError as error:
+            except (SparkLogError, RuntimeError) as error:
+                if self._loop.is_closed():
+                    return
                 logger.warning("the store cannot be watched: %s", error)
                 clock.sleep_s(_WAIT_S)
-            except RuntimeError:  # the loop is closed
-                return
 
     def stop(self) -> None:
         self._stopped = True

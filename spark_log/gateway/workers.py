@@ -36,9 +36,14 @@ class Workers:
 
     async def _keep_one(self, options: Sequence[str]) -> None:
         while True:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "spark_log", *sys.argv[1:], *options, "--no-lease"
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "spark_log", *sys.argv[1:], *options, "--no-lease"
+                )
+            except (OSError, RuntimeError) as error:  # the limit of processes, or of threads, is reached
+                logger.error("a worker of the gateway cannot be started, tried again in %g s: %s", _RESTART_S, error)
+                await asyncio.sleep(_RESTART_S)
+                continue
             try:
                 code = await process.wait()
                 logger.error("a worker of the gateway ended with exit code %d; another is started", code)

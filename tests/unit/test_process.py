@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from spark_log.process import Stop
+from spark_log import process
+from spark_log.process import Stop, in_parallel, start_thread
 
 
 def interrupted_everywhere(call, handler, timeout_s):
@@ -62,3 +63,14 @@ def test_sigterm_and_sigint_set_it():
     finally:
         for number, was in before.items():
             signal.signal(number, was)
+
+
+def test_work_goes_on_without_threads_at_their_limit(monkeypatch, caplog):
+    def refuse(*_arguments, **_others):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(process, "_limit_logged", False)
+    monkeypatch.setattr(threading, "_start_new_thread", refuse)
+    assert start_thread(lambda: None, "a name") is None
+    assert in_parallel(lambda number: -number, [1, 2, 3], threads=3, name="a name") == [-1, -2, -3]
+    assert len(caplog.records) == 1 and "a name" in caplog.text

@@ -59,7 +59,11 @@ class Background:
         """Call `heartbeat` in the thread every `interval_s` from now on. Its errors are logged. Call this only once."""
         if self._heartbeat is None:
             self._heartbeat, self._interval_s = heartbeat, interval_s
-            self._start(None)
+            try:
+                self._start(None)
+            except BaseException:
+                self._heartbeat = None  # the next call tries again
+                raise
 
     def close(self, timeout_s: float) -> None:
         """End the thread after the queued tasks; refuse further tasks. Waits up to `timeout_s` for the end."""
@@ -82,10 +86,11 @@ class Background:
         with self._lock:
             if self._closed:
                 raise IllegalStateError("the consumer is closed")
-            self._tasks.put(item)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()  # RuntimeError at the limit of threads: then nothing is queued
+                self._thread = thread
+            self._tasks.put(item)
 
     def _run(self) -> None:
         due_s = clock.monotonic_s() + self._interval_s

@@ -50,7 +50,9 @@ def _begin_all(checks: Sequence[Check]) -> "list[tuple[Check, Future[list[Findin
     for number, (check, answer) in enumerate(answers):
         lanes.setdefault(check.lane or number, []).append((check, answer))
     for lane in lanes.values():
-        start_thread(partial(_run_lane, lane), "spark-log-doctor")
+        if start_thread(partial(_run_lane, lane), "spark-log-doctor") is None:
+            for _, answer in lane:
+                answer.set_exception(_no_thread())
     return answers
 
 
@@ -69,8 +71,13 @@ def _settle(answer: "Future[T]", work: Callable[[], T]) -> None:
 def begin(work: Callable[[], T], name: str) -> "Future[T]":
     """Start `work` in a daemon thread of its own, which does not keep the process alive if it hangs."""
     answer: Future[T] = Future()
-    start_thread(partial(_settle, answer, work), name)
+    if start_thread(partial(_settle, answer, work), name) is None:
+        answer.set_exception(_no_thread())
     return answer
+
+
+def _no_thread() -> Exception:
+    return RuntimeError("no thread can be started: raise the limit of threads (pids, nproc)")
 
 
 def _failed(check: Check, failure: Exception) -> Finding:

@@ -85,7 +85,7 @@ class WriterQueue:
         self._waiting = None
 
     def _poll(self, timeout_s: float) -> None:
-        """Wait for the lock without a thread, because the interpreter is exiting. This is not fair."""
+        """Wait for the lock without a thread, because none can be started. This is not fair."""
         deadline_s = clock.monotonic_s() + timeout_s
         while True:
             try:
@@ -132,7 +132,7 @@ class _Waiting:
         self._locked = self._over = self._closed = False
 
     def start(self) -> bool:
-        """Start the thread. Return False if the interpreter is exiting, and therefore starts no threads."""
+        """Start the thread. Return False if no thread can be started."""
         return start_thread(self._run, "spark-log-writer-queue") is not None
 
     def _run(self) -> None:

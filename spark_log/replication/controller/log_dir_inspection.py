@@ -203,13 +203,11 @@ def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: frozenset[str]) 
         finally:
             answered()
 
-    try:
-        if start_thread(ask, "spark-log-inspection") is None:
-            ask()
-    except BaseException as error:
+    if start_thread(ask, "spark-log-inspection") is None:
         answered()
+        error = RuntimeError("log dirs cannot be inspected: no thread can be started")
         mine.answer.set_exception(error)
-        raise
+        raise error
     return mine.answer
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_log import clock
@@ -130,7 +129,9 @@ class Followers:
                 return False
             wanted = self._woken
             return (
-                self._changed.wait_for(lambda: self._seen >= wanted and self._idle and not self._busy, timeout_s)
+                self._changed.wait_for(
+                    lambda: self._stop.is_set() or (self._seen >= wanted and self._idle and not self._busy), timeout_s
+                )
                 and not self._stop.is_set()
             )
 
@@ -193,21 +194,24 @@ class Followers:
                 self._turn += 1
                 self._turns[one.key] = self._turn
                 self._under_way[one.key] = one.in_sync
-                self._start(self._catch_up, one, topics[one.topic])
+                self._start(one, topics[one.topic])
         if self._poll_failure is not None:
             return _BACK_OFF_S_MAX
-        return min((self._failures[key].until_s - now_s for key in waiting), default=None)
+        return min((each.until_s - now_s for each in self._failures.values() if each.until_s > now_s), default=None)
 
-    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+    def _start(self, one: LaggingReplica, topic: Topic) -> None:
         def run() -> None:
             try:
-                work(*arguments)
+                self._catch_up(one, topic)
             finally:
                 with self._changed:
                     self._copies.discard(threading.current_thread())
 
-        thread = start_thread(run, self._name)  # not in an interpreter that exits, which stops this object anyhow
-        if thread is not None:
+        thread = start_thread(run, self._name)
+        if thread is None:
+            del self._under_way[one.key]
+            self._note(one, RuntimeError("no thread can be started"))
+        else:
             self._copies.add(thread)
 
     def _catch_up(self, one: LaggingReplica, topic: Topic) -> None:
@@ -220,6 +224,7 @@ class Followers:
             stop=self._stop,
         )
         failed: Exception | None = None
+        publishes = False
         try:
             copying.run()
         except UnknownTopicOrPartitionError:
@@ -236,8 +241,10 @@ class Followers:
                 self._unpublished[topic.topic_id] = topic
                 if topic.topic_id not in self._publishing:
                     self._publishing.add(topic.topic_id)
-                    self._start(self._publish, topic.topic_id)
+                    publishes = True
         self.wake()
+        if publishes:
+            self._publish(topic.topic_id)
 
     def _publish(self, topic_id: int) -> None:
         """Publish a topic until no copy of it is unpublished, including copies that end meanwhile.

@@ -286,7 +286,7 @@ def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:
 
     if start_thread(call, "spark-log-catalog") is None:
         lock.release()
-        raise StorageUnavailableError(f"{title}: left to the next process, since this one is exiting")
+        raise StorageUnavailableError(f"{title}: left for later, since no thread can be started")
     if not done.wait(ANSWER_S):
         _silent_until_s[name.name] = clock.monotonic_s() + SILENCE_S
         raise silent

@@ -603,6 +603,20 @@ def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster,
     assert behind(cluster, 3) == []
 
 
+def test_copies_and_rounds_wait_for_threads_at_their_limit(cluster, log, tmp_path, followers, monkeypatch):
+    replicated = Replicated(cluster, log, tmp_path, partitions=2)
+    for partition in range(2):
+        replicated.append(large("x"), partition=partition)
+    refused = [True, False, True, True]  # the loop's thread once, and the first two copies
+    start = followers_module.start_thread
+    monkeypatch.setattr(
+        followers_module, "start_thread", lambda *given: None if refused and refused.pop(0) else start(*given)
+    )
+    assert not followers.drain(60)
+    assert followers.drain(60) and not refused
+    assert behind(cluster, 3) == []
+
+
 def test_closing_stops_a_throttled_copy(cluster, log, tmp_path, monkeypatch):
     replicated = Replicated(cluster, log, tmp_path)
     replicated.leave(3)
@@ -620,6 +634,10 @@ def test_closing_stops_a_throttled_copy(cluster, log, tmp_path, monkeypatch):
     slow = Followers(cluster, broker_id=3)
     slow.wake()
     assert begun.wait(60)
+    outcomes = []
+    draining = threading.Thread(target=lambda: outcomes.append(slow.drain(120)))
+    draining.start()
     slow.close(60)
-    assert replicated.ends()[3] == 0
+    draining.join(60)
+    assert replicated.ends()[3] == 0 and outcomes == [False]
     assert not list((tmp_path / "broker-3").rglob("*.tmp"))

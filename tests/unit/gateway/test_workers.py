@@ -1,0 +1,42 @@
+"""The further processes of a gateway."""
+
+import asyncio
+
+from spark_log.gateway import workers
+from tests.support.waiting import LIMIT_S
+
+
+class Running:
+    """A process that runs until it is terminated."""
+
+    def __init__(self):
+        self.returncode = None
+        self.ended = asyncio.Event()
+
+    async def wait(self):
+        await self.ended.wait()
+
+    def terminate(self):
+        self.returncode = -15
+        self.ended.set()
+
+
+def test_a_worker_that_cannot_be_started_is_started_later(monkeypatch, caplog):
+    monkeypatch.setattr(workers, "_RESTART_S", 0.0)
+    started = []
+
+    async def create(*_arguments):
+        started.append(None)
+        if len(started) == 1:
+            raise BlockingIOError("Resource temporarily unavailable")
+        second.set()
+        return Running()
+
+    async def main():
+        async with workers.Workers([["--port", "1"]]):
+            await asyncio.wait_for(second.wait(), LIMIT_S)
+
+    second = asyncio.Event()
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+    asyncio.run(main())
+    assert len(started) == 2 and "cannot be started" in caplog.text
