@@ -4,6 +4,7 @@ import contextlib
 import math
 import random
 import sqlite3
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,6 +61,18 @@ SETTINGS_AGE_S_MAX = 5.0
 
 _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
 """Driver errors as SQLAlchemy raises them, and the error of an exhausted connection pool."""
+
+
+class _Writing(threading.local):
+    depth = 0
+
+
+_writing = _Writing()
+
+
+def is_writing() -> bool:
+    """Whether the calling thread is inside a write transaction of a store, so that others may wait for its locks."""
+    return _writing.depth > 0
 
 
 @dataclass(frozen=True)
@@ -341,11 +354,15 @@ class Store:
 
     @contextlib.contextmanager
     def _writer_turn(self, deadline: float) -> Iterator[None]:
-        if self._queue is None:
-            yield
-        else:
-            with self._queue.turn(deadline - clock.monotonic_s()):
+        _writing.depth += 1
+        try:
+            if self._queue is None:
                 yield
+            else:
+                with self._queue.turn(deadline - clock.monotonic_s()):
+                    yield
+        finally:
+            _writing.depth -= 1
 
     @contextlib.contextmanager
     def _writing_connection(self, durable: bool, unlimited: bool) -> Iterator[sa.Connection]:

@@ -39,7 +39,7 @@ class Accumulator:
         self._linger_s = settings.linger_ms / 1000
         self._max_block_s = settings.max_block_ms / 1000
         self._limit = settings.buffer_memory
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection in a thread that holds it may close the producer
         self._due = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
@@ -191,9 +191,9 @@ class Accumulator:
         return list(self._outstanding)
 
     def _close(self, queue: Queue) -> None:
-        if queue.open is not None:
-            queue.closed.append(queue.open)
-            queue.open = None
+        topic_batch, queue.open = queue.open, None
+        if topic_batch is not None:
+            queue.closed.append(topic_batch)
             self._due.notify()
 
     def _take_due(self, now_s: float) -> tuple[list[TopicBatch], float | None]:
@@ -201,11 +201,11 @@ class Accumulator:
         topic_batches: list[TopicBatch] = []
         next_s: float | None = None
         for queue in self._queues.values():
-            if queue.open is not None:
-                due_s = queue.open.made_s + self._linger_s
-                if now_s >= due_s or queue.open.bytes >= queue.full_bytes or self._blocked:
-                    queue.closed.append(queue.open)
-                    queue.open = None
+            topic_batch = queue.open
+            if topic_batch is not None:
+                due_s = topic_batch.made_s + self._linger_s
+                if now_s >= due_s or topic_batch.bytes >= queue.full_bytes or self._blocked:
+                    self._close(queue)
                 else:
                     next_s = due_s if next_s is None else min(next_s, due_s)
             if queue.closed:

@@ -35,6 +35,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import MessageSizeTooLargeError, SparkLogError
 from spark_log.log.append.partitioner import partition_of
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata.store import is_writing
 from spark_log.process import Finalizer
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Producer:
         self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
         _living.add(self)
         # runs when the producer is garbage-collected, and when the interpreter ends
-        self._finalizer = Finalizer(self, _close, self._state, self._accumulator, self._sender, AT_EXIT_S)
+        self._finalizer = Finalizer(self, _close_forgotten, self._state, self._accumulator, self._sender)
         self._sender.start()
 
     def send(
@@ -414,12 +415,23 @@ _FORKED = "this producer belongs to the process that this one was forked from: m
 _living: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
-def _close(state: _State, accumulator: Accumulator, sender: Sender, timeout_s: float | None) -> None:
+def _close_forgotten(state: _State, accumulator: Accumulator, sender: Sender) -> None:
+    """Close a producer that was garbage-collected, or at the exit of the interpreter.
+
+    A garbage collection may run anywhere. Inside a transaction of another client it does not wait for the sender, which
+    may wait for the locks of the transaction: the exit of the interpreter waits for it.
+    """
+    _close(state, accumulator, sender, AT_EXIT_S, waits=not is_writing())
+
+
+def _close(
+    state: _State, accumulator: Accumulator, sender: Sender, timeout_s: float | None, *, waits: bool = True
+) -> None:
     if state.forked:
         return
     state.refusal = "KafkaProducer already closed!"
     accumulator.close()
-    if threading.current_thread() is sender:
+    if not waits or threading.current_thread() is sender:
         return
     sender.join(timeout_s)
     if not sender.is_alive():

@@ -1,6 +1,7 @@
 """Producers in separate processes: concurrent, killed, forked, ended without close, and with a crashing store."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -8,13 +9,15 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from kafka.errors import IllegalStateError
 
-from spark_log import Producer
+from spark_log import Producer, clock
+from spark_log.clients.produce import accumulator
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
@@ -22,6 +25,7 @@ from tests.support.numbered_producer import value
 from tests.support.numbered_writer import SMALL_TAILS
 from tests.support.producing import stored
 from tests.support.python_process import PythonProcess, output_of
+from tests.support.waiting import LIMIT_S
 
 PARTITIONS = 3
 
@@ -180,6 +184,37 @@ def test_an_unreferenced_producer_sends_its_buffered_records(cluster, cluster_ad
     future, sender = producer.send("t", b"v"), producer._sender
     del producer
     assert not sender.is_alive() and future.value.offset == 0
+
+
+def test_a_producer_is_forgotten_by_its_own_sender(cluster, cluster_address, log, monkeypatch):
+    """A garbage collection may run while the sender holds the lock of the buffered records."""
+    producer = Producer(cluster=cluster_address, linger_ms=60_000)
+    future, sender, buffered = producer.send("t", b"v"), producer._sender, producer._accumulator
+    producer.myself = producer
+
+    def collect_in_the_sender():
+        if threading.current_thread() is sender:
+            gc.collect()
+        return clock.monotonic_s()
+
+    del producer
+    monkeypatch.setattr(accumulator, "clock", SimpleNamespace(monotonic_s=collect_in_the_sender))
+    buffered.wake()
+    sender.join(LIMIT_S)
+    assert not sender.is_alive() and future.value.offset == 0
+
+
+def test_a_producer_that_is_forgotten_inside_a_transaction_sends_its_records_afterwards(cluster, cluster_address, log):
+    producers = [Producer(cluster=cluster_address, linger_ms=60_000)]
+    future, sender = producers[0].send("t", b"v"), producers[0]._sender
+
+    def forget(connection, _attempt):
+        connection.execute(sa.text("SELECT 1"))  # SQLite: holds the lock of the writers
+        producers.clear()
+
+    cluster.store.transact(forget)
+    sender.join(LIMIT_S)
+    assert not sender.is_alive() and future.get(timeout=LIMIT_S).offset == 0
 
 
 ENDS_WITHOUT_CLOSE = """
