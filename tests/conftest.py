@@ -1,7 +1,9 @@
 """Fixtures that every test may use; the servers behind them are in tests/support."""
 
+import asyncio
 import functools
 import gc
+import inspect
 import os
 import shutil
 from collections.abc import Iterator
@@ -61,6 +63,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in an event loop of its own. pytest itself runs plain functions only."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -68,76 +68,64 @@ def join():
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_a_request_that_waits_ends_when_its_client_goes_who_has_sent_more_than_is_read(tmp_path, tls, encrypted):
+async def test_a_request_that_waits_ends_when_its_client_goes_who_has_sent_more_than_is_read(tmp_path, tls, encrypted):
     if not encrypted:
         tls = None
     small = frame_of(MetadataRequest(topics=[], allow_auto_topic_creation=False), 7)
+    async with gateway_on(tmp_path, tls) as (gateway, port):
+        client = await asyncio.to_thread(connect, port, tls)
+        # the second one waits until the first one joins again, and nothing behind it is read
+        await asyncio.to_thread(client.sendall, join() + join() + small * (1_000_000 // len(small)))
+        while gateway.connections == 0:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        assert gateway.connections == 1
+        client.close()
+        async with asyncio.timeout(60):
+            while gateway.connections:
+                await asyncio.sleep(0.01)
 
-    async def run():
-        async with gateway_on(tmp_path, tls) as (gateway, port):
-            client = await asyncio.to_thread(connect, port, tls)
-            # the second one waits until the first one joins again, and nothing behind it is read
-            await asyncio.to_thread(client.sendall, join() + join() + small * (1_000_000 // len(small)))
+
+async def test_a_connection_has_its_place_until_its_client_closes_or_its_time_is_over(tmp_path, tls, monkeypatch):
+    monkeypatch.setattr(client_reader, "_LAST_BYTES_S", 2)
+    async with gateway_on(tmp_path, tls) as (gateway, port):
+        client = await asyncio.to_thread(connect, port, tls)
+        with socket.socket(fileno=os.dup(client.fileno())) as below:
+            await asyncio.to_thread(client.sendall, bytes(100))  # not a request
             while gateway.connections == 0:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.5)
-            assert gateway.connections == 1
-            client.close()
-            async with asyncio.timeout(60):
-                while gateway.connections:
-                    await asyncio.sleep(0.01)
-
-    asyncio.run(run())
-
-
-def test_a_connection_has_its_place_until_its_client_closes_or_its_time_is_over(tmp_path, tls, monkeypatch):
-    monkeypatch.setattr(client_reader, "_LAST_BYTES_S", 2)
-
-    async def run():
-        async with gateway_on(tmp_path, tls) as (gateway, port):
-            client = await asyncio.to_thread(connect, port, tls)
-            with socket.socket(fileno=os.dup(client.fileno())) as below:
-                await asyncio.to_thread(client.sendall, bytes(100))  # not a request
-                while gateway.connections == 0:
-                    await asyncio.sleep(0.01)
-                while gateway.connections:
-                    await asyncio.sleep(0.01)
-                below.settimeout(30)
-                with contextlib.suppress(ConnectionResetError):
-                    while await asyncio.to_thread(below.recv, 1 << 16):
-                        pass
-            client.close()
-
-    asyncio.run(run())
-
-
-def test_a_connection_with_tls_has_small_buffers(tls):
-    count = 20
-
-    async def run():
-        transports, context = [], tls.context()
-
-        async def connected(reader, writer):
-            _, over = await start_tls(writer, context, 30)
-            transports.append(over.transport)
-
-        server = await client_reader.start_server(connected, "127.0.0.1", 0, reuse_port=False)
-        port = server.sockets[0].getsockname()[1]
-        clients = [await asyncio.to_thread(connect, port, tls)]
-        tracemalloc.start()
-        try:
-            clients += [await asyncio.to_thread(connect, port, tls) for _ in range(count)]
-            while len(transports) <= count:
+            while gateway.connections:
                 await asyncio.sleep(0.01)
-            each_bytes = tracemalloc.get_traced_memory()[0] / count
-        finally:
-            tracemalloc.stop()
-        assert each_bytes < 100_000
-        for transport in transports:
-            assert max(transport.get_read_buffer_limits()) == max(transport.get_write_buffer_limits()) == 64 * 1024
-            transport.abort()
-        for client in clients:
-            client.close()
-        server.close()
+            below.settimeout(30)
+            with contextlib.suppress(ConnectionResetError):
+                while await asyncio.to_thread(below.recv, 1 << 16):
+                    pass
+        client.close()
 
-    asyncio.run(run())
+
+async def test_a_connection_with_tls_has_small_buffers(tls):
+    count = 20
+    transports, context = [], tls.context()
+
+    async def connected(reader, writer):
+        _, over = await start_tls(writer, context, 30)
+        transports.append(over.transport)
+
+    server = await client_reader.start_server(connected, "127.0.0.1", 0, reuse_port=False)
+    port = server.sockets[0].getsockname()[1]
+    clients = [await asyncio.to_thread(connect, port, tls)]
+    tracemalloc.start()
+    try:
+        clients += [await asyncio.to_thread(connect, port, tls) for _ in range(count)]
+        while len(transports) <= count:
+            await asyncio.sleep(0.01)
+        each_bytes = tracemalloc.get_traced_memory()[0] / count
+    finally:
+        tracemalloc.stop()
+    assert each_bytes < 100_000
+    for transport in transports:
+        assert max(transport.get_read_buffer_limits()) == max(transport.get_write_buffer_limits()) == 64 * 1024
+        transport.abort()
+    for client in clients:
+        client.close()
+    server.close()

@@ -92,134 +92,108 @@ async def until(condition):
         await asyncio.sleep(0.005)
 
 
-def test_one_read_after_a_commit_serves_all_waiting_fetches(cluster, member, looks, produce):
+async def test_one_read_after_a_commit_serves_all_waiting_fetches(cluster, member, looks, produce):
     producer = produce()
-
-    async def run():
-        async with fetches_of(cluster, member) as fetches:
-            tasks = [asyncio.create_task(fetches.fetch(f"m{number}")) for number in range(MEMBERS)]
-            await until(lambda: sum(len(watch.waiting) for watch in fetches.watches._watches.values()) == MEMBERS)
-            looks.clear()
-            await asyncio.to_thread(producer.send("else", b"x", partition=0).get)
-            await until(lambda: looks)
-            assert len(looks) < MEMBERS / 2
-            assert set(fetches.readers) <= {f"m{number}" for number in range(MEMBERS)}
-            for _ in range(MEMBERS):
-                producer.send("t", b"x", partition=0)
-            await asyncio.to_thread(producer.flush)
-            assert all(await asyncio.gather(*tasks))
-            assert fetches.watches._watches == {}
-
-    asyncio.run(run())
+    async with fetches_of(cluster, member) as fetches:
+        tasks = [asyncio.create_task(fetches.fetch(f"m{number}")) for number in range(MEMBERS)]
+        await until(lambda: sum(len(watch.waiting) for watch in fetches.watches._watches.values()) == MEMBERS)
+        looks.clear()
+        await asyncio.to_thread(producer.send("else", b"x", partition=0).get)
+        await until(lambda: looks)
+        assert len(looks) < MEMBERS / 2
+        assert set(fetches.readers) <= {f"m{number}" for number in range(MEMBERS)}
+        for _ in range(MEMBERS):
+            producer.send("t", b"x", partition=0)
+        await asyncio.to_thread(producer.flush)
+        assert all(await asyncio.gather(*tasks))
+        assert fetches.watches._watches == {}
 
 
-def test_a_fetch_that_comes_late_does_not_miss_records(cluster, member, produce):
+async def test_a_fetch_that_comes_late_does_not_miss_records(cluster, member, produce):
     """Its poll saw the store before the records came, and it waits after the store was read for the others."""
     producer = produce()
-
-    async def run():
-        async with fetches_of(cluster, member) as fetches:
-            seen = fetches._changes.current()
-            other = asyncio.create_task(fetches.fetch("m1", ("other",)))
-            await until(lambda: fetches.watches._watches)
-            [watch] = fetches.watches._watches.values()
-            await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
-            await until(lambda: watch.last is not None and watch.last.with_work)
-            with pytest.raises(StopIteration):  # it does not wait
-                fetches.watches.wait("m0", "workers", member.assigned, seen, None, WAIT_S).send(None)
-            producer.send("other", b"x", partition=0)
-            assert await other
-
-    asyncio.run(run())
+    async with fetches_of(cluster, member) as fetches:
+        seen = fetches._changes.current()
+        other = asyncio.create_task(fetches.fetch("m1", ("other",)))
+        await until(lambda: fetches.watches._watches)
+        [watch] = fetches.watches._watches.values()
+        await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
+        await until(lambda: watch.last is not None and watch.last.with_work)
+        with pytest.raises(StopIteration):  # it does not wait
+            fetches.watches.wait("m0", "workers", member.assigned, seen, None, WAIT_S).send(None)
+        producer.send("other", b"x", partition=0)
+        assert await other
 
 
-def test_records_of_other_topics_do_not_wake_a_fetch(cluster, member, produce):
+async def test_records_of_other_topics_do_not_wake_a_fetch(cluster, member, produce):
     producer = produce()
-
-    async def run():
-        async with fetches_of(cluster, member) as fetches:
-            task = asyncio.create_task(fetches.fetch("m1", ("other",), timeout_s=WAIT_S))
-            key = next(key for key, topic in member.assigned.items() if topic == "other")
-            await until(lambda: fetches.watches._watches)
-            [watch] = fetches.watches._watches.values()
-            producer.send("t", b"x", partition=0)
-            await asyncio.to_thread(producer.flush)
-            await until(lambda: watch.last is not None and watch.last.with_work)
-            assert [fetch.keys for future, fetch in watch.waiting.items() if not future.done()] == [frozenset([key])]
-            producer.send("other", b"x", partition=0)
-            await asyncio.to_thread(producer.flush)
-            assert await task
-
-    asyncio.run(run())
+    async with fetches_of(cluster, member) as fetches:
+        task = asyncio.create_task(fetches.fetch("m1", ("other",), timeout_s=WAIT_S))
+        key = next(key for key, topic in member.assigned.items() if topic == "other")
+        await until(lambda: fetches.watches._watches)
+        [watch] = fetches.watches._watches.values()
+        producer.send("t", b"x", partition=0)
+        await asyncio.to_thread(producer.flush)
+        await until(lambda: watch.last is not None and watch.last.with_work)
+        assert [fetch.keys for future, fetch in watch.waiting.items() if not future.done()] == [frozenset([key])]
+        producer.send("other", b"x", partition=0)
+        await asyncio.to_thread(producer.flush)
+        assert await task
 
 
-def test_a_fetch_waits_no_longer_than_its_own_result_says(cluster, member, no_look_without_reason):
+async def test_a_fetch_waits_no_longer_than_its_own_result_says(cluster, member, no_look_without_reason):
     """Another fetch waits already, and no read of the store for it has seen the lock."""
-
-    async def run():
-        async with fetches_of(cluster, member) as fetches:
-            seen = fetches._changes.current()
-            first = asyncio.create_task(fetches.watches.wait("m0", "workers", member.assigned, seen, None, WAIT_S))
-            await until(lambda: fetches.watches._watches)
-            await asyncio.wait_for(fetches.watches.wait("m0", "workers", member.assigned, seen, 50, WAIT_S), LIMIT_S)
-            first.cancel()
-
-    asyncio.run(run())
+    async with fetches_of(cluster, member) as fetches:
+        seen = fetches._changes.current()
+        first = asyncio.create_task(fetches.watches.wait("m0", "workers", member.assigned, seen, None, WAIT_S))
+        await until(lambda: fetches.watches._watches)
+        await asyncio.wait_for(fetches.watches.wait("m0", "workers", member.assigned, seen, 50, WAIT_S), LIMIT_S)
+        first.cancel()
 
 
-def test_a_lock_that_begins_while_a_fetch_waits_wakes_it_at_its_end(cluster, member, produce, no_look_without_reason):
+async def test_a_lock_that_begins_while_a_fetch_waits_wakes_it_at_its_end(
+    cluster, member, produce, no_look_without_reason
+):
     producer = produce()
     alter_settings(cluster, {"group.share.min.record.lock.duration.ms": "1"})
     configs = {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "300"}
     cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
-
-    async def run():
-        async with fetches_of(cluster, member) as fetches:
-            task = asyncio.create_task(fetches.fetch("m2"))
-            await until(lambda: fetches.watches._watches)
-            producer.send("t", b"x", partition=0).get()  # the event loop stands still: no watch sees the record free
-            assert member.poll(1)
-            assert await asyncio.wait_for(task, LIMIT_S)
-
-    asyncio.run(run())
+    async with fetches_of(cluster, member) as fetches:
+        task = asyncio.create_task(fetches.fetch("m2"))
+        await until(lambda: fetches.watches._watches)
+        producer.send("t", b"x", partition=0).get()  # the event loop stands still: no watch sees the record free
+        assert member.poll(1)
+        assert await asyncio.wait_for(task, LIMIT_S)
 
 
-def test_a_watch_goes_on_after_the_store_could_not_be_read(cluster, member, produce, monkeypatch):
+async def test_a_watch_goes_on_after_the_store_could_not_be_read(cluster, member, produce, monkeypatch):
     producer = produce()
+    async with fetches_of(cluster, member) as fetches:
+        wait, failures = fetches._changes.wait, [MetadataStoreUnavailableError("away"), ValueError("unforeseen")]
 
-    async def run():
-        async with fetches_of(cluster, member) as fetches:
-            wait, failures = fetches._changes.wait, [MetadataStoreUnavailableError("away"), ValueError("unforeseen")]
+        async def fails(*arguments):
+            if failures:
+                raise failures.pop()
+            await wait(*arguments)
 
-            async def fails(*arguments):
-                if failures:
-                    raise failures.pop()
-                await wait(*arguments)
-
-            monkeypatch.setattr(fetches._changes, "wait", fails)
-            task = asyncio.create_task(fetches.fetch("m1"))
-            await until(lambda: not failures)
-            await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
-            assert await asyncio.wait_for(task, LIMIT_S)
-
-    asyncio.run(run())
+        monkeypatch.setattr(fetches._changes, "wait", fails)
+        task = asyncio.create_task(fetches.fetch("m1"))
+        await until(lambda: not failures)
+        await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
+        assert await asyncio.wait_for(task, LIMIT_S)
 
 
-def test_a_fetch_waits_although_an_earlier_read_showed_records(cluster, member, produce):
+async def test_a_fetch_waits_although_an_earlier_read_showed_records(cluster, member, produce):
     """Another member took them before its poll."""
     producer = produce()
-
-    async def run():
-        async with fetches_of(cluster, member) as fetches:
-            other = asyncio.create_task(fetches.fetch("m1", ("other",)))
-            await until(lambda: fetches.watches._watches)
-            [watch] = fetches.watches._watches.values()
-            await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
-            await until(lambda: watch.last is not None and watch.last.with_work)
-            later = fetches.watches.wait("m2", "workers", member.assigned, watch.last.change + 1, None, WAIT_S)
-            assert later.send(None) is not None  # it waits
-            later.close()
-            producer.send("other", b"x", partition=0)
-            assert await other
-
-    asyncio.run(run())
+    async with fetches_of(cluster, member) as fetches:
+        other = asyncio.create_task(fetches.fetch("m1", ("other",)))
+        await until(lambda: fetches.watches._watches)
+        [watch] = fetches.watches._watches.values()
+        await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
+        await until(lambda: watch.last is not None and watch.last.with_work)
+        later = fetches.watches.wait("m2", "workers", member.assigned, watch.last.change + 1, None, WAIT_S)
+        assert later.send(None) is not None  # it waits
+        later.close()
+        producer.send("other", b"x", partition=0)
+        assert await other

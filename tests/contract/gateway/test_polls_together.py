@@ -64,20 +64,17 @@ class Requests:
         return sum(r.length for taken in result.taken for r, _ in taken.parts)
 
 
-def test_polls_that_arrive_meanwhile_share_a_transaction(cluster, jobs, transactions, monkeypatch):
+async def test_polls_that_arrive_meanwhile_share_a_transaction(cluster, jobs, transactions, monkeypatch):
     monkeypatch.setattr(polling, "_REMEMBERED_S", WAIT_S)  # else a poll looks at the store by itself
     requests = Requests(cluster)
-
-    async def run():
-        await requests.poll(jobs["fast"])
-        transactions.clear()
-        return await asyncio.gather(*(requests.poll(jobs["fast"], f"m{number}") for number in range(MEMBERS)))
-
-    assert asyncio.run(run()) == [(1, f"m{number}") for number in range(MEMBERS)]
+    await requests.poll(jobs["fast"])
+    transactions.clear()
+    answers = await asyncio.gather(*(requests.poll(jobs["fast"], f"m{number}") for number in range(MEMBERS)))
+    assert answers == [(1, f"m{number}") for number in range(MEMBERS)]
     assert transactions == [MEMBERS]
 
 
-def test_a_read_that_hangs_does_not_stop_the_groups_of_other_topics(cluster, jobs, monkeypatch):
+async def test_a_read_that_hangs_does_not_stop_the_groups_of_other_topics(cluster, jobs, monkeypatch):
     reads, hangs = ShareReads(cluster), threading.Event()
     read = reads._read
 
@@ -88,63 +85,52 @@ def test_a_read_that_hangs_does_not_stop_the_groups_of_other_topics(cluster, job
 
     monkeypatch.setattr(reads, "_read", read_or_hang)
     requests = Requests(cluster, reads)
-
-    async def run():
+    hangs.set()
+    for topic in jobs:
+        await requests.poll(jobs[topic])
+    for key in jobs["slow"].assigned:
+        reads.forget(key)
+    hangs.clear()
+    slow = [asyncio.create_task(requests.poll(jobs["slow"], f"m{number}")) for number in range(2)]
+    try:
+        for _ in range(3):
+            assert await asyncio.wait_for(requests.poll(jobs["fast"]), LIMIT_S) == (1, "m1")
+        assert not any(task.done() for task in slow)
+    finally:
         hangs.set()
-        for topic in jobs:
-            await requests.poll(jobs[topic])
-        for key in jobs["slow"].assigned:
-            reads.forget(key)
-        hangs.clear()
-        slow = [asyncio.create_task(requests.poll(jobs["slow"], f"m{number}")) for number in range(2)]
-        try:
-            for _ in range(3):
-                assert await asyncio.wait_for(requests.poll(jobs["fast"]), LIMIT_S) == (1, "m1")
-            assert not any(task.done() for task in slow)
-        finally:
-            hangs.set()
-        assert await asyncio.gather(*slow) == [(1, "m0"), (1, "m1")]
-
-    asyncio.run(run())
+    assert await asyncio.gather(*slow) == [(1, "m0"), (1, "m1")]
 
 
-def test_a_poll_that_fails_does_not_fail_those_of_the_same_transaction(cluster, jobs):
+async def test_a_poll_that_fails_does_not_fail_those_of_the_same_transaction(cluster, jobs):
     requests = Requests(cluster)
 
     def broken():
         yield Poll("fast", "m2", {(1, 0): None})  # an error that no rule foresees
 
-    async def run():
-        await requests.poll(jobs["fast"])
-        good = [asyncio.create_task(requests.poll(jobs["fast"], f"m{number}")) for number in range(2)]
-        with pytest.raises(TypeError):
-            await requests.run(broken())
-        return await asyncio.gather(*good)
-
-    assert asyncio.run(run()) == [(1, "m0"), (1, "m1")]
+    await requests.poll(jobs["fast"])
+    good = [asyncio.create_task(requests.poll(jobs["fast"], f"m{number}")) for number in range(2)]
+    with pytest.raises(TypeError):
+        await requests.run(broken())
+    assert await asyncio.gather(*good) == [(1, "m0"), (1, "m1")]
 
 
-def test_the_steps_get_the_error_of_their_transaction(cluster, jobs, monkeypatch):
+async def test_the_steps_get_the_error_of_their_transaction(cluster, jobs, monkeypatch):
     def refused(_store, _polls):
         raise UnknownTopicOrPartitionError("refused")
 
     monkeypatch.setattr(polls_together, "run_polls", refused)
     with pytest.raises(UnknownTopicOrPartitionError, match="refused"):
-        asyncio.run(Requests(cluster).poll(jobs["fast"]))
+        await Requests(cluster).poll(jobs["fast"])
 
 
-def test_computations_count_for_the_quota_of_the_client(cluster, jobs):
+async def test_computations_count_for_the_quota_of_the_client(cluster, jobs):
     requests, cpu = Requests(cluster), CpuTime()
-
-    async def run():
-        await requests.poll(jobs["fast"])
-        await requests.poll(jobs["fast"], cpu=cpu)
-
-    asyncio.run(run())
+    await requests.poll(jobs["fast"])
+    await requests.poll(jobs["fast"], cpu=cpu)
     assert cpu.seconds > 0
 
 
-def test_records_of_a_request_whose_client_has_gone_are_released(cluster, jobs, monkeypatch):
+async def test_records_of_a_request_whose_client_has_gone_are_released(cluster, jobs, monkeypatch):
     """The connection ends while the transaction that acquires them runs."""
     member, requests, session = jobs["fast"], Requests(cluster), Session("fast", "m1", "connection")
     services = SimpleNamespace(shares=SimpleNamespace(polls=requests.polls), changes=cluster.store.changes)
@@ -162,21 +148,18 @@ def test_records_of_a_request_whose_client_has_gone_are_released(cluster, jobs, 
         [offer] = look(cluster.store, "fast").offers.values()
         return offer.unfinished, offer.available
 
-    async def run():
-        steps = share_requests._attempt(services, session, Request("m1", 5), member.assigned, {})
-        task = asyncio.create_task(requests.run(steps))
-        await asyncio.to_thread(acquired.wait, WAIT_S)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert session.end() == {}
-        assert unfinished_and_available()[1] == 0
-        goes_on.set()
-        await asyncio.gather(*requests._together._tasks)
-        unfinished, available = unfinished_and_available()
-        assert unfinished == available > 0
-
-    asyncio.run(run())
+    steps = share_requests._attempt(services, session, Request("m1", 5), member.assigned, {})
+    task = asyncio.create_task(requests.run(steps))
+    await asyncio.to_thread(acquired.wait, WAIT_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert session.end() == {}
+    assert unfinished_and_available()[1] == 0
+    goes_on.set()
+    await asyncio.gather(*requests._together._tasks)
+    unfinished, available = unfinished_and_available()
+    assert unfinished == available > 0
 
 
 def test_a_read_that_hangs_does_not_stop_other_partitions_of_its_topic(cluster, produce, monkeypatch):

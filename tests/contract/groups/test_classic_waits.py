@@ -76,31 +76,27 @@ async def gateway_of(cluster):
 
 
 @pytest.mark.on_sqlite
-def test_a_change_of_one_group_is_one_read_for_all_that_wait(cluster):
+async def test_a_change_of_one_group_is_one_read_for_all_that_wait(cluster):
     for number in range(GROUPS):
         join(cluster, f"g{number}", f"m{number}")
-
-    async def run():
-        async with gateway_of(cluster) as gateway:
-            for number in range(GROUPS):
-                gateway.wait(f"g{number}", f"m{number}")
-            await gateway.quiet()
-            calls, reads = gateway.calls, len(gateway.reads)
-            await asyncio.to_thread(join, cluster, "g7", "other")
-            assert await gateway.woken() == ["m7"]
-            assert 1 <= len(gateway.reads) - reads <= 3 and gateway.calls - calls <= 6
-            assert set(gateway.reads[reads:]) <= {GROUPS}
-            await gateway.quiet()
-            reads = len(gateway.reads)
-            gateway.wait("g7", "m7", State.PREPARING, 1)
-            while not gateway.reads[reads:]:
-                await asyncio.sleep(0.01)
-            assert gateway.reads[reads] == 1, "the groups that have not changed are not read for a member of another"
-
-    asyncio.run(run())
+    async with gateway_of(cluster) as gateway:
+        for number in range(GROUPS):
+            gateway.wait(f"g{number}", f"m{number}")
+        await gateway.quiet()
+        calls, reads = gateway.calls, len(gateway.reads)
+        await asyncio.to_thread(join, cluster, "g7", "other")
+        assert await gateway.woken() == ["m7"]
+        assert 1 <= len(gateway.reads) - reads <= 3 and gateway.calls - calls <= 6
+        assert set(gateway.reads[reads:]) <= {GROUPS}
+        await gateway.quiet()
+        reads = len(gateway.reads)
+        gateway.wait("g7", "m7", State.PREPARING, 1)
+        while not gateway.reads[reads:]:
+            await asyncio.sleep(0.01)
+        assert gateway.reads[reads] == 1, "the groups that have not changed are not read for a member of another"
 
 
-def test_members_that_are_removed_wake_and_one_wakes_when_the_time_changes_its_group(cluster):
+async def test_members_that_are_removed_wake_and_one_wakes_when_the_time_changes_its_group(cluster):
     join(cluster, "g", "a")
     for name in ("b", "c", "d"):
         join(cluster, "g", name)
@@ -109,23 +105,20 @@ def test_members_that_are_removed_wake_and_one_wakes_when_the_time_changes_its_g
     def remove(group, now_ms):
         return leave(group, "b", None, now_ms)
 
-    async def run():
-        async with gateway_of(cluster) as gateway:
-            for name in ("b", "c", "d"):
-                gateway.wait("g", name, State.PREPARING)
-            gateway.wait("other", "o")
-            await gateway.quiet()
-            await asyncio.to_thread(change, cluster.store, "g", remove)
-            assert await gateway.woken() == ["b"]
-            await asyncio.to_thread(expire, cluster, "a")
-            [first] = await gateway.woken()
-            assert first in ("c", "d")
-            [second] = await gateway.woken()
-            assert {first, second} == {"c", "d"}, "the first one has not changed the group"
-            await asyncio.to_thread(cluster.store.transact, delete, announce=True)
-            assert await gateway.woken() == ["o"]
-
-    asyncio.run(run())
+    async with gateway_of(cluster) as gateway:
+        for name in ("b", "c", "d"):
+            gateway.wait("g", name, State.PREPARING)
+        gateway.wait("other", "o")
+        await gateway.quiet()
+        await asyncio.to_thread(change, cluster.store, "g", remove)
+        assert await gateway.woken() == ["b"]
+        await asyncio.to_thread(expire, cluster, "a")
+        [first] = await gateway.woken()
+        assert first in ("c", "d")
+        [second] = await gateway.woken()
+        assert {first, second} == {"c", "d"}, "the first one has not changed the group"
+        await asyncio.to_thread(cluster.store.transact, delete, announce=True)
+        assert await gateway.woken() == ["o"]
 
 
 def expire(cluster, member_id):

@@ -37,35 +37,32 @@ class GoneClient:
         pass
 
 
-def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
-    async def run():
-        go_on = asyncio.Event()
+async def test_a_connection_ends_that_was_reset_while_its_answers_had_no_room():
+    go_on = asyncio.Event()
 
-        async def answer(_services, _request, _client):
-            await go_on.wait()
-            return ProduceResponse(responses=[], throttle_time_ms=0)
+    async def answer(_services, _request, _client):
+        await go_on.wait()
+        return ProduceResponse(responses=[], throttle_time_ms=0)
 
-        api = Api(ProduceRequest, answer, advertised=(0, 11), rights=(), served_from=3, pipelined=True, limits=RECORDS)
-        settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, pipelined_max=2)
-        services = SimpleNamespace(
-            settings=settings, counters=Counters(), authorizer=None, quotas=QuotaBudgets(None, None),
-            frames=MemoryBudget(1_000), records=MemoryBudget(1), responses=MemoryBudget(1),
-        )  # fmt: skip
-        body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
-        reader = ClientReader(asyncio.get_running_loop())
-        reader.feed_data((struct.pack(">i", len(body)) + body) * 10)
-        connection = Connection(services, {api.key: api}, Admitted(reader, GoneClient()))
-        serving = asyncio.create_task(connection.serve())
-        while (
-            not serving.done() and len(asyncio.all_tasks()) < 6
-        ):  # this, reading, writing, and three requests, of which one has no room
-            await asyncio.sleep(0)
-        assert not serving.done()
-        go_on.set()
-        done, _ = await asyncio.wait([serving], timeout=60)
-        assert done
-
-    asyncio.run(run())
+    api = Api(ProduceRequest, answer, advertised=(0, 11), rights=(), served_from=3, pipelined=True, limits=RECORDS)
+    settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1, pipelined_max=2)
+    services = SimpleNamespace(
+        settings=settings, counters=Counters(), authorizer=None, quotas=QuotaBudgets(None, None),
+        frames=MemoryBudget(1_000), records=MemoryBudget(1), responses=MemoryBudget(1),
+    )  # fmt: skip
+    body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
+    reader = ClientReader(asyncio.get_running_loop())
+    reader.feed_data((struct.pack(">i", len(body)) + body) * 10)
+    connection = Connection(services, {api.key: api}, Admitted(reader, GoneClient()))
+    serving = asyncio.create_task(connection.serve())
+    while (
+        not serving.done() and len(asyncio.all_tasks()) < 6
+    ):  # this, reading, writing, and three requests, of which one has no room
+        await asyncio.sleep(0)
+    assert not serving.done()
+    go_on.set()
+    done, _ = await asyncio.wait([serving], timeout=60)
+    assert done
 
 
 class Client(GoneClient):
@@ -84,48 +81,44 @@ class Budget(MemoryBudget):
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_frame_that_is_answered_or_refused_is_freed_while_the_connection_goes_on(refused, caplog):
+async def test_a_frame_that_is_answered_or_refused_is_freed_while_the_connection_goes_on(refused, caplog):
     caplog.set_level(logging.ERROR, logger="spark_log")  # pytest keeps the errors of what is logged
     size = 4_000_000
+    go_on = asyncio.Event()
 
-    async def run():
-        go_on = asyncio.Event()
+    async def answer(_services, _request, _client):
+        if refused:
+            await go_on.wait()
+        return ProduceResponse(responses=[], throttle_time_ms=0)
 
-        async def answer(_services, _request, _client):
-            if refused:
-                await go_on.wait()
-            return ProduceResponse(responses=[], throttle_time_ms=0)
-
-        api = Api(ProduceRequest, answer, advertised=(0, 11), rights=(), served_from=3, pipelined=True, limits=RECORDS)
-        settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1)
-        budgets = {name: Budget(2 * size) for name in ("frames", "records", "responses")}
-        services = SimpleNamespace(
-            settings=settings, counters=Counters(), authorizer=None, quotas=QuotaBudgets(None, None),
-            bulkheads=Bulkheads(), **budgets,
-        )  # fmt: skip
-        reader = ClientReader(asyncio.get_running_loop())
-        connection = Connection(services, {api.key: api}, Admitted(reader, Client()))
-        tracemalloc.start()
-        serving = asyncio.create_task(connection.serve())
-        try:
-            small = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
-            reader.feed_data(struct.pack(">i", len(small)) + small)
-            large = small[:-4] + struct.pack(">ih", 1, 1) + b"t" + struct.pack(">iii", 1, 0, size) + bytes(size)
-            if refused:
-                large = large[:2] + struct.pack(">h", 99) + large[4:]
-            reader.feed_data(struct.pack(">i", len(large)) + large)
-            del large
-            while not services.frames.has_given or services.frames.bytes_held:
-                await asyncio.sleep(0)
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert not serving.done()
-            assert tracemalloc.get_traced_memory()[0] < size // 2
-        finally:
-            tracemalloc.stop()
-            go_on.set()
-            reader.feed_eof()
-            await serving
-            services.bulkheads.close()
-
-    asyncio.run(run())
+    api = Api(ProduceRequest, answer, advertised=(0, 11), rights=(), served_from=3, pipelined=True, limits=RECORDS)
+    settings = GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1)
+    budgets = {name: Budget(2 * size) for name in ("frames", "records", "responses")}
+    services = SimpleNamespace(
+        settings=settings, counters=Counters(), authorizer=None, quotas=QuotaBudgets(None, None),
+        bulkheads=Bulkheads(), **budgets,
+    )  # fmt: skip
+    reader = ClientReader(asyncio.get_running_loop())
+    connection = Connection(services, {api.key: api}, Admitted(reader, Client()))
+    tracemalloc.start()
+    serving = asyncio.create_task(connection.serve())
+    try:
+        small = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
+        reader.feed_data(struct.pack(">i", len(small)) + small)
+        large = small[:-4] + struct.pack(">ih", 1, 1) + b"t" + struct.pack(">iii", 1, 0, size) + bytes(size)
+        if refused:
+            large = large[:2] + struct.pack(">h", 99) + large[4:]
+        reader.feed_data(struct.pack(">i", len(large)) + large)
+        del large
+        while not services.frames.has_given or services.frames.bytes_held:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not serving.done()
+        assert tracemalloc.get_traced_memory()[0] < size // 2
+    finally:
+        tracemalloc.stop()
+        go_on.set()
+        reader.feed_eof()
+        await serving
+        services.bulkheads.close()

@@ -89,135 +89,111 @@ async def until(condition):
             await asyncio.sleep(0.001)
 
 
-def test_a_small_frame_that_comes_while_another_is_unanswered_is_counted():
-    async def run():
-        go_on, begun = asyncio.Event(), []
+async def test_a_small_frame_that_comes_while_another_is_unanswered_is_counted():
+    go_on, begun = asyncio.Event(), []
 
-        async def produce(_services, request, _client):
-            begun.append(request)
-            await go_on.wait()
-            return ProduceResponse(responses=[], throttle_time_ms=0)
+    async def produce(_services, request, _client):
+        begun.append(request)
+        await go_on.wait()
+        return ProduceResponse(responses=[], throttle_time_ms=0)
 
-        frame = produce_of("flights", [bytes(500)])
-        async with served(produce_api(produce), frame * 4, 3 * len(frame)) as services:
-            await until(lambda: len(begun) == 3)
-            await asyncio.sleep(0.05)
-            assert len(begun) == 3
-            assert services.frames.bytes_held == 2 * (len(frame) - 4)
-            go_on.set()
-            await until(lambda: len(begun) == 4)
-        assert services.frames.bytes_held == 0
-
-    asyncio.run(run())
+    frame = produce_of("flights", [bytes(500)])
+    async with served(produce_api(produce), frame * 4, 3 * len(frame)) as services:
+        await until(lambda: len(begun) == 3)
+        await asyncio.sleep(0.05)
+        assert len(begun) == 3
+        assert services.frames.bytes_held == 2 * (len(frame) - 4)
+        go_on.set()
+        await until(lambda: len(begun) == 4)
+    assert services.frames.bytes_held == 0
 
 
 @pytest.mark.parametrize("keys", [["group"], ["group" * 500], [""] * 2_000, [""] * 16_000])
-def test_a_request_with_many_elements_is_decoded_in_a_thread_and_counted_however_small_it_is(keys):
-    async def run():
-        answered, held = asyncio.Event(), []
+async def test_a_request_with_many_elements_is_decoded_in_a_thread_and_counted_however_small_it_is(keys):
+    answered, held = asyncio.Event(), []
 
-        async def find(services, request, _client):
-            assert request.coordinator_keys == keys
-            held.append(services.records.bytes_held)
-            answered.set()
-            return FindCoordinatorResponse(throttle_time_ms=0, coordinators=[])
+    async def find(services, request, _client):
+        assert request.coordinator_keys == keys
+        held.append(services.records.bytes_held)
+        answered.set()
+        return FindCoordinatorResponse(throttle_time_ms=0, coordinators=[])
 
-        api = Api(FindCoordinatorRequest, find, advertised=(0, 6), rights=())
-        async with served(api, frame_of(FindCoordinatorRequest(key_type=0, coordinator_keys=keys), 4)) as services:
-            await asyncio.wait_for(answered.wait(), 10)
-            is_large = len(keys) > ON_LOOP_ELEMENTS
-            assert set(services.bulkheads.lanes) == ({Lane.CODEC} if is_large else set())
-            assert held == [len(keys) * ELEMENT_BYTES if is_large else 0]
-        assert services.records.bytes_held == 0
-
-    asyncio.run(run())
+    api = Api(FindCoordinatorRequest, find, advertised=(0, 6), rights=())
+    async with served(api, frame_of(FindCoordinatorRequest(key_type=0, coordinator_keys=keys), 4)) as services:
+        await asyncio.wait_for(answered.wait(), 10)
+        is_large = len(keys) > ON_LOOP_ELEMENTS
+        assert set(services.bulkheads.lanes) == ({Lane.CODEC} if is_large else set())
+        assert held == [len(keys) * ELEMENT_BYTES if is_large else 0]
+    assert services.records.bytes_held == 0
 
 
-def test_a_produce_frame_that_is_cut_off_is_charged_for_what_has_come():
-    async def run():
-        frame = produce_of("flights", [bytes(100_000)])
-        async with served(produce_api(None), frame[:-1]) as services:
-            services.quotas._quotas = {entity_of([("client-id", None)]): {PRODUCER_BYTE_RATE: 1_000.0}}
-            services.quotas._buckets.clear()
-            services.reader.feed_eof()
-            await asyncio.wait_for(services.serving, 10)
-            [bucket] = services.quotas._until_s
-            assert services.quotas.wait_s(bucket) > 80
-
-    asyncio.run(run())
+async def test_a_produce_frame_that_is_cut_off_is_charged_for_what_has_come():
+    frame = produce_of("flights", [bytes(100_000)])
+    async with served(produce_api(None), frame[:-1]) as services:
+        services.quotas._quotas = {entity_of([("client-id", None)]): {PRODUCER_BYTE_RATE: 1_000.0}}
+        services.quotas._buckets.clear()
+        services.reader.feed_eof()
+        await asyncio.wait_for(services.serving, 10)
+        [bucket] = services.quotas._until_s
+        assert services.quotas.wait_s(bucket) > 80
 
 
-def test_a_large_frame_behind_a_slow_request_of_its_connection_gives_way_to_others(monkeypatch):
+async def test_a_large_frame_behind_a_slow_request_of_its_connection_gives_way_to_others(monkeypatch):
     monkeypatch.setattr(memory_budget, "_PATIENCE_S", 0.01)
     monkeypatch.setattr(memory_budget, "_STALLED_S", 0.05)
+    begun = asyncio.Event()
 
-    async def run():
-        begun = asyncio.Event()
+    async def find(_services, _request, _client):
+        begun.set()
+        await asyncio.Event().wait()
 
-        async def find(_services, _request, _client):
-            begun.set()
-            await asyncio.Event().wait()
-
-        api = Api(FindCoordinatorRequest, find, advertised=(0, 6), rights=())
-        frames = [
-            frame_of(FindCoordinatorRequest(key_type=0, coordinator_keys=["x" * size]), 4) for size in (10, 50_000)
-        ]
-        async with served(api, b"".join(frames), 60_000) as services:
-            await begun.wait()
-            other = services.frames.hold(lambda: None, "other")
-            while not services.frames.bytes_held:
-                await asyncio.sleep(0)
-            await asyncio.wait_for(other.more(50_000), 10)
-            await asyncio.wait_for(services.serving, 10)
-
-    asyncio.run(run())
+    api = Api(FindCoordinatorRequest, find, advertised=(0, 6), rights=())
+    frames = [frame_of(FindCoordinatorRequest(key_type=0, coordinator_keys=["x" * size]), 4) for size in (10, 50_000)]
+    async with served(api, b"".join(frames), 60_000) as services:
+        await begun.wait()
+        other = services.frames.hold(lambda: None, "other")
+        while not services.frames.bytes_held:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(other.more(50_000), 10)
+        await asyncio.wait_for(services.serving, 10)
 
 
-def test_a_request_that_is_still_worked_for_keeps_its_memory_after_its_connection_has_failed():
-    async def run():
-        first, go_on, begun = asyncio.Event(), asyncio.Event(), []
+async def test_a_request_that_is_still_worked_for_keeps_its_memory_after_its_connection_has_failed():
+    first, go_on, begun = asyncio.Event(), asyncio.Event(), []
 
-        async def produce(_services, request, _client):
-            begun.append(request)
-            await (first if len(begun) == 1 else go_on).wait()
-            return ProduceResponse(responses=[], throttle_time_ms=0)
+    async def produce(_services, request, _client):
+        begun.append(request)
+        await (first if len(begun) == 1 else go_on).wait()
+        return ProduceResponse(responses=[], throttle_time_ms=0)
 
-        frame = produce_of("flights", [bytes(50_000)])
-        async with served(produce_api(produce), frame * 3) as services:
-            services.writer.write = services.writer.fail
-            while len(begun) < 3:
-                await asyncio.sleep(0)
-            first.set()
-            await asyncio.wait([services.serving], timeout=60)
-            assert services.serving.done() and len(begun) == 3
-            assert services.frames.bytes_held == 2 * (len(frame) - 4)
-            go_on.set()
-            await asyncio.sleep(0.1)
-            assert services.frames.bytes_held == 0
-
-    asyncio.run(run())
+    frame = produce_of("flights", [bytes(50_000)])
+    async with served(produce_api(produce), frame * 3) as services:
+        services.writer.write = services.writer.fail
+        while len(begun) < 3:
+            await asyncio.sleep(0)
+        first.set()
+        await asyncio.wait([services.serving], timeout=60)
+        assert services.serving.done() and len(begun) == 3
+        assert services.frames.bytes_held == 2 * (len(frame) - 4)
+        go_on.set()
+        await asyncio.sleep(0.1)
+        assert services.frames.bytes_held == 0
 
 
-def test_what_the_client_takes_of_an_answer_counts():
-    async def run():
-        async with served(produce_api(None), b"") as services:
-            memory = RequestMemory(services.frames, services.records, MemoryBudget(10**9), 10**9, lambda: None, "me")
-            memory.response.set(1_000_000)
-            memory.response.waits_for_client(True)
-            before_s, written = memory.response.stalled_since_s, []
-            services.writer.write = lambda step: written.append(len(step))
-            await services.connection._send(bytes(1_000_000), memory)
-            assert sum(written) == 1_000_000 and max(written) <= 256 * 1024
-            assert memory.response.stalled_since_s > before_s + 0.2
-
-    asyncio.run(run())
+async def test_what_the_client_takes_of_an_answer_counts():
+    async with served(produce_api(None), b"") as services:
+        memory = RequestMemory(services.frames, services.records, MemoryBudget(10**9), 10**9, lambda: None, "me")
+        memory.response.set(1_000_000)
+        memory.response.waits_for_client(True)
+        before_s, written = memory.response.stalled_since_s, []
+        services.writer.write = lambda step: written.append(len(step))
+        await services.connection._send(bytes(1_000_000), memory)
+        assert sum(written) == 1_000_000 and max(written) <= 256 * 1024
+        assert memory.response.stalled_since_s > before_s + 0.2
 
 
-def test_a_long_client_id_is_refused_before_it_is_read():
-    async def run():
-        reader = ClientReader(asyncio.get_running_loop())
-        reader.feed_data(struct.pack(">ihhih", 100_000, 0, 3, 1, 5_000))
-        with pytest.raises(MalformedRequestError, match="a client id of 5000 bytes"):
-            await asyncio.wait_for(read_start(reader, lambda _: 10**6, lambda: 0), 10)
-
-    asyncio.run(run())
+async def test_a_long_client_id_is_refused_before_it_is_read():
+    reader = ClientReader(asyncio.get_running_loop())
+    reader.feed_data(struct.pack(">ihhih", 100_000, 0, 3, 1, 5_000))
+    with pytest.raises(MalformedRequestError, match="a client id of 5000 bytes"):
+        await asyncio.wait_for(read_start(reader, lambda _: 10**6, lambda: 0), 10)

@@ -6,7 +6,7 @@ import contextlib
 from spark_log.gateway import server
 
 
-def test_a_background_task_that_fails_runs_again(monkeypatch, caplog):
+async def test_a_background_task_that_fails_runs_again(monkeypatch, caplog):
     monkeypatch.setattr(server, "_AGAIN_S", 0.0)
     runs = []
 
@@ -16,13 +16,11 @@ def test_a_background_task_that_fails_runs_again(monkeypatch, caplog):
             raise OSError("the disk is gone")
         await asyncio.sleep(60)
 
-    async def run():
+    async with asyncio.timeout(30):
         kept = asyncio.create_task(server._kept(task))
         while len(runs) < 2:
             await asyncio.sleep(0)
         kept.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await kept
-
-    asyncio.run(asyncio.wait_for(run(), 30))
     assert "a background task of the gateway failed" in caplog.text

@@ -41,57 +41,50 @@ class Request:
             self.bulkheads.close()
 
 
-def test_equal_keys_are_answered_once():
+async def test_equal_keys_are_answered_once():
     request = Request()
-    assert asyncio.run(request.answer(["a", "b", "a"] * 1_000)) == ["a", "b"]
+    assert await request.answer(["a", "b", "a"] * 1_000) == ["a", "b"]
     assert request.made == ["a", "b"]
 
 
-def test_memory_is_held_for_each_portion():
+async def test_memory_is_held_for_each_portion():
     request = Request()
-    asyncio.run(request.answer(names := [f"{number}".ljust(LARGE_NAME) for number in range(3)]))
+    await request.answer(names := [f"{number}".ljust(LARGE_NAME) for number in range(3)])
     assert request.responses.bytes_held == sum(size_of(request.make(name)) for name in names)
 
 
-def test_a_portion_that_finds_no_memory_is_made_again_when_there_is_some():
-    async def run():
-        other = Request()
-        other.memory.response.set(RESPONSES_BYTES)
-        request = Request(responses=other.responses)
-        answering = asyncio.create_task(request.answer([name]))
-        while not request.made:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
-        assert not answering.done()
-        other.memory.close()
-        assert await asyncio.wait_for(answering, 10) == [name]
-        assert request.made == [name, name]
-
-    name = "x" * LARGE_NAME
-    asyncio.run(run())
+async def test_a_portion_that_finds_no_memory_is_made_again_when_there_is_some():
+    name, other = "x" * LARGE_NAME, Request()
+    other.memory.response.set(RESPONSES_BYTES)
+    request = Request(responses=other.responses)
+    answering = asyncio.create_task(request.answer([name]))
+    while not request.made:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert not answering.done()
+    other.memory.close()
+    assert await asyncio.wait_for(answering, 10) == [name]
+    assert request.made == [name, name]
 
 
-def test_a_response_above_its_limit_ends():
+async def test_a_response_above_its_limit_ends():
     request = Request(response_bytes_max=1_000_000)
     with pytest.raises(ResponseTooLargeError):
-        asyncio.run(request.answer([f"{number}".ljust(LARGE_NAME) for number in range(10)]))
+        await request.answer([f"{number}".ljust(LARGE_NAME) for number in range(10)])
     assert len(request.made) == 2
 
 
-def test_a_function_that_needs_memory_is_called_again_with_as_much():
-    async def run():
-        request = Request()
-        request_context.set(RequestContext(Lane.ADMIN, "client", None, request.memory))
-        services = SimpleNamespace(bulkheads=request.bulkheads)
-        services.call = lambda *arguments: Services.call(services, *arguments)
-        held = []
+async def test_a_function_that_needs_memory_is_called_again_with_as_much():
+    request = Request()
+    request_context.set(RequestContext(Lane.ADMIN, "client", None, request.memory))
+    services = SimpleNamespace(bulkheads=request.bulkheads)
+    services.call = lambda *arguments: Services.call(services, *arguments)
+    held = []
 
-        def make(size):
-            held.append(size)
-            return Needed(500_000) if size < 500_000 else "made"
+    def make(size):
+        held.append(size)
+        return Needed(500_000) if size < 500_000 else "made"
 
-        assert await Services.call_in_memory(services, make) == "made"
-        assert held[1:] == [500_000] and request.responses.bytes_held == 500_000
-        request.bulkheads.close()
-
-    asyncio.run(run())
+    assert await Services.call_in_memory(services, make) == "made"
+    assert held[1:] == [500_000] and request.responses.bytes_held == 500_000
+    request.bulkheads.close()

@@ -68,7 +68,7 @@ def test_networks_with_equal_parts_keep_their_places(gateway):
     assert not gateway.entry._waiting
 
 
-def test_a_network_whose_expired_connections_are_still_closing_loses_a_place(gateway, monkeypatch):
+async def test_a_network_whose_expired_connections_are_still_closing_loses_a_place(gateway, monkeypatch):
     async def slow_to_close(_self, reader, writer):
         try:
             await gateway.go_on.wait()
@@ -77,19 +77,16 @@ def test_a_network_whose_expired_connections_are_still_closing_loses_a_place(gat
             raise
         return Admitted(reader, writer)
 
-    async def run():
-        hosts = [f"10.0.0.{number // 2}" for number in range(8)]
-        waiting = [asyncio.create_task(gateway.entry.admit(None, Writer(host))) for host in hosts]
-        await asyncio.sleep(0)
-        for limits in gateway.entry._waiting.values():
-            limits[0].reschedule(asyncio.get_running_loop().time())
-        while not all(limits[0].expired() for limits in gateway.entry._waiting.values()):
-            await asyncio.sleep(0)
-        new = asyncio.create_task(gateway.entry.admit(None, Writer("10.0.1.1")))
-        await asyncio.sleep(0)
-        gateway.go_on.set()
-        await asyncio.gather(*waiting)
-        return await new
-
     monkeypatch.setattr(Entry, "_admitted", slow_to_close)
-    assert asyncio.run(run()) is not None
+    hosts = [f"10.0.0.{number // 2}" for number in range(8)]
+    waiting = [asyncio.create_task(gateway.entry.admit(None, Writer(host))) for host in hosts]
+    await asyncio.sleep(0)
+    for limits in gateway.entry._waiting.values():
+        limits[0].reschedule(asyncio.get_running_loop().time())
+    while not all(limits[0].expired() for limits in gateway.entry._waiting.values()):
+        await asyncio.sleep(0)
+    new = asyncio.create_task(gateway.entry.admit(None, Writer("10.0.1.1")))
+    await asyncio.sleep(0)
+    gateway.go_on.set()
+    await asyncio.gather(*waiting)
+    assert await new is not None

@@ -8,98 +8,89 @@ from spark_log.gateway.limits.memory_budget import MemoryBudget
 from spark_log.gateway.limits.request_memory import RequestMemory
 
 
-def test_a_group_leaves_threads_for_others_a_client_with_many_groups_too_and_groups_for_other_kinds():
-    async def run():
-        bulkheads, go_on = Bulkheads(), threading.Event()
-        try:
-            slow = [
-                asyncio.create_task(bulkheads.run(Lane.GROUP, "client", lambda: go_on.wait(60), "slow"))
-                for _ in range(Lane.GROUP.threads * 3)
-            ]
+async def test_a_group_leaves_threads_for_others_a_client_with_many_groups_too_and_groups_for_other_kinds():
+    bulkheads, go_on = Bulkheads(), threading.Event()
+    try:
+        slow = [
+            asyncio.create_task(bulkheads.run(Lane.GROUP, "client", lambda: go_on.wait(60), "slow"))
+            for _ in range(Lane.GROUP.threads * 3)
+        ]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(bulkheads.run(Lane.GROUP, "client", lambda: 1, "other"), 30) == 1
+        slow += [
+            asyncio.create_task(bulkheads.run(Lane.GROUP, "client", lambda: go_on.wait(60), f"invented {number}"))
+            for number in range(Lane.GROUP.threads)
+        ]
+        await asyncio.sleep(0)
+        other_client = bulkheads.run(Lane.GROUP, "other client", lambda: 3, "its group")
+        assert await asyncio.wait_for(other_client, 30) == 3
+        assert await asyncio.wait_for(bulkheads.run(Lane.METADATA, "", lambda: 2), 30) == 2
+    finally:
+        go_on.set()
+        await asyncio.gather(*slow)
+        bulkheads.close()
+
+
+async def test_a_cancelled_call_keeps_its_thread_until_it_returns():
+    bulkheads, go_on, running = Bulkheads(), threading.Event(), threading.Semaphore(0)
+
+    def wait():
+        running.release()
+        go_on.wait(60)
+
+    try:
+        tasks = [asyncio.create_task(bulkheads.run(Lane.CODEC, "a", wait))]
+        while not running.acquire(blocking=False):
             await asyncio.sleep(0)
-            assert await asyncio.wait_for(bulkheads.run(Lane.GROUP, "client", lambda: 1, "other"), 30) == 1
-            slow += [
-                asyncio.create_task(bulkheads.run(Lane.GROUP, "client", lambda: go_on.wait(60), f"invented {number}"))
-                for number in range(Lane.GROUP.threads)
-            ]
-            await asyncio.sleep(0)
-            other_client = bulkheads.run(Lane.GROUP, "other client", lambda: 3, "its group")
-            assert await asyncio.wait_for(other_client, 30) == 3
-            assert await asyncio.wait_for(bulkheads.run(Lane.METADATA, "", lambda: 2), 30) == 2
-        finally:
-            go_on.set()
-            await asyncio.gather(*slow)
-            bulkheads.close()
-
-    asyncio.run(run())
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
+        second = asyncio.create_task(bulkheads.run(Lane.CODEC, "a", lambda: 1))
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        go_on.set()
+        assert await asyncio.wait_for(second, 30) == 1
+    finally:
+        go_on.set()
+        bulkheads.close()
 
 
-def test_a_cancelled_call_keeps_its_thread_until_it_returns():
-    async def run():
-        bulkheads, go_on, running = Bulkheads(), threading.Event(), threading.Semaphore(0)
+async def test_who_waits_holds_no_thread_of_a_name_or_client_and_clients_take_turns():
+    bulkheads, go_on, ran = Bulkheads(), threading.Event(), []
 
-        def wait():
-            running.release()
-            go_on.wait(60)
+    def call(client, name, wait=False):
+        def work():
+            if wait:
+                go_on.wait(60)
+            ran.append((client, name))
 
-        try:
-            tasks = [asyncio.create_task(bulkheads.run(Lane.CODEC, "a", wait))]
-            while not running.acquire(blocking=False):
-                await asyncio.sleep(0)
-            tasks[0].cancel()
-            await asyncio.wait(tasks)
-            second = asyncio.create_task(bulkheads.run(Lane.CODEC, "a", lambda: 1))
-            await asyncio.sleep(0.05)
-            assert not second.done()
-            go_on.set()
-            assert await asyncio.wait_for(second, 30) == 1
-        finally:
-            go_on.set()
-            bulkheads.close()
+        return asyncio.create_task(bulkheads.run(Lane.GROUP, client, work, name))
 
-    asyncio.run(run())
-
-
-def test_who_waits_holds_no_thread_of_a_name_or_client_and_clients_take_turns():
-    async def run():
-        bulkheads, go_on, ran = Bulkheads(), threading.Event(), []
-
-        def call(client, name, wait=False):
-            def work():
-                if wait:
-                    go_on.wait(60)
-                ran.append((client, name))
-
-            return asyncio.create_task(bulkheads.run(Lane.GROUP, client, work, name))
-
-        try:
-            slow = [call("greedy", f"slow {number}", wait=True) for number in range(Lane.GROUP.of_client)]
-            await asyncio.sleep(0)
-            greedy = [call("greedy", "group") for _ in range(100)]
-            await asyncio.sleep(0)
-            assert await asyncio.wait_for(call("client", "group"), 30) is None
-            greedy[50].cancel()
-            others = [call("client", "other", wait=True) for _ in range(2)]  # the lane is full
-            await asyncio.sleep(0)
-            last = [call("third", "group"), call("client", "group")]
-            await asyncio.sleep(0)
-            go_on.set()
-            await asyncio.wait_for(asyncio.gather(*slow, *others, *last), 30)
-            await asyncio.wait_for(asyncio.gather(*greedy, return_exceptions=True), 30)
-            assert greedy[50].cancelled()
-            assert ran.count(("greedy", "group")) == 99
-            calls = [each for each in ran if each[1] == "group"]
-            assert {calls.index(("third", "group")) < 12, calls.index(("client", "group"), 1) < 12} == {True}
-            assert await asyncio.wait_for(call("greedy", "group"), 30) is None
-        finally:
-            go_on.set()
-            bulkheads.close()
-
-    asyncio.run(run())
+    try:
+        slow = [call("greedy", f"slow {number}", wait=True) for number in range(Lane.GROUP.of_client)]
+        await asyncio.sleep(0)
+        greedy = [call("greedy", "group") for _ in range(100)]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(call("client", "group"), 30) is None
+        greedy[50].cancel()
+        others = [call("client", "other", wait=True) for _ in range(2)]  # the lane is full
+        await asyncio.sleep(0)
+        last = [call("third", "group"), call("client", "group")]
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(*slow, *others, *last), 30)
+        await asyncio.wait_for(asyncio.gather(*greedy, return_exceptions=True), 30)
+        assert greedy[50].cancelled()
+        assert ran.count(("greedy", "group")) == 99
+        calls = [each for each in ran if each[1] == "group"]
+        assert {calls.index(("third", "group")) < 12, calls.index(("client", "group"), 1) < 12} == {True}
+        assert await asyncio.wait_for(call("greedy", "group"), 30) is None
+    finally:
+        go_on.set()
+        bulkheads.close()
 
 
-def test_a_cancelled_call_keeps_the_memory_of_its_request_until_it_returns():
-    async def run():
+async def test_a_cancelled_call_keeps_the_memory_of_its_request_until_it_returns():
+    async with asyncio.timeout(30):
         bulkheads, go_on, running = Bulkheads(), threading.Event(), threading.Event()
         budgets = [MemoryBudget(100) for _ in range(3)]
         memory = RequestMemory(*budgets, 100, lambda: None, "client")
@@ -123,5 +114,3 @@ def test_a_cancelled_call_keeps_the_memory_of_its_request_until_it_returns():
         finally:
             go_on.set()
             bulkheads.close()
-
-    asyncio.run(asyncio.wait_for(run(), 30))

@@ -36,52 +36,42 @@ async def begun(client, size):
     return task
 
 
-def test_what_needs_little_does_not_wait_behind_what_needs_much():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        first, second, third = (Client(budget) for _ in range(3))
-        await first.hold.more(1_000)
-        large = await begun(second, 800)
-        assert third.hold.more_at_once(100)
-        assert not large.done()
-        first.hold.close()
-        await asyncio.wait_for(large, 10)
-        assert budget.bytes_held == 900
-
-    asyncio.run(run())
+async def test_what_needs_little_does_not_wait_behind_what_needs_much():
+    budget = MemoryBudget(BYTES)
+    first, second, third = (Client(budget) for _ in range(3))
+    await first.hold.more(1_000)
+    large = await begun(second, 800)
+    assert third.hold.more_at_once(100)
+    assert not large.done()
+    first.hold.close()
+    await asyncio.wait_for(large, 10)
+    assert budget.bytes_held == 900
 
 
-def test_a_large_request_that_takes_all_of_the_budget_leaves_the_quarter_of_small_clients():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        await Client(budget).hold.more(BYTES)
-        small = [Client(budget) for _ in range(5)]
-        assert [client.hold.more_at_once(100) for client in small] == [True, True, True, True, False]
-
-    asyncio.run(run())
+async def test_a_large_request_that_takes_all_of_the_budget_leaves_the_quarter_of_small_clients():
+    budget = MemoryBudget(BYTES)
+    await Client(budget).hold.more(BYTES)
+    small = [Client(budget) for _ in range(5)]
+    assert [client.hold.more_at_once(100) for client in small] == [True, True, True, True, False]
 
 
-def test_large_requests_leave_a_quarter_to_small_clients():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        large = [Client(budget) for _ in range(3)]
-        for client in large[:2]:
-            await client.hold.more(600)
-        waiting = await begun(large[2], 200)
-        small = [Client(budget) for _ in range(4)]
-        assert [client.hold.more_at_once(100) for client in small] == [True] * 4
-        assert not small[0].hold.more_at_once(100), "it would be a large one"
-        assert not waiting.done()
-        large[0].hold.close()
-        await asyncio.wait_for(waiting, 10)
-
-    asyncio.run(run())
+async def test_large_requests_leave_a_quarter_to_small_clients():
+    budget = MemoryBudget(BYTES)
+    large = [Client(budget) for _ in range(3)]
+    for client in large[:2]:
+        await client.hold.more(600)
+    waiting = await begun(large[2], 200)
+    small = [Client(budget) for _ in range(4)]
+    assert [client.hold.more_at_once(100) for client in small] == [True] * 4
+    assert not small[0].hold.more_at_once(100), "it would be a large one"
+    assert not waiting.done()
+    large[0].hold.close()
+    await asyncio.wait_for(waiting, 10)
 
 
-def test_a_client_that_asks_again_and_again_comes_behind_the_others():
+async def test_a_client_that_asks_again_and_again_comes_behind_the_others():
     """As clients that are closed because they stall, and connect again."""
-
-    async def run():
+    async with asyncio.timeout(10):
         budget = MemoryBudget(BYTES)
         holder = Client(budget)
         await holder.hold.more(1_200)
@@ -98,151 +88,122 @@ def test_a_client_that_asks_again_and_again_comes_behind_the_others():
             await asyncio.sleep(0)
         assert turns == 2
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+
+async def test_the_slowest_that_waits_for_its_client_is_closed_for_one_that_waits_for_memory():
+    budget = MemoryBudget(BYTES)
+    busy, slow, slowest, waiting = (Client(budget) for _ in range(4))
+    for client, size in ((busy, 400), (slow, 500), (slowest, 300)):
+        await client.hold.more(size)
+    slow.stall(10)
+    slow.hold._moved = 100
+    slowest.stall(10)
+    await asyncio.wait_for(waiting.hold.more(300), 10)
+    assert [client.closed for client in (busy, slow, slowest, waiting)] == [False, False, True, False]
 
 
-def test_the_slowest_that_waits_for_its_client_is_closed_for_one_that_waits_for_memory():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        busy, slow, slowest, waiting = (Client(budget) for _ in range(4))
-        for client, size in ((busy, 400), (slow, 500), (slowest, 300)):
-            await client.hold.more(size)
-        slow.stall(10)
-        slow.hold._moved = 100
-        slowest.stall(10)
-        await asyncio.wait_for(waiting.hold.more(300), 10)
-        assert [client.closed for client in (busy, slow, slowest, waiting)] == [False, False, True, False]
-
-    asyncio.run(run())
+async def test_nobody_is_closed_while_there_is_enough_memory_or_all_go_on():
+    budget = MemoryBudget(BYTES)
+    busy, stalled, waiting = (Client(budget) for _ in range(3))
+    await busy.hold.more(500)
+    await stalled.hold.more(500)
+    stalled.stall(0)
+    task = await begun(waiting, 500)
+    await asyncio.sleep(0.1)
+    assert not stalled.closed and not task.done()
+    busy.hold.close()
+    await asyncio.wait_for(task, 10)
 
 
-def test_nobody_is_closed_while_there_is_enough_memory_or_all_go_on():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        busy, stalled, waiting = (Client(budget) for _ in range(3))
-        await busy.hold.more(500)
-        await stalled.hold.more(500)
-        stalled.stall(0)
-        task = await begun(waiting, 500)
-        await asyncio.sleep(0.1)
-        assert not stalled.closed and not task.done()
-        busy.hold.close()
-        await asyncio.wait_for(task, 10)
-
-    asyncio.run(run())
+async def test_a_small_client_that_stalls_is_not_closed_for_a_large_one():
+    budget = MemoryBudget(BYTES)
+    small, large, waiting = (Client(budget) for _ in range(3))
+    await small.hold.more(100)
+    await large.hold.more(1_000)
+    small.stall(10)
+    task = await begun(waiting, 1_000)
+    await asyncio.sleep(0.1)
+    assert not small.closed and not task.done()
+    large.hold.close()
+    await asyncio.wait_for(task, 10)
 
 
-def test_a_small_client_that_stalls_is_not_closed_for_a_large_one():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        small, large, waiting = (Client(budget) for _ in range(3))
-        await small.hold.more(100)
-        await large.hold.more(1_000)
-        small.stall(10)
-        task = await begun(waiting, 1_000)
-        await asyncio.sleep(0.1)
-        assert not small.closed and not task.done()
-        large.hold.close()
-        await asyncio.wait_for(task, 10)
-
-    asyncio.run(run())
+async def test_as_many_are_closed_as_the_first_that_waits_needs():
+    budget = MemoryBudget(BYTES)
+    stalled = [Client(budget) for _ in range(5)]
+    for client in stalled:
+        await client.hold.more(240)
+        client.stall(10)
+    waiting = Client(budget)
+    await asyncio.wait_for(waiting.hold.more(600), 10)
+    assert sum(client.closed for client in stalled) == 3
 
 
-def test_as_many_are_closed_as_the_first_that_waits_needs():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        stalled = [Client(budget) for _ in range(5)]
-        for client in stalled:
-            await client.hold.more(240)
-            client.stall(10)
-        waiting = Client(budget)
-        await asyncio.wait_for(waiting.hold.more(600), 10)
-        assert sum(client.closed for client in stalled) == 3
-
-    asyncio.run(run())
+async def test_a_client_that_sends_or_takes_on_is_not_stalled():
+    hold = Client(MemoryBudget(BYTES)).hold
+    hold.waits_for_client(True)
+    before_s = hold.stalled_since_s
+    hold.has_moved(4 * 1024 * 1024)
+    assert hold.stalled_since_s == pytest.approx(before_s + 1)
+    assert hold.bytes_per_s(before_s + 2) == pytest.approx(2 * 1024 * 1024)
 
 
-def test_a_client_that_sends_or_takes_on_is_not_stalled():
-    async def run():
-        hold = Client(MemoryBudget(BYTES)).hold
-        hold.waits_for_client(True)
-        before_s = hold.stalled_since_s
-        hold.has_moved(4 * 1024 * 1024)
-        assert hold.stalled_since_s == pytest.approx(before_s + 1)
-        assert hold.bytes_per_s(before_s + 2) == pytest.approx(2 * 1024 * 1024)
-
-    asyncio.run(run())
-
-
-def test_a_request_whose_connection_has_ended_holds_nothing_and_waits_no_longer():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        first, second, third = (Client(budget) for _ in range(3))
-        await first.hold.more(1_600)
-        task = await begun(second, 1_600)
-        second.hold.close()
-        first.hold.close()
-        await asyncio.wait([task])
-        assert isinstance(task.exception(), ConnectionAbortedError)
-        second.hold.set(1_600)
-        with pytest.raises(ConnectionAbortedError):
-            await second.hold.more(1)
-        assert budget.bytes_held == 0
-        await asyncio.wait_for(third.hold.more(1_600), 10)
-
-    asyncio.run(run())
+async def test_a_request_whose_connection_has_ended_holds_nothing_and_waits_no_longer():
+    budget = MemoryBudget(BYTES)
+    first, second, third = (Client(budget) for _ in range(3))
+    await first.hold.more(1_600)
+    task = await begun(second, 1_600)
+    second.hold.close()
+    first.hold.close()
+    await asyncio.wait([task])
+    assert isinstance(task.exception(), ConnectionAbortedError)
+    second.hold.set(1_600)
+    with pytest.raises(ConnectionAbortedError):
+        await second.hold.more(1)
+    assert budget.bytes_held == 0
+    await asyncio.wait_for(third.hold.more(1_600), 10)
 
 
-def test_who_no_longer_waits_is_given_nothing():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        first, second = Client(budget), Client(budget)
-        await first.hold.more(1_600)
-        task = await begun(second, 1_600)
-        task.cancel()
-        await asyncio.wait([task])
-        first.hold.close()
-        assert budget.bytes_held == 0
-
-    asyncio.run(run())
+async def test_who_no_longer_waits_is_given_nothing():
+    budget = MemoryBudget(BYTES)
+    first, second = Client(budget), Client(budget)
+    await first.hold.more(1_600)
+    task = await begun(second, 1_600)
+    task.cancel()
+    await asyncio.wait([task])
+    first.hold.close()
+    assert budget.bytes_held == 0
 
 
-def test_one_large_request_may_be_larger_than_all_memory_beside_small_ones():
-    async def run():
-        small, client, another = (Client(budget) for budget in [MemoryBudget(BYTES)] * 3)
-        await small.hold.more(90)
-        await asyncio.wait_for(client.hold.more(2_000), 10)
-        assert not another.hold.more_at_once(200)
-        assert not client.hold._budget.hold(client.close, client.hold.client).more_at_once(1), "a second one of it"
-
-    asyncio.run(run())
+async def test_one_large_request_may_be_larger_than_all_memory_beside_small_ones():
+    small, client, another = (Client(budget) for budget in [MemoryBudget(BYTES)] * 3)
+    await small.hold.more(90)
+    await asyncio.wait_for(client.hold.more(2_000), 10)
+    assert not another.hold.more_at_once(200)
+    assert not client.hold._budget.hold(client.close, client.hold.client).more_at_once(1), "a second one of it"
 
 
-def test_a_large_request_has_its_turn_beside_clients_that_give_back_and_ask_again():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        attackers = [Client(budget, "attacker") for _ in range(20)]
-        is_given = asyncio.Event()
+async def test_a_large_request_has_its_turn_beside_clients_that_give_back_and_ask_again():
+    budget = MemoryBudget(BYTES)
+    attackers = [Client(budget, "attacker") for _ in range(20)]
+    is_given = asyncio.Event()
 
-        async def ask_again(client):
-            while not is_given.is_set():
-                await client.hold.more(300)
-                await asyncio.sleep(0.01)
-                client.hold.set(0)
+    async def ask_again(client):
+        while not is_given.is_set():
+            await client.hold.more(300)
+            await asyncio.sleep(0.01)
+            client.hold.set(0)
 
-        attacks = [asyncio.create_task(ask_again(client)) for client in attackers]
-        await asyncio.sleep(0.02)
-        victim = Client(budget)
-        await asyncio.wait_for(victim.hold.more(1_000), 5)
-        is_given.set()
-        victim.hold.close()
-        await asyncio.gather(*attacks)
-
-    asyncio.run(run())
+    attacks = [asyncio.create_task(ask_again(client)) for client in attackers]
+    await asyncio.sleep(0.02)
+    victim = Client(budget)
+    await asyncio.wait_for(victim.hold.more(1_000), 5)
+    is_given.set()
+    victim.hold.close()
+    await asyncio.gather(*attacks)
 
 
-def test_responses_that_exist_beyond_the_budget_end_the_slowest_then_the_largest():
-    async def run():
+async def test_responses_that_exist_beyond_the_budget_end_the_slowest_then_the_largest():
+    async with asyncio.timeout(10):
         budget = MemoryBudget(BYTES)
         busy, *stalled = (Client(budget) for _ in range(4))
         busy.hold.set(640)
@@ -253,44 +214,34 @@ def test_responses_that_exist_beyond_the_budget_end_the_slowest_then_the_largest
             await asyncio.sleep(0.01)
         assert [client.closed for client in (busy, *stalled)] == [False, False, True, True]
 
-    asyncio.run(asyncio.wait_for(run(), 10))
 
-
-def test_responses_that_wait_for_each_other_while_they_grow_do_not_wait_for_ever(monkeypatch):
+async def test_responses_that_wait_for_each_other_while_they_grow_do_not_wait_for_ever(monkeypatch):
     monkeypatch.setattr(memory_budget, "_STALLED_S", 0.01)
-
-    async def run():
-        budget = MemoryBudget(BYTES)
-        first, second = Client(budget), Client(budget)
-        await first.hold.more(600)
-        await second.hold.more(500)
-        grown = await asyncio.wait_for(
-            asyncio.gather(first.hold.more(900), second.hold.more(900), return_exceptions=True), 10
-        )
-        assert (first.closed, second.closed) == (True, False)
-        assert [type(one) for one in grown] == [ConnectionAbortedError, type(None)]
-
-    asyncio.run(run())
+    budget = MemoryBudget(BYTES)
+    first, second = Client(budget), Client(budget)
+    await first.hold.more(600)
+    await second.hold.more(500)
+    grown = await asyncio.wait_for(
+        asyncio.gather(first.hold.more(900), second.hold.more(900), return_exceptions=True), 10
+    )
+    assert (first.closed, second.closed) == (True, False)
+    assert [type(one) for one in grown] == [ConnectionAbortedError, type(None)]
 
 
-def test_what_is_taken_at_once_never_waits_and_passes_no_other_of_its_kind_that_waits():
-    async def run():
-        budget = MemoryBudget(BYTES)
-        first, second, third = (Client(budget) for _ in range(3))
-        assert first.hold.more_at_once(1_100) and not second.hold.more_at_once(300)
-        task = await begun(second, 300)
-        assert not third.hold.more_at_once(101)
-        first.hold.close()
-        await asyncio.wait_for(task, 10)
-        assert budget.bytes_held == 300
-
-    asyncio.run(run())
+async def test_what_is_taken_at_once_never_waits_and_passes_no_other_of_its_kind_that_waits():
+    budget = MemoryBudget(BYTES)
+    first, second, third = (Client(budget) for _ in range(3))
+    assert first.hold.more_at_once(1_100) and not second.hold.more_at_once(300)
+    task = await begun(second, 300)
+    assert not third.hold.more_at_once(101)
+    first.hold.close()
+    await asyncio.wait_for(task, 10)
+    assert budget.bytes_held == 300
 
 
-def test_a_large_hold_that_is_alone_costs_no_small_client_its_connection():
+async def test_a_large_hold_that_is_alone_costs_no_small_client_its_connection():
     """Although both together are more than there is."""
-
-    async def run():
+    async with asyncio.timeout(10):
         budget = MemoryBudget(BYTES)
         small = [Client(budget) for _ in range(6)]
         for client in small:
@@ -306,13 +257,10 @@ def test_a_large_hold_that_is_alone_costs_no_small_client_its_connection():
             await asyncio.sleep(0.01)
         assert not large.closed and not any(client.closed for client in small[1:])
 
-    asyncio.run(asyncio.wait_for(run(), 10))
 
-
-def test_so_many_connections_are_closed_in_one_turn(monkeypatch):
+async def test_so_many_connections_are_closed_in_one_turn(monkeypatch):
     monkeypatch.setattr(memory_budget, "_CLOSED_AT_ONCE", 2)
-
-    async def run():
+    async with asyncio.timeout(10):
         budget = MemoryBudget(BYTES)
         stalled = [Client(budget) for _ in range(6)]
         for client in stalled:
@@ -323,5 +271,3 @@ def test_so_many_connections_are_closed_in_one_turn(monkeypatch):
         while budget.bytes_held > budget.bytes_max:
             await asyncio.sleep(0.01)
         assert sum(client.closed for client in stalled) == 3
-
-    asyncio.run(asyncio.wait_for(run(), 10))

@@ -1,7 +1,5 @@
 """A request holds memory for its response step by step, and all of its memory until no thread works for it."""
 
-import asyncio
-
 import pytest
 
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
@@ -14,28 +12,22 @@ def memory_in(responses, response_bytes_max=10_000_000, client="client"):
     return RequestMemory(FRAMES, RECORDS, responses, response_bytes_max, lambda: None, client)
 
 
-def test_a_response_is_counted_from_its_first_byte_as_soon_as_it_is_not_small():
-    async def run():
-        memory = memory_in(responses := MemoryBudget(1_000_000))
-        await memory.grow_response(UNCOUNTED_BYTES - 100)
-        assert responses.bytes_held == 0
-        assert memory.grow_response_at_once(200)
-        assert responses.bytes_held == UNCOUNTED_BYTES + 100
-
-    asyncio.run(run())
+async def test_a_response_is_counted_from_its_first_byte_as_soon_as_it_is_not_small():
+    memory = memory_in(responses := MemoryBudget(1_000_000))
+    await memory.grow_response(UNCOUNTED_BYTES - 100)
+    assert responses.bytes_held == 0
+    assert memory.grow_response_at_once(200)
+    assert responses.bytes_held == UNCOUNTED_BYTES + 100
 
 
-def test_a_response_above_the_limit_is_refused():
-    async def run():
-        memory = memory_in(responses := MemoryBudget(1_000_000), response_bytes_max=100_000)
+async def test_a_response_above_the_limit_is_refused():
+    memory = memory_in(responses := MemoryBudget(1_000_000), response_bytes_max=100_000)
+    await memory.grow_response(60_000)
+    with pytest.raises(ResponseTooLargeError, match="more than 100000 bytes"):
+        memory.grow_response_at_once(60_000)
+    with pytest.raises(ResponseTooLargeError):
         await memory.grow_response(60_000)
-        with pytest.raises(ResponseTooLargeError, match="more than 100000 bytes"):
-            memory.grow_response_at_once(60_000)
-        with pytest.raises(ResponseTooLargeError):
-            await memory.grow_response(60_000)
-        assert responses.bytes_held == 60_000
-
-    asyncio.run(run())
+    assert responses.bytes_held == 60_000
 
 
 def test_a_response_that_finds_no_room_changes_nothing():

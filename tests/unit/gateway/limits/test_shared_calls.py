@@ -7,30 +7,27 @@ import pytest
 from spark_log.gateway.limits.shared_calls import SharedCalls
 
 
-def test_arguments_that_wait_share_a_call_and_its_error():
-    async def run():
-        calls, go_on = [], asyncio.Event()
+async def test_arguments_that_wait_share_a_call_and_its_error():
+    calls, go_on = [], asyncio.Event()
 
-        async def double(numbers):
-            calls.append(list(numbers))
-            await go_on.wait()
-            if 7 in numbers:
-                raise ValueError("seven")
-            return [2 * number for number in numbers]
+    async def double(numbers):
+        calls.append(list(numbers))
+        await go_on.wait()
+        if 7 in numbers:
+            raise ValueError("seven")
+        return [2 * number for number in numbers]
 
-        shared = SharedCalls(double, together_max=3)
-        first = shared.submit(1)
-        await asyncio.sleep(0)
-        waiting = [shared.submit(number) for number in (2, 3, 4, 7, 8)]
-        waiting[1].cancel()
-        go_on.set()
-        results = await asyncio.gather(first, *waiting, return_exceptions=True)
-        assert calls == [[1], [2, 3, 4], [7, 8]]
-        assert results[:2] == [2, 4]
-        assert results[3] == 8
-        assert [type(each) for each in results[4:]] == [ValueError, ValueError]
-        assert await shared.submit(5) == 10
-        with pytest.raises(ValueError, match="seven"):
-            await shared.submit(7)
-
-    asyncio.run(run())
+    shared = SharedCalls(double, together_max=3)
+    first = shared.submit(1)
+    await asyncio.sleep(0)
+    waiting = [shared.submit(number) for number in (2, 3, 4, 7, 8)]
+    waiting[1].cancel()
+    go_on.set()
+    results = await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert calls == [[1], [2, 3, 4], [7, 8]]
+    assert results[:2] == [2, 4]
+    assert results[3] == 8
+    assert [type(each) for each in results[4:]] == [ValueError, ValueError]
+    assert await shared.submit(5) == 10
+    with pytest.raises(ValueError, match="seven"):
+        await shared.submit(7)

@@ -64,7 +64,7 @@ def test_a_topic_id_is_not_that_of_a_new_topic_with_its_name():
     assert forgotten
 
 
-def test_records_that_are_larger_than_expected_wait_for_memory_without_being_kept(monkeypatch):
+async def test_records_that_are_larger_than_expected_wait_for_memory_without_being_kept(monkeypatch):
     reads, topic = [], SimpleNamespace(config=TopicConfig(max_message_bytes=1_000), topic_id=1)
 
     def positions(_services, _request, _asked):
@@ -82,28 +82,24 @@ def test_records_that_are_larger_than_expected_wait_for_memory_without_being_kep
 
     monkeypatch.setattr(fetch_requests, "_positions", positions)
     monkeypatch.setattr(fetch_requests, "_read", read)
-
-    async def run():
-        responses = MemoryBudget(8_000_000)
-        other = responses.hold(lambda: None, "other")
-        await other.more(3_000_000)
-        memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), responses, 10**9, lambda: None, "me")
-        request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
-        request = FetchRequest(
-            max_wait_ms=0, min_bytes=1, max_bytes=1_000_000, session_id=0, session_epoch=-1, topics=[
-                FetchRequest.FetchTopic(topic="t", partitions=[
-                    FetchRequest.FetchTopic.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000_000)
-                ])
-            ],
-        )  # fmt: skip
-        request.API_VERSION = 4
-        services = SimpleNamespace(call=call, compute=call)
-        task = asyncio.create_task(fetch(services, request, None))
-        await asyncio.sleep(0.05)
-        assert len(reads) == 1 and responses.bytes_held == 3_000_000
-        other.close()
-        response = await asyncio.wait_for(task, 10)
-        assert len(reads) == 2 and responses.bytes_held == 5_000_000
-        assert len(response.responses[0].partitions[0].records) == 5_000_000
-
-    asyncio.run(run())
+    responses = MemoryBudget(8_000_000)
+    other = responses.hold(lambda: None, "other")
+    await other.more(3_000_000)
+    memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), responses, 10**9, lambda: None, "me")
+    request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
+    request = FetchRequest(
+        max_wait_ms=0, min_bytes=1, max_bytes=1_000_000, session_id=0, session_epoch=-1, topics=[
+            FetchRequest.FetchTopic(topic="t", partitions=[
+                FetchRequest.FetchTopic.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000_000)
+            ])
+        ],
+    )  # fmt: skip
+    request.API_VERSION = 4
+    services = SimpleNamespace(call=call, compute=call)
+    task = asyncio.create_task(fetch(services, request, None))
+    await asyncio.sleep(0.05)
+    assert len(reads) == 1 and responses.bytes_held == 3_000_000
+    other.close()
+    response = await asyncio.wait_for(task, 10)
+    assert len(reads) == 2 and responses.bytes_held == 5_000_000
+    assert len(response.responses[0].partitions[0].records) == 5_000_000

@@ -61,45 +61,39 @@ class Clients:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_one_large_body_of_a_network_is_read_and_one_of_all_is_parsed(chunked):
-    async def run():
-        clients = Clients()
-        for _ in range(3):
-            for number in range(LARGE_BODIES_MAX + 5):
-                clients.put(f"10.0.0.{number}", LARGE_BYTES, chunked=chunked)
-        clients.put("10.0.1.1", SMALL_BYTES)
-        await clients.quiet()
-        small, large = clients.registry.begun.count(SMALL_BYTES - 12), clients.registry.begun.count(LARGE_BYTES - 12)
-        assert (small, large) == (1, 1)
-        assert len(clients.read) == len(set(clients.read)) == LARGE_BODIES_MAX + 1
-        await clients.finish()
-        assert clients.statuses == [200] * (3 * (LARGE_BODIES_MAX + 5) + 1)
-
-    asyncio.run(run())
+async def test_one_large_body_of_a_network_is_read_and_one_of_all_is_parsed(chunked):
+    clients = Clients()
+    for _ in range(3):
+        for number in range(LARGE_BODIES_MAX + 5):
+            clients.put(f"10.0.0.{number}", LARGE_BYTES, chunked=chunked)
+    clients.put("10.0.1.1", SMALL_BYTES)
+    await clients.quiet()
+    small, large = clients.registry.begun.count(SMALL_BYTES - 12), clients.registry.begun.count(LARGE_BYTES - 12)
+    assert (small, large) == (1, 1)
+    assert len(clients.read) == len(set(clients.read)) == LARGE_BODIES_MAX + 1
+    await clients.finish()
+    assert clients.statuses == [200] * (3 * (LARGE_BODIES_MAX + 5) + 1)
 
 
-def test_a_network_with_its_part_of_the_requests_is_refused_more():
-    async def run():
-        clients = Clients()
-        for _ in range(REQUESTS_MAX + 5):
-            clients.put("10.0.0.1", 100)
-        await clients.quiet()
-        assert clients.statuses == [503] * 5
-        for _ in range(REQUESTS_MAX // 2 + 5):
-            clients.put("10.0.0.2", 100)
-        await clients.quiet()
-        assert clients.statuses == [503] * 10
+async def test_a_network_with_its_part_of_the_requests_is_refused_more():
+    clients = Clients()
+    for _ in range(REQUESTS_MAX + 5):
         clients.put("10.0.0.1", 100)
-        clients.put("10.0.0.3", LARGE_BYTES)
-        await clients.quiet()
-        assert clients.statuses == [503] * 11
-        await clients.finish()
-        assert set(clients.statuses[11:]) == {200}
+    await clients.quiet()
+    assert clients.statuses == [503] * 5
+    for _ in range(REQUESTS_MAX // 2 + 5):
+        clients.put("10.0.0.2", 100)
+    await clients.quiet()
+    assert clients.statuses == [503] * 10
+    clients.put("10.0.0.1", 100)
+    clients.put("10.0.0.3", LARGE_BYTES)
+    await clients.quiet()
+    assert clients.statuses == [503] * 11
+    await clients.finish()
+    assert set(clients.statuses[11:]) == {200}
 
-    asyncio.run(run())
 
-
-def test_networks_that_have_used_much_cpu_time_are_answered_one_at_a_time(monkeypatch):
+async def test_networks_that_have_used_much_cpu_time_are_answered_one_at_a_time(monkeypatch):
     async def begun(places, hosts):
         """Return the hosts whose requests begin to be answered while none ends."""
         answered, go_on = [], asyncio.Event()
@@ -117,30 +111,24 @@ def test_networks_that_have_used_much_cpu_time_are_answered_one_at_a_time(monkey
         await asyncio.gather(*tasks)
         return first
 
-    async def run():
-        places, now_s, hosts = Places(), 1_000.0, ["costly1", "costly1", "costly2", "other", "other"]
-        monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
-        for _ in range(2):
-            places.charge("costly1", 1.5)
-        places.charge("costly2", 2.0)
-        places.charge("other", 0.5)
-        assert await begun(places, hosts) == ["costly1", "other", "other"]
-        now_s += 45
-        assert await begun(places, hosts) == ["costly1", "costly2", "other", "other"]
-        now_s += 45
-        assert await begun(places, hosts) == hosts
-
-    asyncio.run(run())
+    places, now_s, hosts = Places(), 1_000.0, ["costly1", "costly1", "costly2", "other", "other"]
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+    for _ in range(2):
+        places.charge("costly1", 1.5)
+    places.charge("costly2", 2.0)
+    places.charge("other", 0.5)
+    assert await begun(places, hosts) == ["costly1", "other", "other"]
+    now_s += 45
+    assert await begun(places, hosts) == ["costly1", "costly2", "other", "other"]
+    now_s += 45
+    assert await begun(places, hosts) == hosts
 
 
-def test_bodies_are_bounded_by_the_largest_schema_with_its_quotes():
-    async def run():
-        clients = Clients()
-        clients.registry.go_on.set()
-        clients.put("10.0.0.1", 2 * 1024 * 1024)
-        clients.put("10.0.0.1", 2 * 1024 * 1024 + 1)
-        clients.put("10.0.0.1", 2 * 1024 * 1024 + 1, chunked=True)
-        await clients.finish()
-        assert sorted(clients.statuses) == [200, 413, 413]
-
-    asyncio.run(run())
+async def test_bodies_are_bounded_by_the_largest_schema_with_its_quotes():
+    clients = Clients()
+    clients.registry.go_on.set()
+    clients.put("10.0.0.1", 2 * 1024 * 1024)
+    clients.put("10.0.0.1", 2 * 1024 * 1024 + 1)
+    clients.put("10.0.0.1", 2 * 1024 * 1024 + 1, chunked=True)
+    await clients.finish()
+    assert sorted(clients.statuses) == [200, 413, 413]
