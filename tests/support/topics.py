@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.ids import TopicPartition
-from spark_log.log.append.rules import Appended
+from spark_log.log.append.rules import Acks, Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
@@ -24,11 +24,20 @@ def make(cluster: Cluster, name: str, partitions: int = 1, **configs: str) -> To
     return topic
 
 
-def append(log: ClientLog, topic: Topic | str, *values: str | None, partition: int = 0, **columns: Any) -> None:
+def append(
+    log: ClientLog, topic: Topic | str, *values: str | None, partition: int = 0, acks: Acks = "all", **columns: Any
+) -> Appended:
     """Append records to one partition, in one batch."""
     found = log.find_topic(topic) if isinstance(topic, str) else topic
-    [outcome] = log.append(found, [Records(partition, table(*values, **columns))])
+    [outcome] = log.append(found, [Records(partition, table(*values, **columns))], acks=acks)
     assert isinstance(outcome, Appended), outcome
+    return outcome
+
+
+def append_to(cluster: Cluster, topic: Topic | str, *values: str | None, **options: Any) -> Appended:
+    """Append as `append` does, with a log that is open for this append only."""
+    with contextlib.closing(ClientLog(cluster)) as log:
+        return append(log, topic, *values, **options)
 
 
 def fill(log: ClientLog, topic: Topic | str, counts: Sequence[int], first: int = 0) -> None:

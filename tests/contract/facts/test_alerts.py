@@ -15,17 +15,15 @@ from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, re
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Records
-from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support.alerts import firing, metrics_of_alerts, samples
 from tests.support.group_members import until
-from tests.support.records import table
 from tests.support.replicas import folder_of, topic_on
 from tests.support.share_members import ShareMember
+from tests.support.topics import append_to
 
 pytestmark = pytest.mark.delta
 
@@ -54,9 +52,7 @@ def running(tmp_path):
 
 def append(cluster, topic, count):
     """Records of 15 minutes ago."""
-    log = ClientLog(cluster)
-    log.append(topic, [Records(0, table(*"x" * count, timestamp_ms=cluster.store.now().wall_ms - 900_000))])
-    log.close()
+    append_to(cluster, topic, *"x" * count, timestamp_ms=cluster.store.now().wall_ms - 900_000)
 
 
 def commit(address, offset):

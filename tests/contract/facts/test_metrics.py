@@ -25,8 +25,6 @@ from spark_log.facts.metrics.query_metrics import QueryCollector
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Records
-from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import create_topic
@@ -34,11 +32,10 @@ from tests.support.alerts import ALERTS, samples
 from tests.support.gateway_process import GatewayProcess
 from tests.support.group_members import until
 from tests.support.ports import free_port
-from tests.support.records import table
 from tests.support.replicas import take_away, topic_on
 from tests.support.share_members import ShareMember
 from tests.support.tails import make_older
-from tests.support.topics import fill, make
+from tests.support.topics import append, append_to, fill, make
 
 _CONF = Path(__file__).parents[3] / "conf"
 DASHBOARD = _CONF / "grafana/spark-log.json"
@@ -52,13 +49,6 @@ def value(found, name, **labels):
     return found[name, tuple(sorted((key, str(label)) for key, label in labels.items()))]
 
 
-def append(cluster, topic, *values, partition=0, age_s=0):
-    log = ClientLog(cluster)
-    timestamp_ms = clock.wall_ms() - 1000 * age_s
-    log.append(topic, [Records(partition, table(*values, timestamp_ms=timestamp_ms))])
-    log.close()
-
-
 def commit(cluster_address, group, offsets):
     with Consumer(cluster=cluster_address, group_id=group, enable_auto_commit=False) as consumer:
         consumer.assign(list(offsets))
@@ -68,7 +58,7 @@ def commit(cluster_address, group, offsets):
 def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address):
     cluster = three_brokers
     topic = create_topic(cluster, "t", 2, 3, {"min.insync.replicas": "3"})
-    append(cluster, topic, *"abcdef", age_s=10**9)  # clients may have any clock
+    append_to(cluster, topic, *"abcdef", timestamp_ms=1)  # clients may have any clock
     make_older(cluster, 100_000)
     commit(cluster_address, "g", {TopicPartition("t", 0): OffsetAndMetadata(2, "", -1)})
     found = scraped(cluster)
@@ -138,9 +128,9 @@ def test_segments_and_bad_records_are_counted(cluster, log):
     configs = {"inline.max.bytes": "0", "value.format": "json", "value.schema": "n BIGINT"}
     configs |= {"key.format": "json", "key.schema": "n BIGINT"}
     topic = create_topic(cluster, "typed", configs=configs)
-    append(cluster, topic, '{"n": 1}', "no JSON")
-    log.append(topic, [Records(0, table('{"n": 2}', key=b"k", timestamp_ms=clock.wall_ms()))])
-    log.append(create_topic(cluster, "tail"), [Records(0, table("a", timestamp_ms=clock.wall_ms()))])
+    append_to(cluster, topic, '{"n": 1}', "no JSON", timestamp_ms=clock.wall_ms())
+    append(log, topic, '{"n": 2}', key=b"k", timestamp_ms=clock.wall_ms())
+    append(log, create_topic(cluster, "tail"), "a", timestamp_ms=clock.wall_ms())
     found = scraped(cluster)
     assert value(found, "spark_log_small_segments", topic="tail") == 0
     assert value(found, "spark_log_segments", topic="tail") == 1

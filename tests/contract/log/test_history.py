@@ -41,6 +41,7 @@ from tests.support.group_members import until
 from tests.support.python_process import PythonProcess
 from tests.support.records import table
 from tests.support.replicas import take_away
+from tests.support.topics import append_to
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -48,9 +49,7 @@ MINUTE_MS = 60_000
 
 
 def append(cluster, topic, count, partition=0):
-    log = ClientLog(cluster)
-    log.append(topic, [Records(partition, table(*map(str, range(count)), timestamp_ms=cluster.store.now().wall_ms))])
-    log.close()
+    append_to(cluster, topic, *map(str, range(count)), partition=partition, timestamp_ms=cluster.store.now().wall_ms)
 
 
 def commit(cluster_address, group, offsets):

@@ -15,7 +15,6 @@ from pyiceberg.table import StaticTable
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import StorageUnavailableError, StoreChangedError
-from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
@@ -33,6 +32,7 @@ from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.s3 import give_up_at_once
 from tests.support.s3_proxy import S3Proxy
+from tests.support.topics import append
 
 pytestmark = pytest.mark.delta
 
@@ -62,18 +62,9 @@ def log(cluster):
     log.close()
 
 
-def append(log, topic, value):
-    return log.append(topic, [Records(0, table(value))])
-
-
 def segment_files(cluster, topic):
     [info] = cluster.log_dirs().values()
     return list(cluster.log_dir(info).list_files(f"{topic.folder}/_segments"))
-
-
-def appended(log, topic, value):
-    [outcome] = append(log, topic, value)
-    assert isinstance(outcome, Appended), outcome
 
 
 def everything_is_right(cluster, log, topic, values):
@@ -98,7 +89,7 @@ def test_one_bad_response_is_retried(cluster, log, proxy):
     ]
     for number, (fault, method, part) in enumerate(faults):
         proxy.times(1, fault, method, part)
-        appended(log, topic, f"{number}")
+        append(log, topic, f"{number}")
         assert len(read_all(log, topic)) == number + 1
         assert len(proxy.seen) == number + 1, (fault, method, part)
     everything_is_right(cluster, log, topic, [f"{number}" for number in range(len(faults))])
@@ -114,14 +105,14 @@ def test_a_commit_opens_the_delta_table_only_without_obstore(cluster, log, monke
 
     monkeypatch.setattr("spark_log.tables.publication.open_table", open_table)
     for value in ("a", "b", "c"):
-        appended(log, topic, value)
+        append(log, topic, value)
     assert len(opened) == 1
     with monkeypatch.context() as patch:
         patch.setattr("spark_log.cluster.log_dir.can_create", lambda _uri: False)
-        appended(log, topic, "d")
+        append(log, topic, "d")
         assert len(opened) == 2
     monkeypatch.setattr("spark_log.cluster.object_puts._process", -1)  # as in a forked child
-    appended(log, topic, "e")
+    append(log, topic, "e")
     assert len(opened) == 3, "another way leads to the table"
     everything_is_right(cluster, log, topic, ["a", "b", "c", "d", "e"])
 
@@ -144,9 +135,9 @@ def test_an_iceberg_table_has_each_file_once_whatever_a_put_answers(cluster, log
         ("cut the answer", "GET", "metadata/v"),
         ("refuse", "GET", ".avro"),
     ]
-    appended(log, topic, "0")  # and published; later appends leave the Iceberg table behind
+    append(log, topic, "0")  # and published; later appends leave the Iceberg table behind
     for number, (fault, method, part) in enumerate(faults, 1):
-        appended(log, topic, f"{number}")
+        append(log, topic, f"{number}")
         proxy.times(1, fault, method, part)
         with suppress(StorageUnavailableError):  # the next publication continues
             publish(cluster, topic)
@@ -214,7 +205,7 @@ def test_an_object_store_that_refuses_requests_is_unavailable_and_not_damaged(pr
 
 def check_refusals(cluster, log, proxy):
     topic = create_topic(cluster, "t", configs=FILES)
-    appended(log, topic, "a")
+    append(log, topic, "a")
     proxy.always("refuse", "PUT", "_segments")
     with pytest.raises(StorageUnavailableError, match="cannot be written"):
         append(log, topic, "b")
@@ -222,7 +213,7 @@ def check_refusals(cluster, log, proxy):
     with pytest.raises(StorageUnavailableError, match="AWS Error"):
         read_all(log, topic)
     proxy.rule = lambda _method, _path: None
-    appended(log, topic, "b")
+    append(log, topic, "b")
     everything_is_right(cluster, log, topic, ["a", "b"])
     assert len(segment_files(cluster, topic)) == 2
 
@@ -235,7 +226,7 @@ def test_each_record_is_stored_once_after_any_fault_during_maintenance(cluster, 
     )[0]
     values = [f"{n} " + "x" * (n % 2 * 400) for n in range(6)]
     for n, value in enumerate(values):
-        appended(log, topic, value)
+        append(log, topic, value)
         if n % 3 == 2:
             with suppress(StorageUnavailableError):  # the next run continues
                 list(run_tasks(cluster, ["seal", "merge", "delta"]))
@@ -247,7 +238,7 @@ def test_each_record_is_stored_once_after_any_fault_during_maintenance(cluster, 
 def test_a_restored_store_is_noticed_while_other_threads_run(cluster, log, proxy):
     """The proxy is a thread of this process: a call that held the GIL while it waited would never get its answer."""
     topic = create_topic(cluster, "t", configs=FILES)
-    appended(log, topic, "a")
+    append(log, topic, "a")
     change(cluster, t.segment.delete())
     change(cluster, t.publication.update().values(transaction_version=0, table_version=0))
     change(cluster, t.publication_cursor.delete())

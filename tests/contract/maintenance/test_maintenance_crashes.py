@@ -11,7 +11,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.failpoints import POINTS
 from spark_log.ids import TopicPartition
 from spark_log.log.append import write_ids
-from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
@@ -22,6 +21,7 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, read_all, table
+from tests.support.topics import append
 
 pytestmark = pytest.mark.delta
 
@@ -65,9 +65,7 @@ class Scene:
 
     def append(self, partition, *values, timestamp_ms=None):
         for value in values:
-            records = Records(partition, table(value, timestamp_ms=timestamp_ms or clock.wall_ms()))
-            [outcome] = self.log.append(self.topic, [records])
-            assert isinstance(outcome, Appended)
+            append(self.log, self.topic, value, partition=partition, timestamp_ms=timestamp_ms or clock.wall_ms())
 
     def records(self):
         return [(partition, value[:5]) for partition, _, value in read_all(self.log, self.topic)]

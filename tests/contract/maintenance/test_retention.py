@@ -1,5 +1,6 @@
 """Retention and delete_records in a cluster: they drop the right segments, and other work continues."""
 
+import functools
 import threading
 
 import pytest
@@ -24,6 +25,7 @@ from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables import publication_state
+from tests.support import topics
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, take_away
@@ -32,11 +34,7 @@ from tests.support.s3 import also_on_s3
 FILES = {"inline.max.bytes": "0"}
 OLD_MS = 1_000_000_000_000
 
-
-def append(log, topic, *values, partition=0, timestamp_ms=OLD_MS, acks="all"):
-    [outcome] = log.append(topic, [Records(partition, table(*values, timestamp_ms=timestamp_ms))], acks=acks)
-    assert isinstance(outcome, Appended), outcome
-    return outcome
+append = functools.partial(topics.append, timestamp_ms=OLD_MS)
 
 
 def state_of(cluster, topic, partition=0):

@@ -19,7 +19,6 @@ from spark_log.cluster.lease import unfenced
 from spark_log.errors import StoreChangedError
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.log.append.rules import Appended
-from spark_log.log.log import Records
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
@@ -28,19 +27,13 @@ from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.markdown_blocks import blocks
-from tests.support.records import read_all, table
+from tests.support.records import read_all
+from tests.support.topics import append_to
 
 pytestmark = pytest.mark.delta
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "backup.md"
 FILES = {"inline.max.bytes": "0"}
-
-
-def append(cluster, topic, value):
-    log = ClientLog(cluster)
-    [outcome] = log.append(topic, [Records(0, table(value))])
-    log.close()
-    return outcome
 
 
 def in_delta(cluster, topic):
@@ -59,11 +52,11 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
     url = server.create_database()
     with Cluster.init(url, log_dir=str(tmp_path / "log-dir")) as cluster:
         topic = create_topic(cluster, "t", configs=FILES)
-        append(cluster, topic, "before the backup")
+        append_to(cluster, topic, "before the backup")
         server.stop()
         server.back_up()
         server.start()
-        assert append(cluster, topic, "after the backup") == Appended(1, 2), (
+        assert append_to(cluster, topic, "after the backup") == Appended(1, 2), (
             "a server that was started again is the same"
         )
         assert in_delta(cluster, topic) == ["after the backup", "before the backup"]
@@ -75,7 +68,7 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
         with pytest.raises(StoreChangedError):
             delete_retired_replicas(cluster, unfenced)
         with caplog.at_level(logging.WARNING):
-            assert append(cluster, topic, "new") == Appended(1, 2), "appends go on"
+            assert append_to(cluster, topic, "new") == Appended(1, 2), "appends go on"
         assert "spark-log store accept" in caplog.text, "and say what has stopped"
         log = ClientLog(cluster)
         assert [value for _, _, value in read_all(log, topic)] == ["before the backup", "new"], "so do reads"
@@ -142,7 +135,7 @@ def test_a_server_that_hides_its_identity_is_used_with_a_warning(postgres_server
         Cluster.init(url.replace("spark_log@", f"{database}_user@"), log_dir=str(tmp_path / "log-dir")) as cluster,
     ):
         topic = create_topic(cluster, "t", configs=FILES)
-        append(cluster, topic, "a")
+        append_to(cluster, topic, "a")
         publish(cluster, topic)
         assert in_delta(cluster, topic) == ["a"]
         assert cluster.store.read(server_identity.recorded) is None
@@ -155,15 +148,15 @@ def test_an_older_copy_of_the_store_removes_nothing(tmp_path):
     with Cluster.init(str(address)) as cluster:
         cluster.store.read(server_identity.check_identity)
         topic, untouched = (create_topic(cluster, name, configs=FILES) for name in ("t", "untouched"))
-        append(cluster, topic, "before the backup")
-        append(cluster, untouched, "a")
+        append_to(cluster, topic, "before the backup")
+        append_to(cluster, untouched, "a")
     shutil.copy(address / "metadata.sqlite", backup)
     with Cluster.open(str(address)) as cluster:
-        append(cluster, topic, "after the backup")
+        append_to(cluster, topic, "after the backup")
     shutil.copy(backup, address / "metadata.sqlite")
     with Cluster.open(str(address)) as cluster:
-        append(cluster, topic, "new")
-        append(cluster, untouched, "b")
+        append_to(cluster, topic, "new")
+        append_to(cluster, untouched, "b")
         assert in_delta(cluster, topic) == ["after the backup", "before the backup"]
         assert in_delta(cluster, untouched) == ["a", "b"]
         with pytest.raises(StoreChangedError, match=r"topic t .* 1 segments .*spark-log store accept"):
@@ -182,7 +175,7 @@ def test_an_older_copy_of_the_store_removes_nothing(tmp_path):
         assert store_command("accept", str(address), "--yes") == (0, {"before": None, "now": None})
         publish(cluster, topic)
         assert in_delta(cluster, topic) == ["before the backup", "new"]
-        append(cluster, topic, "more")
+        append_to(cluster, topic, "more")
         assert in_delta(cluster, topic) == ["before the backup", "more", "new"]
         list(run_tasks(cluster, ["files"], topics=["t"]))
         assert store_command("status", str(address))[1]["unnamed"], "kept for file.delete.delay.ms"
@@ -202,12 +195,12 @@ def test_lost_records_are_sent_again_from_unnamed_files(tmp_path):
     address, backup = str(tmp_path / "cluster"), tmp_path / "backup.sqlite"
     with Cluster.init(address) as cluster:
         topic = create_topic(cluster, "t", configs={**FILES, "retention.ms": "-1"})
-        append(cluster, topic, "a")
-        append(cluster, topic, "b")
+        append_to(cluster, topic, "a")
+        append_to(cluster, topic, "b")
     shutil.copy(tmp_path / "cluster" / "metadata.sqlite", backup)
     with Cluster.open(address) as cluster:
-        append(cluster, topic, "lost")
-        append(cluster, topic, "lost too")
+        append_to(cluster, topic, "lost")
+        append_to(cluster, topic, "lost too")
         list(run_tasks(cluster, ["merge"]))
     shutil.copy(backup, tmp_path / "cluster" / "metadata.sqlite")
     with Cluster.open(address) as cluster:

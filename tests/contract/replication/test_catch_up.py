@@ -19,7 +19,6 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.facts.topics import describe_topics
-from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.log.segments.segment_copy import is_whole
 from spark_log.maintenance.client_log import ClientLog
@@ -38,6 +37,7 @@ from tests.support.group_members import until
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers
+from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
@@ -69,8 +69,7 @@ class Replicated:
         self.cluster.store.transact(lambda connection, _: [connection.execute(each) for each in statements])
 
     def append(self, *values, acks=1, partition=0):
-        [outcome] = self.log.append(self.topic, [Records(partition, table(*values))], acks=acks)
-        assert isinstance(outcome, Appended), outcome
+        append(self.log, self.topic, *values, partition=partition, acks=acks)
         self.values += values
 
     def leave(self, *brokers):

@@ -22,8 +22,6 @@ from spark_log.errors import (
 )
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.append.rules import Appended
-from spark_log.log.log import Records
 from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
@@ -35,8 +33,9 @@ from spark_log.spark.mirror.mirror_groups import copy_groups
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
 from tests.support.python_process import killed_at
-from tests.support.records import ranges_of, read_all, table
+from tests.support.records import ranges_of, read_all
 from tests.support.replicas import every_replica_is_whole
+from tests.support.topics import append_to
 from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.on_sqlite
@@ -82,10 +81,7 @@ def mirrors():
 
 
 def append(cluster, partition, *values, topic="t", **columns):
-    log = ClientLog(cluster)
-    [outcome] = log.append(log.find_topic(topic), [Records(partition, table(*values, **columns))])
-    assert isinstance(outcome, Appended), outcome
-    log.close()
+    append_to(cluster, topic, *values, partition=partition, **columns)
 
 
 def ends(cluster, topic="t"):

@@ -12,8 +12,6 @@ from deltalake import DeltaTable
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.lease import unfenced
 from spark_log.errors import SparkLogError
-from spark_log.log.append.rules import Appended
-from spark_log.log.log import Records
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replication.controller.controller import elect_leaders
@@ -25,8 +23,8 @@ from spark_log.tables import publication_state
 from spark_log.tables.publication import delta_tables, publish, try_publish
 from spark_log.tables.publication_state import TableKey
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.records import table
 from tests.support.replicas import add_brokers
+from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
@@ -46,8 +44,7 @@ class Tables:
         self.cluster.store.transact(lambda connection, _: [connection.execute(each) for each in statements])
 
     def append(self, *values, acks="all", partition=0):
-        [outcome] = self.log.append(self.topic, [Records(partition, table(*values))], acks=acks)
-        assert isinstance(outcome, Appended), outcome
+        append(self.log, self.topic, *values, partition=partition, acks=acks)
 
     def leave(self, *brokers):
         gone = t.replica.c.broker_id.in_(brokers)
