@@ -16,6 +16,8 @@ import typer.testing
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
+from spark_log.cluster.cluster import Cluster
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
 from tests.support.kafka_jars import connector_jars
@@ -121,6 +123,20 @@ def cluster_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(folder)
     server: PostgresServer = request.getfixturevalue("postgres_server")
     return server.create_prepared_database()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """An empty cluster on SQLite. The contract suites have their own, on each store."""
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def log(cluster: Cluster) -> Iterator[ClientLog]:
+    log = ClientLog(cluster)
+    yield log
+    log.close()
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from spark_log.spark.jobs import window
 from tests.e2e.test_jobs import command, environment, summary_of
 from tests.support.jobs import run_job
 from tests.support.topics import append, make, stored
+from tests.support.waiting import ended
 
 pytestmark = pytest.mark.slow
 
@@ -131,10 +132,3 @@ def test_missing_clusters_and_topics_are_named_before_spark_starts(
         assert line.startswith("window: ")
         assert said in line
     assert stored(log.cluster, "delays") == {}
-
-
-def ended(process: "subprocess.Popen[str]", within_s: float) -> int | None:
-    try:
-        return process.wait(within_s)
-    except subprocess.TimeoutExpired:
-        return None

@@ -24,16 +24,12 @@ from spark_log.spark.streams.transacted_batch import BatchTransaction
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_store import init_producer
+from tests.support.spark import uncommit
 from tests.support.topics import append, fails, make, read_stream, stored
 
 IN = TopicPartition("in", 0)
 Seen = tuple[int, int, int]
 """Log end offsets of topics a and b, and the group's committed offset, in one snapshot of the store."""
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoint"
 
 
 @pytest.fixture
@@ -69,12 +65,6 @@ def in_a_transaction(
             body(batch, transaction)
 
     return process
-
-
-def uncommit(checkpoint: Path, batch: int) -> None:
-    """As if Spark had been killed after the transaction was committed and before its own commit."""
-    for name in (f"{batch}", f".{batch}.crc"):
-        (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
 def read_state(cluster: Cluster) -> Seen:

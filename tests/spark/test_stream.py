@@ -57,11 +57,6 @@ class Run:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoint"
-
-
-@pytest.fixture
 def t(cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "t", 2)
     fill(log, "t", [3, 1])

@@ -19,6 +19,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
 from spark_log.spark.streams.outputs import Output
 from tests.support.python_process import killed_at, run_process
+from tests.support.spark import uncommit
 from tests.support.spark_driver import gateway
 from tests.support.topics import all_stored, append, fails, make, read_stream, stored
 
@@ -27,12 +28,6 @@ def numbers(spark: SparkSession, cluster: Cluster) -> DataFrame:
     """A stream of topic in with three records per batch."""
     frame = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger=3)
     return frame.select("value", F.col("value").cast("string").cast("int").alias("n"))
-
-
-def uncommit(checkpoint: Path, batch: int) -> None:
-    """As if Spark had been killed after the outputs were written and before its own commit."""
-    for name in (f"{batch}", f".{batch}.crc"):
-        (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
 @pytest.mark.delta_jars

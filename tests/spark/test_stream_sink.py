@@ -21,15 +21,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables
 from spark_log.spark.datasource.source import SparkLogDataSource
+from tests.support.spark import uncommit
 from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, make, read_stream, stored
+from tests.support.waiting import ended
 
 ROWS = ("key", "value", "partition", "headers", "timestamp")
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoint"
 
 
 @pytest.fixture
@@ -56,12 +53,6 @@ def copy(frame: DataFrame, cluster: Cluster, checkpoint: Path, sink: str = "spar
     options = {"cluster": str(cluster.store.address), "topic": "out", "checkpointLocation": str(checkpoint)}
     writer = frame.writeStream.format(sink).options(**options).outputMode(mode).trigger(availableNow=True)
     writer.start().awaitTermination()
-
-
-def uncommit(checkpoint: Path, batch: int) -> None:
-    """As if Spark had been killed after the sink's commit and before its own."""
-    for name in (f"{batch}", f".{batch}.crc"):
-        (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
 def write_ids(cluster: Cluster) -> int:
@@ -358,10 +349,3 @@ def test_rows_are_stored_once_when_the_driver_is_killed(
     assert all(values == given[p][: len(values)] for p, values in stored(cluster, "out").items())
     copy(source(spark, cluster, maxOffsetsPerTrigger=200), cluster, checkpoint)
     assert stored(cluster, "out") == given
-
-
-def ended(process: "subprocess.Popen[bytes]", within_s: float) -> int | None:
-    try:
-        return process.wait(within_s)
-    except subprocess.TimeoutExpired:
-        return None

@@ -1,12 +1,14 @@
-"""Group members that read no records, and heartbeats until their assignment is stable."""
+"""Group members that read no records, heartbeats until their assignment is stable, and commits of offsets."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 import sqlalchemy as sa
+from kafka import OffsetAndMetadata
 
+from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.assignors import AssignorSpec, is_custom, resolve_assignors
 from spark_log.groups.classic_membership import ClassicMembership
@@ -80,6 +82,13 @@ def until(condition: Callable[[], T], store: Store) -> T:
             return found
         assert time.monotonic() < deadline
         store.changes.wait(seen, 0.05)
+
+
+def commit(address: str, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    """Commit offsets with a consumer that assigns these partitions to itself."""
+    with Consumer(cluster=address, group_id=group, enable_auto_commit=False) as consumer:
+        consumer.assign(list(offsets))
+        consumer.commit(dict(offsets))
 
 
 def session_until_ms(store: Store, member_id: str) -> int:

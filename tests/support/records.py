@@ -1,10 +1,12 @@
 """Records for the tests: small tables of RECORD_SCHEMA, and reads of a log."""
 
+import contextlib
 import random
 from collections.abc import Sequence
 
 import pyarrow as pa
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
@@ -43,6 +45,12 @@ def read_all(log: ClientLog, topic: Topic) -> list[tuple[int, int, str]]:
         for batch in log.read(ranges_of(log, topic), schema)
         for row in batch.to_pylist()
     ]
+
+
+def topic_values(cluster: Cluster, name: str) -> list[bytes | None]:
+    """The value of every readable record of the topic, in order, read with a log of its own."""
+    with contextlib.closing(ClientLog(cluster)) as log:
+        return [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
 
 
 SMALL_BLOBS = {"inline.max.bytes": "2000"}

@@ -50,12 +50,17 @@ def folder_of(cluster: Cluster, broker_id: int) -> Path:
     return Path(unquote(urlsplit(uri).path))
 
 
+def inspect_and_elect(cluster: Cluster) -> None:
+    """One round of the controller: it detects unavailable log dirs and elects leaders."""
+    inspect_log_dirs(cluster, unfenced)
+    elect_leaders(cluster.store, unfenced)
+
+
 def take_away(cluster: Cluster, broker_id: int) -> None:
     """Make the broker's log dir unavailable; the controller detects it and elects leaders."""
     folder = folder_of(cluster, broker_id)
     folder.rename(folder.with_name(f"{folder.name}-away"))
-    inspect_log_dirs(cluster, unfenced)
-    elect_leaders(cluster.store, unfenced)
+    inspect_and_elect(cluster)
 
 
 def bring_back(cluster: Cluster, broker_id: int) -> None:

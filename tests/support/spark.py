@@ -1,4 +1,4 @@
-"""Spark sessions for the tests."""
+"""Spark sessions for the tests, and checkpoints of their queries."""
 
 import os
 from pathlib import Path
@@ -73,3 +73,9 @@ def session(master: str, warehouse: Path, **settings: str) -> SparkSession:
     for name, value in ours.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def uncommit(checkpoint: Path, batch: int) -> None:
+    """As if Spark had been killed after the batch was written and before its own commit."""
+    for name in (f"{batch}", f".{batch}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ def address_of(cluster: Cluster) -> str:
     return address.url if address.folder is None else str(address.folder)
 
 
-def _source(cluster: Cluster, options: Mapping[str, Any]) -> SparkLogDataSource:
+def source_of(cluster: Cluster, options: Mapping[str, Any]) -> SparkLogDataSource:
     return SparkLogDataSource({"cluster": address_of(cluster), **{key: str(value) for key, value in options.items()}})
 
 
@@ -34,14 +34,14 @@ def _batch(rows: Rows) -> pa.RecordBatch:
 
 def write_batch(cluster: Cluster, rows: Rows, **options: Any) -> None:
     """A batch write: with txnAppId and txnVersion it is written once."""
-    writer = _source(cluster, options).writer(_SCHEMA, False)
+    writer = source_of(cluster, options).writer(_SCHEMA, False)
     assert isinstance(writer, DataSourceArrowWriter)
     writer.commit([writer.write(iter([_batch(rows)]))])
 
 
 def write_micro_batch(cluster: Cluster, batch_id: int, rows: Rows, **options: Any) -> None:
     """A micro-batch of the query "query"."""
-    source = _source(cluster, options)
+    source = source_of(cluster, options)
     sink = source.streamWriter(_SCHEMA, False)
     assert isinstance(sink, StreamWriter)
     on_executor, arguments = sink.__reduce__()

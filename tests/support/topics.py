@@ -34,6 +34,11 @@ def append(
     return outcome
 
 
+def put(log: ClientLog, topic: Topic | str, key: str, value: str | None, partition: int = 0) -> None:
+    """Append one record with a key."""
+    append(log, topic, value, key=key.encode(), partition=partition)
+
+
 def append_to(cluster: Cluster, topic: Topic | str, *values: str | None, **options: Any) -> Appended:
     """Append as `append` does, with a log that is open for this append only."""
     with contextlib.closing(ClientLog(cluster)) as log:

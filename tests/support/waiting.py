@@ -1,8 +1,9 @@
-"""Waits for conditions."""
+"""Waits for conditions, and for the end of a process."""
 
+import subprocess
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,3 +18,11 @@ def wait_until(condition: Callable[[], T], what: str = "", pause_s: float = 0.01
         assert time.monotonic() < deadline_s, what
         time.sleep(pause_s)
     return value
+
+
+def ended(process: "subprocess.Popen[Any]", within_s: float) -> int | None:
+    """The exit code of a process that ends within this time, else None."""
+    try:
+        return process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        return None

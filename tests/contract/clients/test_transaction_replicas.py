@@ -10,13 +10,18 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from spark_log.cluster.lease import unfenced
 from spark_log.facts.topics import describe_topics
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.replication.controller.controller import elect_leaders
-from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.replication.replicas.replica_moves import switch_reassignments
 from tests.support.producing import stored
-from tests.support.replicas import add_brokers, bring_back, every_replica_is_whole, take_away, topic_on
+from tests.support.replicas import (
+    add_brokers,
+    bring_back,
+    every_replica_is_whole,
+    inspect_and_elect,
+    take_away,
+    topic_on,
+)
 
 pytestmark = [pytest.mark.usefixtures("resource_oracle"), pytest.mark.on_sqlite]
 
@@ -52,11 +57,6 @@ def committed_up_to(cluster, log, number):
     assert stored(log, BLOB) == {0: [b"%d" % n for n in range(1, number + 1)]}
     assert committed_offsets(cluster.store, "g") == {INPUT: number}
     every_replica_is_whole(cluster)
-
-
-def inspect_and_elect(cluster):
-    inspect_log_dirs(cluster, unfenced)
-    elect_leaders(cluster.store, unfenced)
 
 
 def isr(cluster):

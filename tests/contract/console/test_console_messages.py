@@ -33,12 +33,6 @@ def messages(topic, **query):
     return url(MESSAGES, query, topic=topic)
 
 
-@pytest.fixture
-def console(cluster):
-    with running_console(cluster, allow=frozenset(Allow)) as console:
-        yield console
-
-
 def offsets(facts):
     return [(each["partition"], each["offset"]) for each in facts["messages"]]
 

@@ -48,13 +48,6 @@ proxies = ["127.0.0.0/8"]
 
 
 @pytest.fixture
-def console(cluster):
-    """With all changes."""
-    with running_console(cluster, allow=frozenset(Allow)) as console:
-        yield console
-
-
-@pytest.fixture
 def restricted(cluster, tmp_path):
     """The console of a user who may change everything of topics `seen*`, and sees no others."""
     path = tmp_path / "access.toml"

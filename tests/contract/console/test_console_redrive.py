@@ -59,12 +59,6 @@ def reject(cluster, log):
 
 
 @pytest.fixture
-def console(cluster):
-    with running_console(cluster, allow=frozenset(Allow)) as console:
-        yield console
-
-
-@pytest.fixture
 def users(cluster, tmp_path):
     """A function that makes the console's client the user with one of ROLES."""
     groups = [f'[groups."{name}"]\n{role}' for name, role in ROLES.items()]

@@ -6,7 +6,7 @@ import pytest
 from kafka import OffsetAndMetadata
 from prometheus_client.exposition import generate_latest
 
-from spark_log import Consumer, Producer, clock
+from spark_log import Producer, clock
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
@@ -20,7 +20,7 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support.alerts import firing, metrics_of_alerts, samples
-from tests.support.group_members import until
+from tests.support.group_members import commit, until
 from tests.support.replicas import folder_of, topic_on
 from tests.support.share_members import ShareMember
 from tests.support.topics import append_to
@@ -45,7 +45,7 @@ def running(tmp_path):
         process = stack.enter_context(Coordinator(cluster))
         until(lambda: process.acting and process.controller.acting, cluster.store)
         append(cluster, topic, 3)
-        commit(address, 3)
+        commit(address, "g", {TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)})
         published(cluster, process)
         yield cluster, process
 
@@ -53,13 +53,6 @@ def running(tmp_path):
 def append(cluster, topic, count):
     """Records of 15 minutes ago."""
     append_to(cluster, topic, *"x" * count, timestamp_ms=cluster.store.now().wall_ms - 900_000)
-
-
-def commit(address, offset):
-    with Consumer(cluster=address, group_id="g", enable_auto_commit=False) as consumer:
-        here = TopicPartition("t", 0)
-        consumer.assign([here])
-        consumer.commit({here: OffsetAndMetadata(offset, "", -1)})
 
 
 def scraped(cluster, process):
@@ -159,7 +152,7 @@ def test_a_stale_delta_table(running):
     cluster, _ = running
     alter_configs(cluster, "t", {"delta.max.lag.ms": "-1"})
     append(cluster, cluster.store.read(lambda connection: find_topic(connection, "t")), 1)
-    commit(str(cluster.store.address), 4)
+    commit(str(cluster.store.address), "g", {TopicPartition("t", 0): OffsetAndMetadata(4, "", -1)})
     fires(*running, "SparkLogTableStale")
 
 

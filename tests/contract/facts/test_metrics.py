@@ -30,7 +30,7 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.alerts import ALERTS, samples
 from tests.support.gateway_process import GatewayProcess
-from tests.support.group_members import until
+from tests.support.group_members import commit, until
 from tests.support.ports import free_port
 from tests.support.replicas import take_away, topic_on
 from tests.support.share_members import ShareMember
@@ -47,12 +47,6 @@ def scraped(cluster):
 
 def value(found, name, **labels):
     return found[name, tuple(sorted((key, str(label)) for key, label in labels.items()))]
-
-
-def commit(cluster_address, group, offsets):
-    with Consumer(cluster=cluster_address, group_id=group, enable_auto_commit=False) as consumer:
-        consumer.assign(list(offsets))
-        consumer.commit(offsets)
 
 
 def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address):

@@ -9,23 +9,15 @@ import pytest
 
 from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
-from tests.support.records import ranges_of
+from tests.support.records import topic_values
 from tests.support.topics import make
 from tests.support.wire_producer import LOADING, VERSIONS, WireProducer, call, code_of
 
 pytestmark = pytest.mark.on_sqlite
 
 POINT = "gateway.transaction-request-read"
-
-
-def values(cluster, name):
-    log = ClientLog(cluster)
-    rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
-    log.close()
-    return rows
 
 
 @pytest.mark.parametrize(
@@ -78,5 +70,5 @@ def test_late_request_changes_nothing_in_the_next_transaction(cluster, cluster_a
                 assert call(second, producer.end(commit=True)) == 0
             elif state == "Ongoing":
                 assert call(second, producer.end(commit=False)) == 0, "the late request has taken the token only"
-            assert values(cluster, "t") == expected
+            assert topic_values(cluster, "t") == expected
             assert committed_offsets(cluster.store, "g").get(("input", 0)) == offset

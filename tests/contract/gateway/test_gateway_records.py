@@ -24,7 +24,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum
 from tests.support.keyed_log import append_keyed
-from tests.support.records import ranges_of
+from tests.support.records import topic_values
 from tests.support.topics import make
 
 pytestmark = pytest.mark.on_sqlite
@@ -37,13 +37,6 @@ def gateway(cluster, cluster_address, tmp_path):
     make(cluster, "flights", 1)
     with GatewayProcess(tmp_path, cluster_address, "--no-auto-create-topics") as running:
         yield running
-
-
-def values(cluster, name):
-    log = ClientLog(cluster)
-    rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
-    log.close()
-    return rows
 
 
 def batch(*records, key=None):
@@ -80,7 +73,7 @@ def test_a_malformed_batch_does_not_affect_the_others_of_its_append(cluster, gat
     with WireConnection(gateway.port) as connection:
         codes = produce(connection, {topic: batch_with_a_wrong_header_length(count), "other": batch(b"v")})
     assert codes == {topic: INVALID_RECORD if topic == "flights" else UNKNOWN_TOPIC_OR_PARTITION, "other": NONE}
-    assert (values(cluster, "flights"), values(cluster, "other")) == ([], [b"v"])
+    assert (topic_values(cluster, "flights"), topic_values(cluster, "other")) == ([], [b"v"])
 
 
 def fetch(connection, offset, bytes_max):
@@ -216,7 +209,7 @@ def test_a_produce_request_without_acknowledgement_is_never_answered(cluster, ga
         assert produce(connection, {"flights": batch(b"w")}) == {"flights": NONE}
         send_unacknowledged(connection, {"missing": batch(b"v")})
         assert connection.is_closed()
-    assert values(cluster, "flights") == [b"v", b"w"]
+    assert topic_values(cluster, "flights") == [b"v", b"w"]
 
 
 def send_unacknowledged(connection, batches):

@@ -28,7 +28,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.java_producer import java_producer
 from tests.support.producing import change
-from tests.support.records import ranges_of, table
+from tests.support.records import table, topic_values
 from tests.support.topics import make
 from tests.support.waiting import LIMIT_S
 from tests.support.wire_producer import WireProducer, code_of, transactional_batch
@@ -140,13 +140,6 @@ class Java:
 CLIENTS = {"librdkafka": (Librdkafka, -1001), "kafka-python": (KafkaPython, -1), "Java": (Java, -1)}
 
 
-def values(cluster, name):
-    log = ClientLog(cluster)
-    rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
-    log.close()
-    return rows
-
-
 @pytest.mark.parametrize(
     ("cluster_address", "client"),
     [("sqlite", "librdkafka"), ("sqlite", "kafka-python"), ("postgres", "Java")],
@@ -166,11 +159,11 @@ def test_readers_see_committed_transactions_only(request, cluster, gateway, clie
         producer.send("t", first, first)
         producer.send("t", second, partition=1)
         producer.add_offsets("input", 0 if aborted else number + 1, "g")
-        assert values(cluster, "t") == expected, "records of an open transaction are not visible"
+        assert topic_values(cluster, "t") == expected, "records of an open transaction are not visible"
         (producer.abort if aborted else producer.commit)()
         if not aborted:
             expected = sorted([*expected, first, first, second], key=lambda each: (each[-1:], each))
-        assert values(cluster, "t") == expected
+        assert topic_values(cluster, "t") == expected
         assert committed_offsets(cluster.store, "g") == {("input", 0): number if aborted else number + 1}
     producer.begin()  # only offsets
     producer.add_offsets("input", 7, "g")
@@ -199,7 +192,7 @@ def test_newer_producer_fences_the_older_one(cluster, cluster_address, gateway):
     newer.begin()
     newer.send("t", b"kept")
     newer.commit()
-    assert values(cluster, "t") == [b"first", b"kept"]
+    assert topic_values(cluster, "t") == [b"first", b"kept"]
     own = Producer(cluster=cluster_address, transactional_id="id")  # and so does one of spark-log
     own.init_transactions()
     newer.begin()
@@ -210,7 +203,7 @@ def test_newer_producer_fences_the_older_one(cluster, cluster_address, gateway):
     own.send("t", b"own")
     own.commit_transaction()
     own.close()
-    assert values(cluster, "t") == [b"first", b"kept", b"own"]
+    assert topic_values(cluster, "t") == [b"first", b"kept", b"own"]
 
 
 def test_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fenced(cluster, gateway):
@@ -225,7 +218,7 @@ def test_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fenced(
     with pytest.raises(rdkafka.KafkaException) as refused:
         producer.commit()
     assert refused.value.args[0].fatal()
-    assert values(cluster, "t") == []
+    assert topic_values(cluster, "t") == []
 
 
 @pytest.mark.parametrize(
@@ -267,7 +260,7 @@ def test_next_member_waits_for_the_offset_that_an_open_transaction_may_commit(cl
     producer.begin()
     producer.send("t", b"kept")
     producer.commit()
-    assert values(cluster, "t") == [b"kept"]
+    assert topic_values(cluster, "t") == [b"kept"]
     second.close()
     own.close()
 
@@ -281,7 +274,7 @@ def test_commit_goes_on_without_a_topic_that_was_deleted(cluster, gateway):
     producer.send("t", b"kept")
     delete_topic(cluster, "gone")
     producer.commit()
-    assert values(cluster, "t") == [b"kept"]
+    assert topic_values(cluster, "t") == [b"kept"]
     blobs, segments = (
         cluster.store.read(lambda c, table=table: set(c.execute(sa.select(table.c.name)).scalars()))
         for table in (t.blob, t.segment)
@@ -298,7 +291,7 @@ def test_batch_and_request_must_both_belong_to_the_transaction(cluster, gateway)
         assert producer.send(connection, "t", b"lost", transactional=False).error_code == INVALID_TXN_STATE
         assert producer.send(connection, "t", b"kept").error_code == 0
         connection.exchange(producer.end(commit=True), 1)
-    assert values(cluster, "t") == [b"kept"]
+    assert topic_values(cluster, "t") == [b"kept"]
 
 
 def test_no_batch_outside_of_transactions_takes_the_place_of_a_record_that_is_committed(cluster, gateway):
@@ -314,7 +307,7 @@ def test_no_batch_outside_of_transactions_takes_the_place_of_a_record_that_is_co
             for epoch in (producer.epoch, producer.epoch + 1):
                 assert plain_batch(stranger, producer, epoch, number) == INVALID_TXN_STATE
             assert code_of(connection.exchange(producer.end(commit=True), 0)) == 0
-    assert values(cluster, "t") == [b"mine-0", b"mine-1"]
+    assert topic_values(cluster, "t") == [b"mine-0", b"mine-1"]
 
 
 def plain_batch(connection, producer, epoch, sequence):
@@ -335,7 +328,7 @@ def test_commit_fails_if_the_log_has_another_batch_with_a_sequence_of_it(cluster
         append_as_if_it_were_not_transactional(cluster, producer)
         assert code_of(connection.exchange(producer.end(commit=True), 0)) == INVALID_PRODUCER_EPOCH
         assert code_of(connection.exchange(producer.end(commit=False), 0)) == 0
-    assert values(cluster, "t") == [b"strange"]
+    assert topic_values(cluster, "t") == [b"strange"]
 
 
 def append_as_if_it_were_not_transactional(cluster, producer):
@@ -370,7 +363,7 @@ def test_transactional_id_gets_another_producer_when_its_epochs_are_used_up(clus
     producer.begin()
     producer.send("t", b"v")
     producer.commit()
-    assert values(cluster, "t") == [b"v"]
+    assert topic_values(cluster, "t") == [b"v"]
 
 
 STEPS = [
@@ -418,7 +411,7 @@ def check_transform(cluster, address, tmp_path):
         keeping.join()
         gateway.kill()
     assert steps == [*STEPS, None], "the gateway was killed at every step"
-    assert sorted(values(cluster, "output"), key=int) == [b"%d" % number for number in range(RECORDS)]
+    assert sorted(topic_values(cluster, "output"), key=int) == [b"%d" % number for number in range(RECORDS)]
     assert committed_offsets(cluster.store, "g") == {("input", 0): RECORDS}
 
 

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from kafka import OffsetAndMetadata
 
-from spark_log import Consumer, clock
+from spark_log import clock
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
@@ -37,7 +37,7 @@ from spark_log.maintenance.coordinator.recorder import Recorder, record_task_run
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
-from tests.support.group_members import until
+from tests.support.group_members import commit, until
 from tests.support.python_process import PythonProcess
 from tests.support.records import table
 from tests.support.replicas import take_away
@@ -50,12 +50,6 @@ MINUTE_MS = 60_000
 
 def append(cluster, topic, count, partition=0):
     append_to(cluster, topic, *map(str, range(count)), partition=partition, timestamp_ms=cluster.store.now().wall_ms)
-
-
-def commit(cluster_address, group, offsets):
-    with Consumer(cluster=cluster_address, group_id=group, enable_auto_commit=False) as consumer:
-        consumer.assign(list(offsets))
-        consumer.commit(offsets)
 
 
 def total(cluster, kind, name="", **more):

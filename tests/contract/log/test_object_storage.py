@@ -55,13 +55,6 @@ def cluster(s3_server, proxy, tmp_path):
         yield cluster
 
 
-@pytest.fixture
-def log(cluster):
-    log = ClientLog(cluster)
-    yield log
-    log.close()
-
-
 def segment_files(cluster, topic):
     [info] = cluster.log_dirs().values()
     return list(cluster.log_dir(info).list_files(f"{topic.folder}/_segments"))

@@ -11,22 +11,19 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import unfenced
 from spark_log.errors import NotEnoughReplicasError
 from spark_log.facts.topics import describe_topics
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.controller import elect_leaders
-from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.spark.datasource.options.source_options import WriteOptions
 from spark_log.spark.datasource.write.task_writer import TaskWriter
 from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
 from tests.support.records import read_all, table
-from tests.support.replicas import every_replica_is_whole
+from tests.support.replicas import every_replica_is_whole, inspect_and_elect
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")
 
@@ -36,11 +33,6 @@ FILES = {"inline.max.bytes": "0"}
 @pytest.fixture
 def cluster(three_brokers):
     return three_brokers
-
-
-def inspect_and_elect(cluster):
-    inspect_log_dirs(cluster, unfenced)
-    elect_leaders(cluster.store, unfenced)
 
 
 def partition(cluster):

@@ -27,6 +27,7 @@ from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables import publication_state
 from tests.support import topics
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, take_away
 from tests.support.s3 import also_on_s3
@@ -43,10 +44,6 @@ def state_of(cluster, topic, partition=0):
 
 def rows_of(cluster, table_):
     return cluster.store.read(lambda connection: connection.execute(sa.select(table_)).all())
-
-
-def change(cluster, statement):
-    cluster.store.transact(lambda connection, _: connection.execute(statement))
 
 
 def values(log, topic):

@@ -27,7 +27,7 @@ from spark_log.tables.publication import publish, publish_all
 from tests.support.current_state import assert_current, by_deltalake, ends_of, location_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
-from tests.support.topics import append, find, make
+from tests.support.topics import find, make, put
 
 pytestmark = pytest.mark.delta
 
@@ -57,10 +57,6 @@ from spark_log.tables.publication import publish
 cluster = Cluster.open(sys.argv[1])
 publish(cluster, cluster.store.read(lambda connection: find_topic(connection, "t")))
 """
-
-
-def put(log, topic, key, value, partition=0):
-    append(log, topic, value, key=key.encode(), partition=partition)
 
 
 def check(cluster, topic, **expected):

@@ -25,7 +25,7 @@ from spark_log.tables.verification import rebuild, verify
 from tests.support.current_state import assert_current, by_duckdb, ends_of, location_of
 from tests.support.records import LARGE
 from tests.support.replicas import add_brokers
-from tests.support.topics import append, make
+from tests.support.topics import append, make, put
 from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.delta
@@ -36,10 +36,6 @@ CONFIGS = {"inline_max_bytes": "0", "delta_max_lag_ms": "-1", "cleanup_policy": 
 @pytest.fixture
 def topic(cluster):
     return make(cluster, "t", 2, **CONFIGS)
-
-
-def put(log, topic, key, value, partition=0):
-    append(log, topic, value, key=key.encode(), partition=partition)
 
 
 def check(cluster, topic, **expected):

@@ -15,7 +15,7 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import publish
 from spark_log.tables.verification import verify
 from tests.support.current_state import assert_current, location_of
-from tests.support.topics import append, make
+from tests.support.topics import make, put
 
 pytestmark = pytest.mark.delta
 
@@ -41,10 +41,6 @@ def event(op, before, after, lsn):
         "after": after and {"id": after[0], "price": after[1]},
     }
     return json.dumps({**rows, "op": op, "source": {"lsn": lsn}})
-
-
-def put(log, topic, key, value):
-    append(log, topic, value, key=key.encode())
 
 
 def rows_of_record(cluster, topic):

@@ -45,19 +45,6 @@ from tests.support.records import ranges_of, read_all
 KIB = 1024
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster.init(str(tmp_path / "cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def log(cluster: Cluster) -> Iterator[ClientLog]:
-    log = ClientLog(cluster)
-    yield log
-    log.close()
-
-
 def make(cluster: Cluster, name: str = "t", partitions: int = 3, **configs: str) -> Topic:
     found = {key.replace("_", "."): value for key, value in configs.items()}
     topic = create_topic(cluster, name, partitions, configs=found)
