@@ -1,8 +1,11 @@
 """A gateway in a separate process, for the Kafka clients of tests."""
 
+import contextlib
 import socket
 import subprocess
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -54,3 +57,32 @@ class GatewayProcess(LoggedProcess):
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise
+
+
+@contextlib.contextmanager
+def killed_at_each(gateway: GatewayProcess, failpoints: Sequence[str]) -> Iterator[None]:
+    """Run the gateway: it is killed at one failpoint after the other, and started again each time, at last without one.
+    At the end it must have been killed at all of them.
+    """
+    stopping = threading.Event()
+    reached: list[str | None] = [failpoints[0]]
+
+    def keep_running() -> None:
+        left = iter(failpoints[1:])
+        while not stopping.is_set():
+            if not gateway.running:
+                reached.append(next(left, None))
+                with contextlib.suppress(AssertionError):  # killed already
+                    gateway.start(failpoint=reached[-1])
+            stopping.wait(0.02)
+
+    gateway.start(failpoint=reached[0])
+    keeping = threading.Thread(target=keep_running)
+    keeping.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        keeping.join()
+        gateway.kill()
+    assert reached == [*failpoints, None], "the gateway was killed at every failpoint"

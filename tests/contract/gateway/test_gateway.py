@@ -24,12 +24,6 @@ pytestmark = pytest.mark.on_sqlite
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 
-@pytest.fixture
-def gateway(cluster, cluster_address, tmp_path):
-    with GatewayProcess(tmp_path, cluster_address) as running:
-        yield running
-
-
 def rd_producer(*gateways, **settings):
     servers = ",".join(each.address for each in gateways)
     return rdkafka.Producer({"bootstrap.servers": servers, "linger.ms": 5, **dotted(settings)})

@@ -2,7 +2,6 @@
 
 import contextlib
 import operator
-import threading
 
 import confluent_kafka as rdkafka
 import kafka
@@ -24,7 +23,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.transactions.transaction_expiry import abort_timed_out
-from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess, killed_at_each
 from tests.support.gateway_wire import WireConnection
 from tests.support.java_producer import java_producer
 from tests.support.producing import change
@@ -44,12 +43,6 @@ ONE_BROKER = {
 }
 """librdkafka 2.16 forgets its only broker while that is away, and then waits for the forgotten one. It should come back
 soon after the broker does."""
-
-
-@pytest.fixture
-def gateway(cluster, cluster_address, tmp_path):
-    with GatewayProcess(tmp_path, cluster_address) as running:
-        yield running
 
 
 class Librdkafka:
@@ -387,30 +380,9 @@ def check_transform(cluster, address, tmp_path):
         for number in range(RECORDS):
             own.send("input", b"%d" % number)
     gateway = GatewayProcess(tmp_path, address)
-    stopping = threading.Event()
-    steps = ["gateway.transaction-begun"]
-
-    def keep_running():
-        """Each new process is killed at the next step."""
-        left = iter(STEPS[1:])
-        while not stopping.is_set():
-            if not gateway.running:
-                steps.append(next(left, None))
-                with contextlib.suppress(AssertionError):  # killed already
-                    gateway.start(failpoint=steps[-1])
-            stopping.wait(0.02)
-
-    gateway.start(failpoint=steps[0])
-    keeping = threading.Thread(target=keep_running)
-    keeping.start()
-    try:
+    with killed_at_each(gateway, STEPS):
         transform(gateway.address)
         Librdkafka(gateway.address, "id")
-    finally:
-        stopping.set()
-        keeping.join()
-        gateway.kill()
-    assert steps == [*STEPS, None], "the gateway was killed at every step"
     assert sorted(topic_values(cluster, "output"), key=int) == [b"%d" % number for number in range(RECORDS)]
     assert committed_offsets(cluster.store, "g") == {("input", 0): RECORDS}
 

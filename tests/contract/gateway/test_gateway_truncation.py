@@ -6,7 +6,6 @@ import pytest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from spark_log.log.log import Records
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.records import table
 from tests.support.topics import make
@@ -22,12 +21,6 @@ LATEST = -1
 @pytest.fixture
 def topic(cluster):
     return make(cluster, "flights", 1, **{"delta.max.lag.ms": "-1"})
-
-
-@pytest.fixture
-def gateway(cluster, cluster_address, topic, tmp_path):
-    with GatewayProcess(tmp_path, cluster_address) as running:
-        yield running
 
 
 def append(log, topic, *values):

@@ -1,15 +1,12 @@
 """Transactions of Kafka clients over the home store and a data store, whose gateway is killed at each step."""
 
-import contextlib
-import threading
-
 import confluent_kafka
 import pytest
 from kafka import KafkaProducer
 
 from spark_log.cluster.settings import alter_settings
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess, killed_at_each
 from tests.support.topics import stored
 
 STEPS = [
@@ -33,23 +30,8 @@ def both(stores):
 
 def test_a_gateway_is_killed_at_each_step(both, tmp_path):
     gateway = GatewayProcess(tmp_path, both.store.address.with_password)
-    stopping = threading.Event()
-    steps = [STEPS[0]]
-
-    def keep_running():
-        left = iter(STEPS[1:])
-        while not stopping.is_set():
-            if not gateway.running:
-                steps.append(next(left, None))
-                with contextlib.suppress(AssertionError):  # killed already
-                    gateway.start(failpoint=steps[-1])
-            stopping.wait(0.02)
-
-    gateway.start(failpoint=steps[0])
-    keeping = threading.Thread(target=keep_running)
-    keeping.start()
     committed = []
-    try:
+    with killed_at_each(gateway, STEPS):
         producer = confluent_kafka.Producer({"bootstrap.servers": gateway.address, "transactional.id": "t"})
         producer.init_transactions(60)
         for number in range(TRANSACTIONS):
@@ -58,11 +40,6 @@ def test_a_gateway_is_killed_at_each_step(both, tmp_path):
                 producer.produce(topic, b"%d" % number)
             if ended(producer, commit=number % 3 != 2):
                 committed.append(f"{number}")
-    finally:
-        stopping.set()
-        keeping.join()
-        gateway.kill()
-    assert steps == [*STEPS, None], "the gateway was killed at every step"
     assert stored(both, "near") == stored(both, "far") == {0: committed}
 
 
