@@ -1,10 +1,12 @@
 """Compares a topic's Iceberg table, as pyiceberg and DuckDB read it, with the log."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyiceberg.table import StaticTable
 
 from spark_log.cluster.cluster import Cluster
@@ -14,6 +16,8 @@ from spark_log.ids import OffsetRange
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.tables.publication import publish
 from tests.support.current_state import duckdb_connection
+from tests.support.python_process import run_process
+from tests.support.topics import append
 
 CONFIGS = {"inline_max_bytes": "0", "delta_max_lag_ms": "-1", "retention_ms": "-1", "table_formats": "delta,iceberg"}
 """Each append writes a file."""
@@ -96,3 +100,15 @@ def check(cluster: Cluster, topic: Topic, operations: list[str] | None = None) -
     if operations is not None:
         assert [each["operation"] for each in done] == operations
     assert int(done[-1]["total-records"]) == sum(map(len, in_log.values()))
+
+
+def publish_killed_at(
+    point: str, cluster_address: str, log: ClientLog, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Append "a", which this process does not publish, and kill another one that publishes it at the failpoint."""
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_log.tables.publication.publish_all", lambda *_, **__: {})
+        patch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
+        append(log, topic, "a")
+    killed = run_process("-c", CRASH, cluster_address, point)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr

@@ -7,7 +7,7 @@ from spark_log.errors import StorageUnavailableError
 from spark_log.groups.share import polling, reading, rows
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Request
+from spark_log.groups.share.rules import AcknowledgeType, Request
 from spark_log.groups.share.service import run_polls
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
@@ -138,21 +138,6 @@ def test_a_partition_that_cannot_be_read_does_not_stop_the_others(cluster, send,
         member.poll()
     reads.offline.clear()
     assert member.poll()
-
-
-def test_acknowledgements_are_sent_although_nothing_can_be_read(cluster, send, reads):
-    create_topic(cluster, "t")
-    send("x")
-    polls = SharePolls(cluster, reads)
-    member = ShareMember(cluster, polls=polls)
-    [(key, [acquired])] = member.poll().items()
-    send("y")
-    reads.offline.add("t")
-    acks = {key: [Acknowledgement(0, 1, acquired.lock, member.member, AcknowledgeType.ACCEPT)]}
-    result = polls.poll("workers", Request("m1", 10), member.assigned, acks, timeout_s=0.5)
-    assert (result.errors, result.taken) == ({key: None}, ())
-    with pytest.raises(StorageUnavailableError):
-        member.poll()
 
 
 def test_only_the_first_record_of_a_poll_may_exceed_its_bytes(cluster, send):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
-from spark_log.tables import publication
 from spark_log.tables.iceberg import metadata_files
 from spark_log.tables.iceberg.clean_up import clean_up
 from spark_log.tables.iceberg.metadata_files import open_table
@@ -25,15 +23,14 @@ from spark_log.tables.publication import publish, publish_all, try_publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.iceberg import (
     CONFIGS,
-    CRASH,
     by_duckdb,
     by_pyiceberg,
     check,
     folder_of,
     metadata_path,
+    publish_killed_at,
     snapshots_of,
 )
-from tests.support.python_process import run_process
 from tests.support.stores import rows_of
 from tests.support.topics import append, fill, make
 
@@ -183,12 +180,7 @@ def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_add
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "before")
     publish(cluster, topic)
-    with monkeypatch.context() as patch:
-        patch.setattr(publication, "publish_all", lambda *_, **__: {})
-        patch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
-        append(log, topic, "a")
-    killed = run_process("-c", CRASH, cluster_address, point)
-    assert killed.returncode == -signal.SIGKILL
+    publish_killed_at(point, cluster_address, log, topic, monkeypatch)
     check(cluster, topic)
     assert [each["summary"]["operation"] for each in snapshots_of(cluster, topic)] == ["append", "append"]
     assert rows_of(cluster, t.publication_intent) == {"publication_intent": []}

@@ -1,7 +1,6 @@
 """Iceberg tables of catalogs: a REST catalog and a SQL catalog, which fail, are dropped, or have another table."""
 
 import os
-import signal
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,9 +19,8 @@ from spark_log.tables.publication import publish, try_publish
 from spark_log.tables.table_lag import describe_tables, topics_behind
 from spark_log.tables.verification import rebuild, verify
 from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.iceberg import CONFIGS, CRASH, by_duckdb, folder_of, values_in, values_of
+from tests.support.iceberg import CONFIGS, by_duckdb, folder_of, publish_killed_at, values_in, values_of
 from tests.support.producing import change
-from tests.support.python_process import run_process
 from tests.support.replicas import add_brokers, topic_on
 from tests.support.rest_catalog import RestCatalog
 from tests.support.stores import rows_of
@@ -166,12 +164,7 @@ def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_add
     alter_settings(cluster, {"iceberg.catalog": None if moves else "lake"})
     publish(cluster, topic)
     alter_settings(cluster, {"iceberg.catalog": "lake"})
-    with monkeypatch.context() as patch:
-        patch.setattr("spark_log.tables.publication.publish_all", lambda *_, **__: {})
-        patch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
-        append(log, topic, "a")
-    killed = run_process("-c", CRASH, cluster_address, point)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    publish_killed_at(point, cluster_address, log, topic, monkeypatch)
     check(cluster, topic)
     assert [each.summary.operation.value for each in loaded().snapshots()] == ["append", "append"]
     assert rows_of(cluster, t.publication_intent) == {"publication_intent": []}
