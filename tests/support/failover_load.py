@@ -46,12 +46,12 @@ class Acknowledgements:
 
 
 class ProducerProcess:
-    """A steady_producer, whose output is read in a thread."""
+    """A numbered_producer, whose output is read in a thread."""
 
     def __init__(self, address: str, topic: str, name: str) -> None:
         self.name, self.acknowledged = name, Acknowledgements()
         self._process = PythonProcess(
-            "-m", "tests.support.steady_producer", address, topic, name, "all",
+            "-m", "tests.support.numbered_producer", address, topic, name,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._read, daemon=True)

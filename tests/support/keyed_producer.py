@@ -7,9 +7,9 @@ the topics whose name begins with `latest`. Each acknowledgement is printed as `
 """
 
 import sys
-import threading
 
 from spark_log import Producer
+from tests.support.waiting import end_of_input
 
 PADDING = "." * 100
 
@@ -19,13 +19,7 @@ def value(topic: str, number: int) -> bytes | None:
 
 
 def main(address: str, keys: int, topics: list[str]) -> None:
-    ended = threading.Event()
-
-    def wait_for_the_end() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    ended = end_of_input()
     number = 0
     with Producer(cluster=address, delivery_timeout_ms=120_000) as producer:
         while not ended.wait(0.005):

@@ -4,20 +4,14 @@ python -m tests.support.maintenance_process CLUSTER [TASK ...]
 """
 
 import sys
-import threading
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance import run_tasks
+from tests.support.waiting import end_of_input
 
 
 def main(address: str, *tasks: str) -> None:
-    ended = threading.Event()
-
-    def wait_for_the_end() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    ended = end_of_input()
     with Cluster.open(address) as cluster:
         while True:
             for report in run_tasks(cluster, tasks or None):

@@ -7,11 +7,11 @@ commits after every COMMIT_EVERY polls. It ends when its standard input ends.
 """
 
 import sys
-import threading
 
 from kafka import ConsumerRebalanceListener
 
 from spark_log import Consumer
+from tests.support.waiting import end_of_input
 
 
 class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
@@ -23,13 +23,7 @@ class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python
 
 
 def main(address: str, topic: str, group: str, commit_every: int, session_ms: int = 1_500) -> None:
-    ended = threading.Event()
-
-    def wait_for_the_end() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    ended = end_of_input()
     with Consumer(
         cluster=address,
         group_id=group,

@@ -1,6 +1,8 @@
-"""Waits for conditions, and for the end of a process."""
+"""Waits for conditions, for the end of a process, and for the end of its input."""
 
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,3 +28,15 @@ def ended(process: "subprocess.Popen[Any]", within_s: float) -> int | None:
         return process.wait(within_s)
     except subprocess.TimeoutExpired:
         return None
+
+
+def end_of_input() -> threading.Event:
+    """An event that is set when standard input ends: so a test ends its process."""
+    ended = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    return ended

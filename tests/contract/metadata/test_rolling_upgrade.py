@@ -109,8 +109,8 @@ class Cluster:
         return self.start(version, f"gateway-{port}", "gateway", "--listen", f"127.0.0.1:{port}")
 
     def producer(self, version, name):
-        module = "tests.support.steady_producer"
-        process = version.start(self._folder / f"{name}.log", "-m", module, self.address, "t", name, "all")
+        module = "tests.support.numbered_producer"
+        process = version.start(self._folder / f"{name}.log", "-m", module, self.address, "t", name)
         return SteadyProducer(self._stack.enter_context(process), name)
 
     def run(self, version, name, *arguments):

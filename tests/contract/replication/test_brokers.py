@@ -73,8 +73,8 @@ class World:
         for broker in self.brokers.values():
             broker.kill()
 
-    def produce(self, name, acks="all"):
-        self.steady.append(Steady(self.folder, name, "steady_producer", self.address, "t", name, acks))
+    def produce(self, name):
+        self.steady.append(Steady(self.folder, name, "numbered_producer", self.address, "t", name))
         return self.steady[-1]
 
     def consume(self, name):
@@ -235,7 +235,7 @@ def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
     for broker in world.brokers.values():
         broker.kill()  # at once: no process is left to shrink the ISR or to copy
     world.cluster.store.transact(lambda c, _: c.execute(t.partition.update().values(leader=1)))
-    producer = Steady(tmp_path, "a", "steady_producer", world.address, "files", "a", "1")
+    producer = Steady(tmp_path, "a", "numbered_producer", world.address, "files", "a", "acks=1")
     world.steady.append(producer)
     wait_until(lambda: len(producer.acked()) >= 20, "acknowledged by the leader alone")
     producer.end()
