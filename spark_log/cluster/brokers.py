@@ -8,21 +8,19 @@ alive. An *embedded* broker has no process: clients and coordinators do its work
 import os
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import open_log_dir
-from spark_log.cluster.log_dir_uris import normalise_uri, refuse_overlap, refuse_percent_sign
+from spark_log.cluster.log_dir_uris import normalise_uri
 from spark_log.cluster.stores import copy_to_stores
 from spark_log.config.values import can_be_stored
 from spark_log.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
     InvalidConfigurationError,
-    redact,
 )
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
@@ -126,30 +124,6 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
 
     for store_id in reversed(cluster.store_ids()):  # home last: what a failure leaves is copied from it again
         cluster.at(store_id).store.transact(remove)
-
-
-def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
-    """Record that a log dir is at another location now, as after a restore into another folder or bucket.
-
-    The files must be there already: the marker at the new location must be the log dir's own. Clients that run do not
-    notice it; restart them. Raises InvalidConfigurationError if no log dir is at `from_`, or the new location overlaps
-    another log dir, LogDirMismatchError if the new location is not this log dir, and StorageUnavailableError.
-    """
-    old, new = normalise_uri(from_), normalise_uri(to)
-    infos = {info.uri: info for info in cluster.log_dirs().values()}
-    if old not in infos:
-        known = ", ".join(redact(uri) for uri in infos)
-        raise InvalidConfigurationError(f"log dir: there is none at {redact(old)}; there are {known}")
-    info = infos.pop(old)
-    refuse_percent_sign(new)
-    refuse_overlap(new, list(infos))
-    open_log_dir(replace(info, uri=new))
-
-    def relocate(connection: sa.Connection, _attempt: Attempt) -> None:
-        change_log_dirs(connection, [info.log_dir_id], LOG_DIR.uuid == info.uuid, uri=new)
-
-    cluster.store.transact(relocate, announce=True)
-    copy_to_stores(cluster)
 
 
 def embed_broker(cluster: Cluster, broker_id: int) -> None:

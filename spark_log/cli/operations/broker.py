@@ -181,8 +181,8 @@ def relocate(
 
     - `spark-log broker relocate --from s3://lost/log --to s3://restored/log`
     """
-    from spark_log.cluster.brokers import relocate_log_dir
     from spark_log.cluster.cluster import Cluster
+    from spark_log.replication.controller.log_dir_relocation import relocate_log_dir
 
     with Cluster.open(cluster) as opened:
         relocate_log_dir(opened, from_, to)

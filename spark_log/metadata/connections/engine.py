@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from spark_log.errors import SparkLogError, UnsupportedStoreError
+from spark_log.errors import MetadataStoreError, SparkLogError, UnsupportedStoreError
 from spark_log.metadata.address import (
     SQLITE_FILE,
     Address,
@@ -39,8 +39,10 @@ _BEGIN, _BEGIN_WRITE = Prepared(sa.text("BEGIN")), Prepared(sa.text("BEGIN IMMED
 _APPLICATION = "spark-log"
 _POSTGRESQL_OPTIONS = (
     "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=15000 -c client_min_messages=warning"
+    r" -c statement_timeout=0 -c default_transaction_isolation=read\ committed"
 )
-"""Warnings are requested because they put a commit in doubt (`commit_tokens`).
+"""They win over settings of the role and of the database. Warnings are requested because they put a commit in doubt
+(`commit_tokens`). Transactions lock a row and then read others: these must be as they are after the wait.
 
 A process that is stopped during a transaction holds its locks for at most 10 s. The server does not count this time
 while it waits for the rest of a message, and after a Flush, with which psycopg ends a pipeline and an executemany. In
@@ -87,6 +89,8 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
     if not create and not path.is_file():
         raise cluster_not_found(address)
 
+    opened: os.stat_result | None = None
+
     def connect() -> sqlite3.Connection:  # not through a SQLAlchemy URL, in which % and ? have a meaning
         return sqlite_connections.connect(path, "rwc" if create else "rw", BUSY_TIMEOUT_MS / 1000)
 
@@ -97,6 +101,7 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
+        nonlocal opened
         connection.isolation_level = None  # the driver would send BEGIN late, and never BEGIN IMMEDIATE
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
@@ -105,6 +110,7 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
         cursor.execute("PRAGMA cache_size=-16384")
         cursor.execute(f"PRAGMA journal_size_limit={BYTES_MAX}")  # truncates a long log when SQLite restarts it
         cursor.close()
+        opened = opened or path.stat()
 
     @event.listens_for(engine, "handle_error", retval=True)
     def keep_ours(context: sa.ExceptionContext) -> BaseException | None:
@@ -113,9 +119,18 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         (_BEGIN_WRITE if is_write(connection) else _BEGIN).run(connection, [{}])
+        if not _is_at(path, opened):  # else it would change, and delete files for, a store that nobody else has
+            raise MetadataStoreError(f"{path}: it was moved, deleted or replaced after it was opened: start again")
         fence.check_transaction(connection)
 
     return engine
+
+
+def _is_at(path: Path, opened: os.stat_result | None) -> bool:
+    try:
+        return opened is not None and os.path.samestat(path.stat(), opened)
+    except OSError:
+        return False
 
 
 def _postgresql_engine(address: Address, fence: SchemaFence, hosts: "Hosts") -> sa.Engine:

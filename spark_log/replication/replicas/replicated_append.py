@@ -190,6 +190,8 @@ def _copy_to_replicas(
         try:
             log_dir = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
             if log_dir.sizes([path]) == [batch.bytes]:
+                if replica.broker_id not in batch.written_to:  # its writer got an error, perhaps of the last step
+                    log_dir.sync(path, ancestors=True)
                 have[replica.broker_id] = log_dir
         except (KeyError, *LOG_DIR_FAILURES) as error:
             _log_failure(topic, batch, replica, error)

@@ -4,13 +4,16 @@ fails.
 The writer is a Spark write without Spark: it plans, its task writes files, and the driver commits all files or none.
 """
 
+import errno
 import shutil
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+from spark_log.cluster import new_file
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import NotEnoughReplicasError
 from spark_log.facts.topics import describe_topics
 from spark_log.log.append.rules import Appended
@@ -20,6 +23,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.spark.datasource.options.source_options import WriteOptions
+from spark_log.spark.datasource.write import write_commit
 from spark_log.spark.datasource.write.task_writer import TaskWriter
 from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
 from tests.support.records import read_all, table
@@ -80,6 +84,31 @@ def test_the_leader_is_lost_before_the_commit(cluster, cluster_address, log, tmp
     every_replica_is_whole(cluster)
 
 
+@pytest.mark.on_sqlite
+def test_a_replica_whose_folder_could_not_be_forced_is_forced_before_it_counts(cluster, log, tmp_path, monkeypatch):
+    """Its file is there, but a power cut could still take the name."""
+    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+    forced, refused = [], []
+
+    def fsync(folder):
+        if "d2" in folder.parts and not refused and list(folder.glob("*.parquet")):
+            refused.append(folder)
+            raise OSError(errno.EIO, "Input/output error")
+        new_file_fsync(folder)
+
+    def sync(directory, path, **options):
+        forced.append((directory.uri[-2:], options))
+        log_dir_sync(directory, path, **options)
+
+    new_file_fsync, log_dir_sync = new_file.fsync, LogDir.sync
+    monkeypatch.setattr(new_file, "fsync", fsync)
+    monkeypatch.setattr(LogDir, "sync", sync)
+    [outcome] = log.append(topic, [Records(0, table("a"))])
+    assert isinstance(outcome, Appended) and refused
+    assert partition(cluster).isr == (1, 2, 3)
+    assert forced == [("d2", {"ancestors": True})]
+
+
 def test_a_log_dir_is_lost_and_not_detected_yet(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     lose(tmp_path, 1)
@@ -135,7 +164,10 @@ def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tm
     every_replica_is_whole(cluster)
 
 
-def test_nothing_is_appended_if_too_few_replicas_are_left_at_the_commit(cluster, cluster_address, log, tmp_path):
+def test_nothing_is_appended_if_too_few_replicas_are_left_at_the_commit(
+    cluster, cluster_address, log, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(write_commit, "DEFAULT_TIMEOUT_MS", 300)  # for which it waits for replicas
     topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "min.insync.replicas": "2"})
     write = Write(cluster_address, "a")
     lose(tmp_path, 1)

@@ -21,12 +21,14 @@ from spark_log.cli.main import app
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import DataLossError, LogTruncationError, UnknownTopicOrPartitionError
+from spark_log.facts.topics import describe_topics
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.tables.publication import publish
 from tests.support.postgres import PostgresServer
 from tests.support.records import LARGE, read_all
+from tests.support.replicas import topic_on
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import find, make
 
@@ -350,6 +352,7 @@ def test_missing_and_damaged_files_are_named_with_their_offsets(damaged):
 def test_a_log_dir_is_relocated_only_to_its_own_files(damaged, tmp_path):
     cluster, address, _ = damaged
     add_broker(cluster, 2, [str(tmp_path / "second")])
+    topic_on(cluster, "there", [[2]])
     first = f"{address}/broker-1"
     for from_, to, reason in (
         (str(tmp_path / "unknown"), first, "there is none at"),
@@ -366,5 +369,7 @@ def test_a_log_dir_is_relocated_only_to_its_own_files(damaged, tmp_path):
         == 0
     )
     assert [info.uri.rpartition("/")[2] for info in cluster.log_dirs().values()] == ["broker-1", "moved"]
+    [there] = describe_topics(cluster, ["there"])
+    assert there.partitions[0].leader_epoch == 1, "what a client has written to the old place is not appended"
     done = run(address, "broker", "relocate", "--from", first, "--to", str(tmp_path / "moved"))
     assert "overlaps" in done.output

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -12,7 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import find_topics
 from spark_log.errors import (
+    MetadataStoreError,
     MetadataStoreUnavailableError,
     SparkLogError,
     UnsupportedStoreError,
@@ -20,7 +23,7 @@ from spark_log.errors import (
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
-from spark_log.metadata.address import refuse_network_file_system
+from spark_log.metadata.address import SQLITE_FILE, refuse_network_file_system
 from spark_log.metadata.connections import write_ahead_log
 from spark_log.metadata.prepared import Prepared, in_list, in_pairs, one_message
 from spark_log.replication.controller.topic_operations import create_topic
@@ -33,6 +36,36 @@ from tests.support.stores import rows_of
 def postgres_cluster(postgres_url, tmp_path):
     with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
         yield cluster
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])
+def test_a_process_does_not_go_on_with_a_sqlite_file_that_is_not_there_any_more(tmp_path, how):
+    """Its changes would be lost, and it would delete the files of the cluster that has been restored there."""
+    folder = tmp_path / "cluster"
+    with Cluster.init(str(folder)) as cluster:
+        assert rows_of(cluster, t.topic)
+        shutil.copytree(folder, tmp_path / "copy")
+        (folder / SQLITE_FILE).rename(tmp_path / "elsewhere")
+        if how == "deleted":
+            shutil.rmtree(folder)
+        if how == "replaced":
+            shutil.copy(tmp_path / "copy" / SQLITE_FILE, folder)
+        for run in (lambda: create_topic(cluster, "t"), lambda: cluster.store.read(find_topics)):
+            with pytest.raises(MetadataStoreError, match="moved, deleted or replaced"):
+                run()
+    with Cluster.open(str(tmp_path / "copy")) as restored:
+        create_topic(restored, "t")
+
+
+def test_settings_of_the_role_and_the_database_do_not_apply(postgres_cluster):
+    settings = {"default_transaction_isolation": "serializable", "statement_timeout": "1ms"}
+    with postgres_cluster.store.engine.begin() as connection:
+        database = connection.exec_driver_sql("SELECT current_database()").scalar_one()
+        for name, value in settings.items():
+            connection.exec_driver_sql(f"ALTER DATABASE {database} SET {name} = '{value}'")
+    with Cluster.open(postgres_cluster.store.address.with_password) as cluster, cluster.store.engine.begin() as again:
+        found = {name: again.exec_driver_sql(f"SHOW {name}").scalar_one() for name in settings}
+    assert found == {"default_transaction_isolation": "read committed", "statement_timeout": "0"}
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "57P01"])

@@ -1,0 +1,43 @@
+"""Records that a log dir is at another location."""
+
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from spark_log.cluster.brokers import change_log_dirs
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import open_log_dir
+from spark_log.cluster.log_dir_uris import normalise_uri, refuse_overlap, refuse_percent_sign
+from spark_log.errors import InvalidConfigurationError, redact
+from spark_log.log.partitions.partition_rows import lock_partitions, save_partitions
+from spark_log.log.partitions.replication_rules import fence_writers
+from spark_log.metadata.sql_columns import REPLICA
+from spark_log.metadata.store import Attempt
+
+
+def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
+    """Record that a log dir is at another location now, as after a restore into another folder or bucket.
+
+    The files must be there already: the marker at the new location must be the log dir's own. Clients that run do not
+    notice it; restart them. What they have written to the old location is refused at the append. Raises
+    InvalidConfigurationError if no log dir is at `from_`, or the new location overlaps another log dir,
+    LogDirMismatchError if the new location is not this log dir, StorageUnavailableError, and the errors of the stores.
+    """
+    old, new = normalise_uri(from_), normalise_uri(to)
+    infos = {info.uri: info for info in cluster.log_dirs().values()}
+    if old not in infos:
+        known = ", ".join(redact(uri) for uri in infos)
+        raise InvalidConfigurationError(f"log dir: there is none at {redact(old)}; there are {known}")
+    info = infos.pop(old)
+    refuse_percent_sign(new)
+    refuse_overlap(new, list(infos))
+    open_log_dir(replace(info, uri=new))
+
+    def relocate(connection: sa.Connection, _attempt: Attempt) -> None:
+        here = sa.select(REPLICA.topic_id, REPLICA.partition).where(REPLICA.log_dir_id == info.log_dir_id)
+        before = lock_partitions(connection, [(topic_id, number) for topic_id, number in connection.execute(here)])
+        save_partitions(connection, before, {key: fence_writers(state) for key, state in before.items()})
+        change_log_dirs(connection, [info.log_dir_id], uri=new)
+
+    for store_id in reversed(cluster.store_ids()):  # home last: after a failure the command is repeated
+        cluster.at(store_id).store.transact(relocate, announce=True)
