@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-moves bench-soak bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
+.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-two-stores test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-moves bench-soak bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -79,6 +79,10 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 test: venv  ## check, then every test, in as many processes as WORKERS says
 	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres etcd promtool chromium delta class-archive
 	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 --durations=30 $(PYTEST_ARGS)
+
+test-two-stores: venv postgres  ## contract tests of appends, transactions, groups and gateways, with their topics in a data store
+	SPARK_LOG_TEST_STORES=two scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not long" \
+		$(addprefix tests/contract/,log transactions groups maintenance clients gateway) $(PYTEST_ARGS)
 
 # Spark 4.2 has no Iceberg runtime: the tests read and write tables with a Spark 4.1 in a process of its own.
 test-spark41: venv .venv41/.installed  ## the tests of Iceberg tables in Spark 4.1, in .venv41

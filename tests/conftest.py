@@ -21,6 +21,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
 from tests.support.kafka_jars import connector_jars
+from tests.support.one_store import ONE_STORE_FILES, ONE_STORE_TESTS
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 from tests.support.s3 import S3Server
 from tests.support.spark import ENVIRONMENT, session
@@ -30,6 +31,8 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 os.environ.update(ENVIRONMENT)
 os.environ.pop("SPARK_CONF_DIR", None)  # the developer's own settings
+
+TWO_STORES = os.environ.get("SPARK_LOG_TEST_STORES") == "two"
 
 # A shared machine makes single examples slow by chance; a hang is pytest-timeout's to find.
 settings.register_profile("spark-log", deadline=None, print_blob=True)
@@ -43,7 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
     The tests that share a SparkSession are one group, and so are those that share a fixture of their module.
     """
-    items[:] = [item for item in items if not (item.get_closest_marker("on_sqlite") and _store_of(item) != "sqlite")]
+    others = ("postgres", "two_stores")
+    items[:] = [item for item in items if not (item.get_closest_marker("on_sqlite") and _store_of(item) in others)]
+    if TWO_STORES:
+        here = [item for item in items if _store_of(item) == "two_stores" and item.path.name not in ONE_STORE_FILES]
+        items[:] = [item for item in here if item.originalname not in ONE_STORE_TESTS]
     for item in items:
         if "spark" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("spark"))
@@ -109,7 +116,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["two_stores"] if os.environ.get("SPARK_LOG_TEST_STORES") == "two" else ["sqlite", "postgres"])
+@pytest.fixture(params=["two_stores"] if TWO_STORES else ["sqlite", "postgres"])
 def cluster_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Address of a cluster to create: once a folder (SQLite), once a PostgreSQL URL; a folder for `also_on_s3`. With
     SPARK_LOG_TEST_STORES=two, all tests run in a cluster of two stores (`also_on_two_stores`) instead.
