@@ -15,7 +15,13 @@ from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.schema import SEGMENT_SCHEMA
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
 from spark_log.tables.table_changes import ConflictingCommitError, Difference, OpenTable, TopicTable, difference
-from spark_log.tables.unopened_commit import commit_path, is_data_change, partition_values, statistics
+from spark_log.tables.unopened_commit import (
+    commit_path,
+    force_commits,
+    is_data_change,
+    partition_values,
+    statistics,
+)
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
     from deltalake import DeltaTable
@@ -234,6 +240,9 @@ class OpenDelta(OpenTable):
             raise ConflictingCommitError from error
         self._sync(version)
         return version
+
+    def force(self, after: int) -> None:
+        force_commits(self._table.log_dir, self._table.folder, after)
 
     def committed_ms(self) -> int:
         """`DeltaTable.history` returns it too, but holds the GIL while it waits for an object store. A commit file may

@@ -299,6 +299,8 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
     changes = cluster.store.read_as_primary(lambda connection: find_changes(connection, table, compared))
     if changes is None:
         return compared[1]
+    if changes.in_doubt or changes.recorded is None:
+        there.force(changes.recorded[1] if changes.recorded else -1)  # before the metadata rely on it
     if changes.in_doubt:  # a publisher died before it recorded its commit
         settle(cluster, [(table, compared[0])], durable=True)
         return None

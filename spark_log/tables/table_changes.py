@@ -175,6 +175,9 @@ class OpenTable(Protocol):
         ConflictingCommitError.
         """
 
+    def force(self, after: int) -> None:
+        """Force the versions after this one to disk: the process that made them may have been killed before it did."""
+
     def committed_ms(self) -> int:
         """Return the time of the last commit by the clock of its writer, 0 if it is unknown."""
 

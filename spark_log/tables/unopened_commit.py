@@ -7,11 +7,14 @@ In an object store this needs a conditional put (`LogDir.create_whole`).
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spark_log.cluster.log_dir import LogDir
 from spark_log.tables.publication_state import Cursor, PublishedFile
+
+_COMMIT = re.compile(r"(\d{20})\.json")
 
 
 def is_newest(log_dir: LogDir, folder: str, version: int) -> bool:
@@ -26,6 +29,14 @@ def is_newest(log_dir: LogDir, folder: str, version: int) -> bool:
 def commit_path(folder: str, version: int) -> str:
     """Return the path of the commit file of a version of the table in this folder, relative to the log dir."""
     return f"{folder}/_delta_log/{version:020d}.json"
+
+
+def force_commits(log_dir: LogDir, folder: str, after: int) -> None:
+    """Force the commit files after this version, and the folders above them, to disk."""
+    if log_dir.local:
+        for name in log_dir.names(f"{folder}/_delta_log"):
+            if (match := _COMMIT.fullmatch(name)) and int(match[1]) > after:
+                log_dir.sync(f"{folder}/_delta_log/{name}", ancestors=True)
 
 
 def partition_values(partition: int | None, base_offset: int | None) -> dict[str, str | None]:

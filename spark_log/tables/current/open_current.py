@@ -31,7 +31,7 @@ from spark_log.tables.current.vector_changes import PartitionFiles, SegmentFile,
 from spark_log.tables.delta_table import active_files
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
 from spark_log.tables.table_changes import ConflictingCommitError, Difference, OpenTable, TopicTable
-from spark_log.tables.unopened_commit import as_lines, commit_path, is_newest
+from spark_log.tables.unopened_commit import as_lines, commit_path, force_commits, is_newest
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -169,6 +169,9 @@ class OpenCurrent(OpenTable):
         if len(_opened) >= _OPENED_MAX:
             _opened.clear()
         _opened[table.application] = self._current, content
+
+    def force(self, after: int) -> None:
+        force_commits(self._table.log_dir, self._table.folder, after)
 
     def committed_ms(self) -> int:
         return self._current.committed_ms

@@ -109,6 +109,17 @@ class CatalogTable:
         return done
 
 
+def force_metadata(log_dir: LogDir, folder: str, location: str) -> None:
+    """Force a metadata file of a table in this folder, and the folders above it, to disk, which pyiceberg does not do.
+    A catalog may have its file elsewhere.
+    """
+    ours = f"{log_dir.location(folder)}/"
+    if log_dir.local and location.startswith(ours):
+        path = f"{folder}/{location.removeprefix(ours)}"
+        if log_dir.sizes([path]) != [None]:
+            log_dir.sync(path, ancestors=True)
+
+
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the requirements and the updates of a commit that makes the metadata `before` those of `after`, as in
     Iceberg's REST protocol. Some servers remove one snapshot at a time only.

@@ -41,6 +41,14 @@ def commit(table: IcebergTable, metadata: Mapping[str, Any]) -> bool:
     return point_readers(table.log_dir, table.folder, version) == version
 
 
+def force_versions(log_dir: LogDir, folder: str, after: int) -> None:
+    """Force the metadata files after this version, and the folders above them, to disk."""
+    if log_dir.local:
+        for name in log_dir.names(f"{folder}/metadata"):
+            if (match := _METADATA.fullmatch(name)) and int(match[1]) > after:
+                log_dir.sync(f"{folder}/metadata/{name}", ancestors=True)
+
+
 def delete_versions(log_dir: LogDir, folder: str) -> None:
     """Delete the metadata files of a table that a catalog has now: readers must not take them for its newest ones."""
     log_dir.delete(f"{folder}/metadata/version-hint.text")

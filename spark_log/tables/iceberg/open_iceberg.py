@@ -94,5 +94,12 @@ class OpenIceberg(OpenTable):
             raise ConflictingCommitError
         return int(metadata["last-sequence-number"])
 
+    def force(self, after: int) -> None:
+        log_dir, folder = self._table.log_dir, self._table.topic.folder
+        if self._in_catalog is None:
+            metadata_files.force_versions(log_dir, folder, after)
+        else:
+            catalog.force_metadata(log_dir, folder, self._in_catalog.table.metadata_location)
+
     def committed_ms(self) -> int:
         return self._iceberg.updated_ms
