@@ -22,8 +22,9 @@ from spark_log.tables.delta_log_repair import TornLogError
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.log_clean_up import clean_up
-from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
+from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, TableKey
 from spark_log.tables.table_changes import TopicTable
+from spark_log.tables.unfinished_files import delete_unfinished
 from spark_log.tables.unopened_commit import is_newest
 
 if TYPE_CHECKING:  # deltalake is imported when a table is published: most clients start without it
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 COMMITS_MAX = 10
 """A checkpoint is due after this number of commits: Delta's own default of delta.checkpointInterval."""
+
+_METADATA_FOLDERS = {DELTA: ("/_delta_log",), CURRENT: ("", "/_delta_log"), ICEBERG: ("/metadata",)}
+"""The folders, in that of a table of each format, into which publication writes metadata."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,9 @@ def _due_table(cluster: Cluster, log_dir: LogDir, key: TableKey, info: LogDirInf
 
 def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> LogFiles | None:
     log_dir, table_folder = cluster.log_dir(info), publication_state.table_folder(topic, key.target)
+    if cluster.store.clock_is_steady():
+        folders = [table_folder + each for each in _METADATA_FOLDERS[key.target]]
+        delete_unfinished(log_dir, folders, cluster.store.now().wall_ms)
     if key.target != DELTA and cluster.store.clock_is_steady():
         now_ms = cluster.store.now().wall_ms
         with _delta_errors(topic, info):

@@ -32,6 +32,7 @@ NOT_FROM_METADATA = {
     "tables/iceberg/metadata_files.py:delete_versions": "the metadata files of a table that a catalog has now",
     "tables/iceberg/clean_up.py:clean_up": "old metadata of an Iceberg table, read from the log dir",
     "tables/current/clean_up.py:clean_up": "old deletion vectors, read from the log dir",
+    "tables/unfinished_files.py:delete_unfinished": "temporary files, a day after their last write",
     "tables/verification.py:rebuild": "the metadata of a table that is made anew",
     "spark/streams/micro_batch.py:forget": "state of a query",
     "cluster/log_dir.py:try_writing": "the file that it has just written",

@@ -24,6 +24,7 @@ from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
 from spark_log.tables.iceberg.manifests import files_with_bounds
 from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, named_paths, table_folder
+from spark_log.tables.unfinished_files import is_unfinished
 from spark_log.text import count_of
 
 _NAMED_MAX = 10
@@ -80,7 +81,8 @@ _BOUNDS = {
 
 def _bounds_in_tables(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic) -> list[str]:
     """Return a note for each table of the topic whose metadata have bounds of typed columns of files that the store
-    does not name, which may be values of erased records; or whose metadata cannot be read.
+    does not name, which may be values of erased records; or whose metadata cannot be read. Unfinished metadata files
+    may have such bounds too.
     """
     log_dir = log_dirs.open(info.log_dir_id)
     assert log_dir is not None
@@ -96,6 +98,12 @@ def _bounds_in_tables(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDir
             if file.endswith((".json", ".parquet") if target != ICEBERG else "-m0.avro")
         )
         with_bounds = files_with_bounds if target == ICEBERG else _files_with_bounds
+        unfinished = [file for file in files if is_unfinished(_name(file))]
+        if unfinished:
+            notes.append(
+                f"{_files(unfinished)} in log dir {redact(info.uri)}, which a publisher that was killed has left, may"
+                " have values of such records. Maintenance deletes them a day after the last byte was written to them"
+            )
         location = log_dir.location(topic.folder)
         try:
             bounded = (path for content in contents for path in with_bounds(content))
@@ -114,7 +122,8 @@ def _bounds_in_tables(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDir
 def _is_metadata_of_table(path: str, folder: str) -> bool:
     """Whether a file in a topic's folder has no records: it belongs to the metadata of a table."""
     return path.startswith((f"{folder}/_delta_log/", f"{folder}/metadata/", f"{folder}/_current/_delta_log/")) or (
-        path.startswith(f"{folder}/_current/deletion_vector_") and path.endswith(".bin")
+        path.startswith((f"{folder}/_current/deletion_vector_", f"{folder}/_current/.deletion_vector_"))
+        and path.endswith((".bin", ".bin.tmp"))
     )
 
 

@@ -1,6 +1,8 @@
 """`erase --purge` names every place that still holds erased records, and following its advice removes them."""
 
+import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -19,7 +21,7 @@ from spark_log.metadata.address import SQLITE_FILE
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.replica_moves import run_reassignments
-from spark_log.tables.publication import publish
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
@@ -257,3 +259,27 @@ def test_bounds_in_the_metadata_of_each_table_are_named_and_no_table_is_foreign(
     names = ("the Delta log of the topic", "the Delta log of the current state", "the Iceberg metadata of the topic")
     assert [sum(name in note for note in notes) for name in names] == [1, 1, 1], notes
     assert len(notes) == 3, notes
+
+
+@pytest.mark.delta
+def test_metadata_files_that_a_killed_publisher_left_are_named_and_deleted_after_a_day(cluster):
+    tables = {"table.formats": "delta,iceberg", "table.current": "delta", "cleanup.policy": "compact"}
+    topic = create_topic(cluster, "t", configs={**FILES, **tables, "value.format": "json", "value.schema": "a STRING"})
+    log = ClientLog(cluster)
+    append_keyed(log, topic, (GONE, b'{"a": "x"}'))
+    log.close()
+    publish(cluster, topic)
+    (location,) = delta_tables(cluster, topic).values()
+    names = [f"_delta_log/.{9:020d}.json-0123456789ab.tmp", "metadata/.0f-m0.avro.tmp"]
+    left = [Path(location, name) for name in [*names, "_current/.deletion_vector_0f.bin.tmp"]]
+    for file in left:
+        file.write_bytes(b'{"add":')
+    notes = purge(cluster).notes
+    assert [sum(name in note and "Maintenance deletes" in note for note in notes) for name in names] == [1, 1], notes
+    assert not any("deletion_vector" in note for note in notes), "it has no values"
+    list(run_tasks(cluster, ["delta"]))
+    assert all(file.exists() for file in left)
+    for file in left:
+        os.utime(file, (0, 0))
+    list(run_tasks(cluster, ["delta"]))
+    assert not any(file.exists() for file in left)

@@ -1,0 +1,25 @@
+"""Temporary files of publishers that were killed while they wrote metadata of a table. Files below their own names are
+created whole (`cluster.new_file`), so no reader needs these.
+"""
+
+from collections.abc import Sequence
+
+from spark_log.cluster.log_dir import LogDir
+from spark_log.config.values import DAY_MS
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether the name is that of a temporary file."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def delete_unfinished(log_dir: LogDir, folders: Sequence[str], now_ms: int) -> None:
+    """Delete the temporary files in these folders a day after the last write. Object stores have none."""
+    if not log_dir.local:
+        return
+    for folder in folders:
+        if not any(map(is_unfinished, log_dir.names(folder))):
+            continue
+        for entry in log_dir.entries(folder):
+            if is_unfinished(entry.name) and entry.modified_ms < now_ms - DAY_MS:
+                log_dir.delete(entry.path)
