@@ -259,7 +259,8 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
         except CorruptRecordError as error:
             if table.catalog is None or made_anew:
                 raise
-            # while the folder had the table, clean-up has deleted manifests that only the catalog's table needed
+            # a power loss has torn its metadata file; or, while the folder had the table, clean-up has
+            # deleted manifests that only the catalog's table needed
             logger.warning("%s in %s is made anew: %s", table.title, uri, redact(str(error)))
             create_table(
                 table.catalog, topic.name, log_dir, topic.folder, table.locations, topic.all_columns, anew=True

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import sqlalchemy as sa
+
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import (
+    CorruptRecordError,
     InvalidConfigurationError,
     SparkLogError,
     StorageUnavailableError,
@@ -89,24 +92,28 @@ class CatalogTable:
         requirements, updates = changes(before.metadata or {}, metadata)
         snapshot_id = metadata["current-snapshot-id"]
 
-        def commit() -> bool:
+        def commit() -> str | None:
+            """Return the location of the new metadata file, None if another process was first."""
             try:
-                self.catalog.commit_table(
+                return self.catalog.commit_table(
                     self.table,
                     TypeAdapter(tuple[TableRequirement, ...]).validate_python(requirements),
                     TypeAdapter(tuple[TableUpdate, ...]).validate_python(updates),
-                )
+                ).metadata_location
             except CommitFailedException:
-                return False
+                return None
             except Exception:  # the answer may have been lost
-                if self.catalog.load_table(self.table.name()).snapshot_by_id(snapshot_id) is None:
+                table = self.catalog.load_table(self.table.name())
+                if table.snapshot_by_id(snapshot_id) is None:
                     raise
-            return True
+                return table.metadata_location
 
-        done = _call(self.name, self.title, commit)
-        if done:
-            failpoint("iceberg.committed")
-        return done
+        location = _call(self.name, self.title, commit)
+        if location is None:
+            return False
+        failpoint("iceberg.committed")
+        force_metadata(before.log_dir, before.folder, location)
+        return True
 
 
 def force_metadata(log_dir: LogDir, folder: str, location: str) -> None:
@@ -155,10 +162,10 @@ def open_table(
 ) -> CatalogTable | None:
     """Load the table of a topic whose folder in the log dir is `folder`; None if the catalog has none in this folder.
     `others` are the locations of its folders in all log dirs of the cluster. Raises InvalidConfigurationError if the
-    table of this name is not the topic's.
+    table of this name is not the topic's, CorruptRecordError if a power loss has torn its metadata file in the log dir.
     """
     title = name.title(topic)
-    loaded = _call(name, title, lambda: _load(name, topic))
+    loaded = _call(name, title, lambda: _load(name, topic, log_dir))
     if loaded is None:
         return None
     catalog, table = loaded
@@ -173,14 +180,58 @@ def open_table(
     )
 
 
-def _load(name: CatalogName, topic: str) -> "tuple[Catalog, Table] | None":
+class _TornTableError(CorruptRecordError):
+    """A catalog has a table at `location`, whose metadata file is missing or torn."""
+
+    def __init__(self, message: str, location: str) -> None:
+        super().__init__(message)
+        self.location = location
+
+
+def _load(name: CatalogName, topic: str, log_dir: LogDir) -> "tuple[Catalog, Table] | None":
     catalog = load_catalog(name.name)
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
+    identifier = _identifier(name, topic)
     try:
-        return catalog, catalog.load_table(_identifier(name, topic))
+        return catalog, catalog.load_table(identifier)
     except (NoSuchTableError, NoSuchNamespaceError):
         return None
+    except Exception as error:
+        file = _metadata_location(catalog, identifier)
+        if file is not None and _is_torn(log_dir, file):
+            reason = f"{name.title(topic)}: its metadata file {file} is missing or torn"
+            raise _TornTableError(reason, file.rpartition("/metadata/")[0]) from error
+        raise
+
+
+def _metadata_location(catalog: "Catalog", identifier: tuple[str, ...]) -> str | None:
+    """Return the location of a table's metadata file, without reading it; None if the catalog is no SQL catalog."""
+    from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+
+    if not isinstance(catalog, SqlCatalog):
+        return None
+    query = sa.select(IcebergTables.metadata_location).where(
+        IcebergTables.catalog_name == catalog.name,
+        IcebergTables.table_namespace == catalog.namespace_to_string(identifier[:-1]),
+        IcebergTables.table_name == identifier[-1],
+    )
+    with catalog.engine.connect() as connection:
+        return connection.execute(query).scalar()
+
+
+def _is_torn(log_dir: LogDir, location: str) -> bool:
+    """Whether a metadata file in a local log dir is missing or was torn by a power loss. Raises StorageUnavailableError
+    if it cannot be read: then it may be whole.
+    """
+    ours = log_dir.location("")
+    if not log_dir.local or not location.startswith(ours):
+        return False
+    try:
+        json.loads(b"".join(map(bytes, log_dir.read_blocks(location.removeprefix(ours)))))
+    except (CorruptRecordError, ValueError):
+        return True
+    return False
 
 
 def _is_former(location: str, topic: str, log_dir: LogDir, others: Collection[str]) -> bool:
@@ -241,12 +292,17 @@ def drop_table(
     """
 
     def drop() -> None:
-        loaded = _load(name, topic)
-        if loaded is not None:
-            catalog, table = loaded
-            is_here = table.location() == log_dir.location(folder)
-            if here if is_here else _is_former(table.location(), topic, log_dir, others):
-                catalog.drop_table(_identifier(name, topic))
+        try:
+            loaded = _load(name, topic, log_dir)
+        except _TornTableError as error:
+            location = error.location
+        else:
+            if loaded is None:
+                return
+            location = loaded[1].location()
+        is_here = location == log_dir.location(folder)
+        if here if is_here else _is_former(location, topic, log_dir, others):
+            load_catalog(name.name).drop_table(_identifier(name, topic))
 
     _call(name, name.title(topic), drop)
 

@@ -312,6 +312,30 @@ def test_a_table_whose_manifests_are_gone_is_made_anew(cluster, log):
     check(cluster, topic, ["append"])
 
 
+@pytest.mark.parametrize("kind", ["sql"], indirect=True)
+@pytest.mark.parametrize("torn", [b"", b"{", bytes(9), None])
+def test_a_table_whose_metadata_file_was_torn_by_a_power_loss_is_made_anew(cluster, log, torn):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    for act in (lambda: publish(cluster, topic), lambda: rebuild(cluster, topic, "iceberg")):
+        publish(cluster, topic)
+        file = Path(loaded().metadata_location)
+        file.unlink() if torn is None else file.write_bytes(torn)
+        act()
+        check(cluster, topic, ["append"])
+
+
+@pytest.mark.parametrize("kind", ["sql"], indirect=True)
+def test_the_metadata_file_of_a_commit_is_forced_to_disk(cluster, log, monkeypatch):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    forced, fsync = set(), os.fsync
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: (forced.add(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+        publish(cluster, topic)
+    assert loaded().current_snapshot() is not None and loaded().metadata_location in forced
+
+
 def test_metadata_files_stay_few(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
     monkeypatch.setitem(catalogs._PROPERTIES, "write.metadata.previous-versions-max", "2")
