@@ -327,7 +327,9 @@ def _idle_tasks(cluster: Cluster, where: str = "") -> Iterator[tuple[str, tuple[
     for task in (*controller_tasks(cluster.store_id), *tasks):
         cost = _cost(lambda task=task: task.run(context), 3)  # type: ignore[misc]
         yield f"task: {task.name}{where}", cost
-        wall, cpu = wall + cost[0] / task.pause_s(settings), cpu + cost[1] / task.pause_s(settings)
+        # its pause is the rest of the interval
+        pause_s = settings.metrics_interval_ms / 1000 if task.name == "record metrics" else task.pause_s(settings)
+        wall, cpu = wall + cost[0] / pause_s, cpu + cost[1] / pause_s
     yield f"coordinator without work{where}, ms per second", (wall, cpu)
 
 
