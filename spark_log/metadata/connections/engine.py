@@ -89,7 +89,7 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
     if not create and not path.is_file():
         raise cluster_not_found(address)
 
-    opened: os.stat_result | None = None
+    opened: tuple[int, int] | None = None
 
     def connect() -> sqlite3.Connection:  # not through a SQLAlchemy URL, in which % and ? have a meaning
         return sqlite_connections.connect(path, "rwc" if create else "rw", BUSY_TIMEOUT_MS / 1000)
@@ -110,7 +110,7 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
         cursor.execute("PRAGMA cache_size=-16384")
         cursor.execute(f"PRAGMA journal_size_limit={BYTES_MAX}")  # truncates a long log when SQLite restarts it
         cursor.close()
-        opened = opened or path.stat()
+        opened = opened or _place_of(path)
 
     @event.listens_for(engine, "handle_error", retval=True)
     def keep_ours(context: sa.ExceptionContext) -> BaseException | None:
@@ -119,18 +119,20 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         (_BEGIN_WRITE if is_write(connection) else _BEGIN).run(connection, [{}])
-        if not _is_at(path, opened):  # else it would change, and delete files for, a store that nobody else has
+        if _place_of(path) != opened:  # else it would change, and delete files for, a store that nobody else has
             raise MetadataStoreError(f"{path}: it was moved, deleted or replaced after it was opened: start again")
         fence.check_transaction(connection)
 
     return engine
 
 
-def _is_at(path: Path, opened: os.stat_result | None) -> bool:
+def _place_of(path: Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file, which another file at the same path does not have."""
     try:
-        return opened is not None and os.path.samestat(path.stat(), opened)
+        found = os.stat(path)
     except OSError:
-        return False
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _postgresql_engine(address: Address, fence: SchemaFence, hosts: "Hosts") -> sa.Engine:
