@@ -305,8 +305,8 @@ def _group_partitions(
     connection: sa.Connection, now_ms: int, commits: sa.FromClause = t.group_offset
 ) -> Iterator[GroupPartitionFacts]:
     """Yield every committed offset. The time at which the next record to read was appended is that of its blob; in a
-    file it is interpolated by the records' timestamps, which anybody may set, between the appends of this file and of
-    the one before. `commits` has the columns of table group_offset.
+    file it is interpolated by the records' timestamps, which anybody may set, between the last append of the segment
+    before (or the creation of the topic) and that of this file. `commits` has the columns of table group_offset.
     """
     commit = commits.c
     here = (SEGMENT.topic_id == commit.topic_id) & (SEGMENT.partition == commit.partition)
@@ -341,7 +341,7 @@ def _group_partitions(
             SEGMENT.end_offset,
             SEGMENT.min_timestamp_ms,
             SEGMENT.max_timestamp_ms,
-            sa.case((~SEGMENT.inline, before_file)),
+            sa.case((SEGMENT.inline, SEGMENT.appended_ms), else_=sa.func.coalesce(before_file, TOPIC.created_ms)),
             SEGMENT.appended_ms,
         )
         .select_from(
@@ -359,8 +359,7 @@ def _group_partitions(
         if committed < end and base is not None:
             low_ms, high_ms, before_ms, appended_ms = times
             part = min(1.0, (committed - base) / (segment_end - base))
-            at_ms = low_ms + part * (high_ms - low_ms)
-            at_ms = min(max(at_ms, appended_ms if before_ms is None else before_ms), appended_ms)
+            at_ms = min(max(low_ms + part * (high_ms - low_ms), before_ms), appended_ms)
             lag_s = max(0.0, (now_ms - at_ms) / 1000)
         yield GroupPartitionFacts(group, topic, partition, committed, records_behind(committed, end), lag_s)
 

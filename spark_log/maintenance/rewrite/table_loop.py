@@ -139,11 +139,13 @@ class TableLoop:
             elif topic.config.delta_max_lag_ms >= 0 and not touched.has_tails:
                 touched.has_tails = True  # their age is unknown: an earlier process may have left them
                 due_s = now_s if self._in_thread else now_s + look_after_ms(topic.config) / 1000
+            sooner = due_s < touched.due_s
             touched.due_s = min(due_s, touched.due_s)
             if touched.due_s < math.inf and self._in_thread and self._thread is None and not self._stopped:
                 self._thread = start_thread(self._run, THREAD_NAME)  # without it, `close` does the work
                 stop_at_exit(self)
-            self._changed.notify_all()
+            if sooner:
+                self._changed.notify_all()
 
     # The rounds ------------------------------------------------------------------------------------------------------
 

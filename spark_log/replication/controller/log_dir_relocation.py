@@ -39,5 +39,8 @@ def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
         save_partitions(connection, before, {key: fence_writers(state) for key, state in before.items()})
         change_log_dirs(connection, [info.log_dir_id], uri=new)
 
-    for store_id in reversed(cluster.store_ids()):  # home last: after a failure the command is repeated
+    home, *others = cluster.store_ids()
+    # home after the others, so that the command may be repeated after a failure; a coordinator may meanwhile have given
+    # the others home's location back
+    for store_id in (*others, home, *others):
         cluster.at(store_id).store.transact(relocate, announce=True)

@@ -225,7 +225,7 @@ def _is_torn(log_dir: LogDir, location: str) -> bool:
     if it cannot be read: then it may be whole.
     """
     ours = log_dir.location("")
-    if not log_dir.local or not location.startswith(ours):
+    if not log_dir.local or not location.startswith(ours) or location.endswith(".gz.metadata.json"):
         return False
     try:
         json.loads(b"".join(map(bytes, log_dir.read_blocks(location.removeprefix(ours)))))

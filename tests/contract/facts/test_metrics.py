@@ -27,11 +27,13 @@ from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.alerts import ALERTS, samples
 from tests.support.gateway_process import GatewayProcess
 from tests.support.group_members import commit, until
 from tests.support.ports import free_port
+from tests.support.producing import change
 from tests.support.replicas import take_away, topic_on
 from tests.support.share_members import ShareMember
 from tests.support.tails import make_older
@@ -47,6 +49,20 @@ def scraped(cluster):
 
 def value(found, name, **labels):
     return found[name, tuple(sorted((key, str(label)) for key, label in labels.items()))]
+
+
+def test_the_lag_of_a_group_at_the_beginning_of_a_file_of_many_appends_is_that_of_its_record(cluster, cluster_address):
+    """As after merges: the file was appended for as long as its records' timestamps say."""
+    topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
+    append_to(cluster, topic, "a", "b")
+    commit(cluster_address, "g", {TopicPartition("t", 0): OffsetAndMetadata(0, "", -1)})
+    change(cluster, t.topic.update().values(created_ms=t.topic.c.created_ms - 7_200_000))
+    change(cluster, t.segment.update().values(min_timestamp_ms=t.segment.c.appended_ms - 3_600_000))
+    [group] = read_cluster(cluster).groups
+    assert 3_600 <= group.lag_s < 3_700
+    change(cluster, t.segment.update().values(min_timestamp_ms=0))
+    [group] = read_cluster(cluster).groups
+    assert 7_200 <= group.lag_s < 7_300, "not before the topic was created"
 
 
 def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address):

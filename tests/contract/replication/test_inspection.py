@@ -3,8 +3,6 @@
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import pytest
-
 from spark_log import clock
 from spark_log.cluster.lease import unfenced
 from spark_log.replication.controller import log_dir_inspection
@@ -43,12 +41,12 @@ def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers
     assert asked.count(2) == asked.count(3) == 4
 
 
-def test_a_thread_that_cannot_be_started_costs_no_log_dir(three_brokers, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(log_dir_inspection, "start_thread", lambda *_: None)
-        with pytest.raises(RuntimeError):
-            inspect_log_dirs(three_brokers, unfenced)
+def test_without_a_thread_the_caller_inspects(three_brokers, monkeypatch, tmp_path):
+    """At the exit of the program, and at the limit of threads."""
+    monkeypatch.setattr(log_dir_inspection, "start_thread", lambda *_: None)
     assert inspect_log_dirs(three_brokers, unfenced).out == {}
+    (tmp_path / "d2").rename(tmp_path / "away")
+    assert len(inspect_log_dirs(three_brokers, unfenced).out) == 1
 
 
 def test_inspections_at_the_same_time_share_the_answers(three_brokers, monkeypatch):
