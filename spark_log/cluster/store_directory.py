@@ -78,7 +78,13 @@ def lock_store(connection: sa.Connection, name: str) -> StoreInfo:
 
 def lock_active_store(connection: sa.Connection, name: str) -> StoreInfo:
     """As `lock_store`, of a store that takes topics. Raises InvalidConfigurationError if it does not."""
-    info = lock_store(connection, name)
+    lock_store(connection, name)
+    return find_active_store(connection, name)
+
+
+def find_active_store(connection: sa.Connection, name: str) -> StoreInfo:
+    """As `find_store`, of a store that takes topics. Raises InvalidConfigurationError if it does not."""
+    info = find_store(connection, name)
     if info.state != ACTIVE:
         raise InvalidConfigurationError(f"store {name!r}: it is {info.state}, and takes no new topics")
     return info

@@ -4,7 +4,7 @@ Each change is one transaction under the lock of the group. `delete_offsets_of_e
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias, assert_never
@@ -163,10 +163,10 @@ class _Resolved(NamedTuple):
     new: dict[TopicPartition, Commit]
 
 
-def positions_of(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
+def positions_of(cluster: Cluster, partitions: Set[TopicPartition]) -> dict[TopicPartition, Found]:
     """Return the positions of the partitions that exist, each from its store. Topic names must be legal."""
-    found: dict[TopicPartition, Found] = {}
-    for store_id, there in partitions_by_store(cluster, partitions).items():
+    found = cluster.store.read(lambda connection: find_positions(connection, partitions))
+    for store_id, there in partitions_by_store(cluster, partitions - found.keys()).items():
         found |= cluster.at(store_id).store.read(partial(find_positions, partitions=there))
     return found
 
@@ -180,7 +180,7 @@ def _resolution(
     was deleted after its positions were read.
     """
     check_group_id(group_id)
-    legal = [partition for partition in targets if is_legal(partition.topic)]
+    legal = {partition for partition in targets if is_legal(partition.topic)}
     found = positions_of(cluster, legal)
     for partition in targets:
         if partition not in found:

@@ -64,7 +64,7 @@ def apply_resets(cluster: Cluster, group_id: str, resets: Mapping[TopicPartition
     IllegalArgumentError if these conditions do not hold any more; then nothing is committed.
     """
     check_group_id(group_id)
-    found = positions_of(cluster, [partition for partition in resets if is_legal(partition.topic)])
+    found = positions_of(cluster, {partition for partition in resets if is_legal(partition.topic)})
     refuse_unknown(resets.keys() - found.keys())
 
     def apply(connection: sa.Connection, _attempt: Attempt) -> None:

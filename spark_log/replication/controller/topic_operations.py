@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import collision_key, validate_user_topic
 from spark_log.cluster.object_puts import can_create
-from spark_log.cluster.store_directory import find_store, lock_active_store
+from spark_log.cluster.store_directory import find_active_store, lock_active_store
 from spark_log.cluster.topics import (
     CREATING,
     Topic,
@@ -140,7 +140,7 @@ def _create_topic(
     _check_tables(cluster, config)
     external = external_subjects(config)
     if store != HOME_NAME:
-        cluster.at(cluster.store.read(lambda connection: find_store(connection, store)).store_id)  # it must answer
+        cluster.at(cluster.store.read(lambda connection: find_active_store(connection, store)).store_id)  # it answers
 
     def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
         store_id = HOME if store == HOME_NAME else lock_active_store(connection, store).store_id
