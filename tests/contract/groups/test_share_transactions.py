@@ -227,7 +227,7 @@ import sys
 from spark_log import AcknowledgeType, Producer, ShareConsumer
 address = sys.argv[1]
 with ShareConsumer("jobs", cluster=address, group_id="workers", share_acknowledgement_mode="explicit") as worker:
-    with Producer(cluster=address, transactional_id="results", transaction_timeout_ms=60_000) as producer:
+    with Producer(cluster=address, transactional_id="results", transaction_timeout_ms=20_000) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         [records] = worker.poll(60_000).values()
