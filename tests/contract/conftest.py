@@ -9,7 +9,6 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
-from spark_log.maintenance.client_log import ClientLog
 from tests.support.postgres import PostgresServer
 from tests.support.resources import bounded_resources
 
@@ -57,13 +56,6 @@ def three_brokers(request, cluster_address, tmp_path, on_s3):
         for broker, log_dir in enumerate(others, 2):
             add_broker(cluster, broker, [log_dir], rack=f"r{broker}")
         yield cluster
-
-
-@pytest.fixture
-def log(cluster):
-    log = ClientLog(cluster)
-    yield log
-    log.close()
 
 
 @pytest.fixture

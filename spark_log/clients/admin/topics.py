@@ -126,9 +126,9 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
         if int(spec) < 0 and int(spec) not in _SPECS:
             raise ValueError(f"{partition[0]}-{partition[1]}: {spec!r} is not supported")
 
-    given = {TopicPartition(*partition): spec for partition, spec in specs.items()}
-    found = in_stores_of(cluster, given, _partition_offsets)
-    return {partition: found[TopicPartition(*partition)] for partition in specs}
+    by_partition = {TopicPartition(*partition): spec for partition, spec in specs.items()}
+    offsets = in_stores_of(cluster, by_partition, _partition_offsets)
+    return {partition: offsets[TopicPartition(*partition)] for partition in specs}
 
 
 def _partition_offsets(

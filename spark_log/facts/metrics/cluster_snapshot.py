@@ -203,7 +203,7 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
                        sa.column("partition", sa.Integer), sa.column("committed_offset", sa.BigInteger))  # fmt: skip
             given = sa.values(*columns, name="given").data(rows)
             groups += _group_partitions(connection, now.wall_ms, given)
-        lags, unaccepted = table_lags(connection), _is_unaccepted(connection)
+        lags, unaccepted = table_lags(connection), server_identity.problem_of(connection) is not None
         return _DataStoreFacts(partitions, tuple(groups), lags, unaccepted, ahead_ms)
 
     return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
@@ -236,13 +236,9 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         oldest_ms,
         shared,
         _record_locks(connection, share_groups, cluster.store.settings) if share_groups else {},
-        unaccepted={HOME_NAME: _is_unaccepted(connection)},
+        unaccepted={HOME_NAME: server_identity.problem_of(connection) is not None},
         ahead_ms={HOME_NAME: 0},
     )
-
-
-def _is_unaccepted(connection: sa.Connection) -> bool:
-    return server_identity.problem_of(connection) is not None
 
 
 def _of_share_group(part: SharePartition) -> GroupPartitionFacts:

@@ -119,7 +119,7 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         (_BEGIN_WRITE if is_write(connection) else _BEGIN).run(connection, [{}])
-        if _place_of(path) != opened:  # else it would change, and delete files for, a store that nobody else has
+        if _place_of(path) != opened:  # nobody else sees what changes here, and other segment files may be there now
             raise MetadataStoreError(f"{path}: it was moved, deleted or replaced after it was opened: start again")
         fence.check_transaction(connection)
 
