@@ -120,7 +120,9 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
     def begin(connection: sa.Connection) -> None:
         (_BEGIN_WRITE if is_write(connection) else _BEGIN).run(connection, [{}])
         if _place_of(path) != opened:  # nobody else sees what changes here, and other segment files may be there now
-            raise MetadataStoreError(f"{path}: it was moved, deleted or replaced after it was opened: start again")
+            raise MetadataStoreError(
+                f"{path}: it was moved, deleted or replaced after it was opened: start this process again"
+            )
         fence.check_transaction(connection)
 
     return engine
