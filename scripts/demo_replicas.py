@@ -75,7 +75,7 @@ def _run(cluster: Cluster, address: str, topic: str, source: pa.Table, folder: P
         console.print(f"  {third:,} records sent; broker 2 loses its disk")
         _send(producer, topic, source.slice(third, third))
         console.print(f"  {third:,} more sent meanwhile: {_show(cluster, topic)}")
-        (folder / "disk2").mkdir()
+        (folder / "disk2").mkdir(exist_ok=True)  # a commit to the topic's table may have made the lost folder again
         with Coordinator(cluster):
             began = time.monotonic()
             while any(len(part.isr) < 3 for part in _partitions(cluster, topic)):

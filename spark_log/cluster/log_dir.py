@@ -46,12 +46,19 @@ MARKER = "spark_log_dir.json"
 _MARKER = re.compile(r"spark_log_dir(-[0-9]+)?\.json")
 _MARKER_TEMPORARY = re.compile(rf"\.{_MARKER.pattern}\.tmp")
 _TRIAL = ".spark_log_trial"
+_TABLE_LOGS = {"_delta_log", "_current"}
+"""The folders in a topic's folder that have the logs of its Delta table and its current-state table."""
 _TRIAL_BYTES_MAX = 64 * 1024 * 1024
 _TRIAL_MS_MAX = 3_600_000
 _BLOCK_BYTES = 4 * 1024 * 1024
 _TOPIC_LENGTH_MAX = 240
 """The characters of a topic's name in the name of its folder, which file systems limit to 255 bytes."""
 _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet")
+
+
+def _is_of_log_dir(name: str) -> bool:
+    """Whether a name in the folder of a log dir is of a marker or a trial file."""
+    return bool(_MARKER.fullmatch(name) or _MARKER_TEMPORARY.fullmatch(name)) or _TRIAL in name
 
 
 @dataclass(frozen=True)
@@ -339,10 +346,16 @@ class LogDir:
 
     def empty(self) -> bool:
         """Whether the log dir has no files or folders besides markers and trial files, or does not exist."""
-        return all(
-            _MARKER.fullmatch(name) or _MARKER_TEMPORARY.fullmatch(name) or _TRIAL in name
-            for name in self._names_at_top()
-        )
+        return all(_is_of_log_dir(name) for name in self._names_at_top())
+
+    def has_only_tables(self) -> bool:
+        """Whether the log dir has no files or folders besides the logs of tables, markers and trial files.
+
+        A commit to a table makes the folders that it lacks. So a process that publishes a topic while the folder of its
+        log dir is deleted may leave such logs there, in which there are no records.
+        """
+        others = [entry for entry in self.entries() if not _is_of_log_dir(entry.name)]
+        return all(entry.folder and set(self.names(entry.path)) <= _TABLE_LOGS for entry in others)
 
     def _names_at_top(self) -> list[str]:
         with self._storage_errors("its folder"):

@@ -215,7 +215,7 @@ def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> Lo
         if (
             marker is None
             and directory.exists()
-            and (directory.empty() or _has_other_marker(directory, known, cluster_id))
+            and (directory.has_only_tables() or _has_other_marker(directory, known, cluster_id))
         ):
             return LogDirAnswer(None, empty=True)
         # A marker of this broker with an id that no log dir has now is taken for a former one of this log dir: an old

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.lease import unfenced
+from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import SparkLogError
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
@@ -170,6 +171,33 @@ def test_a_failing_log_dir_does_not_stop_the_publication_of_others(tables, caplo
     tables.sql(t.log_dir.update().values(online=True))
     tables.catch_up(2)
     assert tables.values(2) == "abc"
+    tables.is_the_log()
+
+
+def test_a_log_dir_that_is_lost_while_its_table_is_made_returns_empty(tables, monkeypatch):
+    """deltalake makes the folders that it lacks: the place of a new disk then has the log of a table."""
+    tables.append("a")
+    disk, make_folder = tables.folder / "broker-2", LogDir.make_folder
+    shutil.rmtree(tables.location(2) / "_delta_log")
+
+    def lose(log_dir, relative):
+        make_folder(log_dir, relative)
+        shutil.rmtree(disk)
+
+    with monkeypatch.context() as during:
+        during.setattr(LogDir, "make_folder", lose)
+        tables.append("b")
+    assert [path.name for path in tables.location(2).iterdir()] == ["_delta_log"]
+    foreign = disk / "photos" / "1.jpg"
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"")
+    assert len(inspect_log_dirs(tables.cluster, unfenced).out) == 1
+    assert inspect_log_dirs(tables.cluster, unfenced).back == [], "a folder with other files is not empty"
+    shutil.rmtree(foreign.parent)
+    assert len(inspect_log_dirs(tables.cluster, unfenced).back) == 1
+    tables.catch_up(2)
+    tables.publish()
+    assert tables.values(2) == "ab"
     tables.is_the_log()
 
 
