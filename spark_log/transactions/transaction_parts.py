@@ -5,7 +5,7 @@
     prepare            in the data store: the part is closed, and everything in it is forced to disk
     rules.commit       at home: decides, in the transaction of `transaction_store.commit_transaction_hook`
     complete           in each data store: append the batches of the part; at home: note that this is done
-    abort_parts        in each data store, after the abort at home
+    abort              at home, and then in each data store
     resolve            a coordinator does the last two for producers that are gone
 
 A transaction whose topics are all in the home store needs none of them.
@@ -38,7 +38,7 @@ from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.process import in_parallel
-from spark_log.transactions import part_rules, rules
+from spark_log.transactions import part_rules, rules, transaction_store
 from spark_log.transactions.part_rows import (
     lock_part,
     read_part,
@@ -56,18 +56,13 @@ from spark_log.transactions.transaction_rows import (
     read_pending,
     save_transaction,
 )
-from spark_log.transactions.transaction_store import delete_files
+from spark_log.transactions.transaction_store import delete_files, may_cross
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 8
 ABORT_TIMEOUT_MS = 3_000
 """How long the producer waits for a data store after an abort: a coordinator does it otherwise."""
-
-
-def may_cross(store: Store) -> bool:
-    """Whether a transaction may write to topics of several stores (transaction.cross.store)."""
-    return store.settings.transaction_cross_store == "allow"
 
 
 def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> int:
@@ -98,7 +93,9 @@ def register(
     blobs: Mapping[str, bytes],
     *,
     write_id: str | None = None,
+    release_write_id: bool = False,
     again: bool = False,
+    durable: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[Batch]:
     """Make the batches pending in the part of transaction `number` in a data store. The arguments and the result are
@@ -107,7 +104,7 @@ def register(
 
     def body(connection: sa.Connection, _attempt: Attempt) -> tuple[list[Batch], list[PendingBatch]]:
         if write_id is not None:
-            check_write_id(connection, write_id, release=False)
+            check_write_id(connection, write_id, release=release_write_id)
         now = data.store.clock(connection)
         before = lock_part(connection, now, producer_id)
         there: dict[int, Batch] = {}
@@ -120,7 +117,7 @@ def register(
             insert_blobs(connection, {each.batch.name: blobs[each.batch.name] for each in new if each.batch.inline})
         return [there.get(each.position, each.batch) for each in batches], dropped
 
-    registered, dropped = data.store.transact(body, timeout_ms=timeout_ms, durable=False)
+    registered, dropped = data.store.transact(body, timeout_ms=timeout_ms, durable=durable)
     failpoint("part.registered")
     delete_files(data, dropped)
     return registered
@@ -128,9 +125,9 @@ def register(
 
 def prepare(
     log: Log, producer_id: int, number: int, batches: int | None, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
-) -> None:
+) -> list[Batch]:
     """Close the part of transaction `number` in the data store of `log`, after a check that its batches can be appended
-    now. `batches` is their number; None takes all, for a client whose registrations were forced to disk.
+    now. Returns them. `batches` is their number; None takes all, for a client whose registrations were forced to disk.
 
     Raises the errors of `part_rules.prepare`, and those of the append.
     """
@@ -155,6 +152,7 @@ def prepare(
     request = AppendRequest(present, atomic=True, hooks=[close], commits=True, only_checks=True)
     log.append_whole(request, topics, timeout_ms=timeout_ms)
     failpoint("part.prepared")
+    return pending
 
 
 def roll_forward(
@@ -242,6 +240,19 @@ def complete_last(log: Log, transactional_id: str, *, timeout_ms: int = DEFAULT_
         complete(log, last.producer_id, last.parts, timeout_ms=timeout_ms)
 
 
+def read_open(home: Store, producer_id: int) -> tuple[list[Batch], Parts]:
+    """Return the batches that are pending at home, and the parts of the open transaction. Raises
+    InvalidProducerIdMappingError.
+    """
+
+    def read(connection: sa.Connection) -> tuple[list[Batch], Parts]:
+        transaction = ask_transaction(connection, lambda: home.clock(connection), producer_id)().transaction
+        parts = transaction.parts if transaction.state is rules.ONGOING else rules.NO_PARTS
+        return [each.batch for each in read_pending(connection, producer_id)], parts
+
+    return home.read(read)
+
+
 def find_unfinished(home: Store, transactional_id: str) -> Transaction | None:
     """Return the last transaction of a transactional id if it is unfinished."""
 
@@ -253,13 +264,16 @@ def find_unfinished(home: Store, transactional_id: str) -> Transaction | None:
     return last if last is not None and rules.is_unfinished(last) else None
 
 
-def abort_parts(cluster: Cluster, producer_id: int, parts: Parts) -> None:
-    """Drop the parts of a transaction that home has aborted. A store that does not answer is left to a coordinator."""
+def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+    """Abort a transaction at home, and then its parts. A store that does not answer is left to a coordinator. Raises
+    the errors of `rules.abort`.
+    """
+    parts = transaction_store.abort(cluster, ref, timeout_ms=timeout_ms)
 
     def drop(store_id: StoreId) -> None:
         try:
             data = cluster.at(store_id)
-            abort_part(data, producer_id, parts.number, timeout_ms=ABORT_TIMEOUT_MS)
+            abort_part(data, ref.producer_id, parts.number, timeout_ms=ABORT_TIMEOUT_MS)
         except SparkLogError as error:
             logger.info("store %s: a part is left to the coordinator: %s", store_id, redact(str(error)))
 

@@ -21,6 +21,7 @@ from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import topics_of_ids
 from spark_log.errors import InvalidTransactionTimeoutError, SparkLogError
 from spark_log.failpoints import failpoint
+from spark_log.ids import HOME
 from spark_log.log.append.append_transaction import CommitHook, check_write_id
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.log.append.producer_rows import (
@@ -125,6 +126,11 @@ def check(store: Store, connection: sa.Connection, ref: ProducerRef) -> None:
     rules.begin(found().transaction, ref)
 
 
+def may_cross(store: Store) -> bool:
+    """Whether a transaction may write to topics of several stores (transaction.cross.store)."""
+    return store.settings.transaction_cross_store == "allow"
+
+
 def register(
     store: Store,
     ref: ProducerRef,
@@ -141,7 +147,8 @@ def register(
 
     With `again`, batches that a call whose answer was lost has registered already remain as they are. The registration
     is forced to disk only if `durable`. The commit is always forced, and fails if a crash of the store has lost a
-    pending batch. Raises the errors of `transactions.rules.register`, and WriteIdExpiredError.
+    pending batch. Raises the errors of `transactions.rules.register`, those of `rules.join` if the transaction has a
+    part in a data store, and WriteIdExpiredError.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch]:
@@ -149,6 +156,8 @@ def register(
             check_write_id(connection, write_id, release=release_write_id)
         now = store.clock(connection)
         before = lock_transaction(connection, now, ref.producer_id)
+        if before.transaction.parts.stores and batches:
+            rules.join(before.transaction, ref, HOME, across=may_cross(store))
         there = {each.position: each.batch for each in read_pending(connection, ref.producer_id)} if again else {}
         new = [each for each in batches if each.position not in there]
         after = rules.register(before.transaction, ref, len(new))

@@ -39,7 +39,6 @@ from spark_log.transactions import pending_sequences as sequence_rules
 from spark_log.transactions.fencing_rules import FencingToken, Role
 from spark_log.transactions.part_rows import lock_part, save_part
 from spark_log.transactions.rules import NO_PARTS, Parts, ProducerRef
-from spark_log.transactions.transaction_parts import may_cross
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     TransactionRow,
@@ -51,7 +50,7 @@ from spark_log.transactions.transaction_rows import (
     read_pending,
     save_transaction,
 )
-from spark_log.transactions.transaction_store import delete_files
+from spark_log.transactions.transaction_store import delete_files, may_cross
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,25 @@
 """Spark reads and writes topics of several metadata stores in one query."""
 
 import json
+from functools import partial
 
 import pytest
+import sqlalchemy as sa
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
+from spark_log.errors import TransactionCommitPendingError
+from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.read.read_topic import read_topic
-from tests.support.topics import fill, read, read_stream, stored
+from spark_log.spark.streams import batch_transaction
+from spark_log.transactions import transaction_parts
+from tests.support.spark import uncommit
+from tests.support.topics import fails, fill, read, read_stream, stored
 
 TOPICS = {"near": None, "far": "east", "near-out": None, "far-out": "east"}
 
@@ -41,9 +50,13 @@ def test_batch_reads_topics_of_both_stores(spark, stores):
     assert sorted(bytes(row.value).decode() for row in read_topic(spark, stores, "far").collect()) == expected
 
 
+def to_outputs(frame):
+    return frame.select("value", "partition", F.concat("topic", F.lit("-out")).alias("topic"))
+
+
 def copy(spark, stores, checkpoint):
     frame = read_stream(spark, stores, subscribe="near,far", startingOffsets="earliest", maxOffsetsPerTrigger=7)
-    frame = frame.select("value", "partition", F.concat("topic", F.lit("-out")).alias("topic"))
+    frame = to_outputs(frame)
     options = {"cluster": stores.store.address.with_password, "checkpointLocation": str(checkpoint)}
     frame.writeStream.format("spark_log").options(**options).trigger(availableNow=True).start().awaitTermination()
 
@@ -55,9 +68,64 @@ def test_a_stream_copies_topics_of_both_stores_once(spark, stores, tmp_path):
     fill(log, "far", [1], first=5)
     log.close()
     copy(spark, stores, checkpoint)
-    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    (last.parent / f".{last.name}.crc").unlink()
+    uncommit(checkpoint, max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")))
     copy(spark, stores, checkpoint)  # replays the last batch
     for name in ("near", "far"):
         assert stored(stores, f"{name}-out") == stored(stores, name)
+
+
+def copy_in_transactions(spark, stores, checkpoint, topics="near,far", then=lambda: None):
+    def process(batch, _batch_id):
+        address = stores.store.address.with_password
+        with batch_transaction(batch, cluster=address, group_id="g") as transaction:
+            transaction.write(to_outputs(batch.filter("partition = 0")))
+            transaction.write(to_outputs(batch.filter("partition = 1")))
+            then()
+
+    frame = read_stream(spark, stores, subscribe=topics, startingOffsets="earliest")
+    writer = frame.writeStream.foreachBatch(process).option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def pending(stores):
+    count = sa.select(sa.func.count()).select_from(t.transaction_segment)
+    return [each.store.read(lambda c: c.execute(count).scalar_one()) for each in (stores, stores.at(1))]
+
+
+def test_a_transacted_batch_of_both_stores_is_refused_unless_allowed(spark, stores, tmp_path):
+    with fails("allow that with the cluster setting transaction.cross.store=allow"):
+        copy_in_transactions(spark, stores, tmp_path / "refused")
+    copy_in_transactions(spark, stores, tmp_path / "one-store", topics="far")
+    assert stored(stores, "far-out") == stored(stores, "far") and pending(stores) == [0, 0]
+
+    alter_settings(stores, {"transaction.cross.store": "allow"})
+    with fails("division by zero"):
+        copy_in_transactions(spark, stores, tmp_path / "failed", then=lambda: 1 / 0)
+    assert pending(stores) == [0, 0] and stored(stores, "near-out") == {}
+
+
+def test_a_transacted_batch_whose_part_has_not_followed_is_completed_by_its_replay(
+    spark, stores, tmp_path, monkeypatch
+):
+    """The batch is committed at home, and its part in the data store is only prepared."""
+    copy_once = partial(copy_in_transactions, spark, stores, tmp_path / "checkpoint")
+    alter_settings(stores, {"transaction.cross.store": "allow"})
+
+    def silent(*_, **_options):
+        raise TransactionCommitPendingError("east does not answer")
+
+    with monkeypatch.context() as away, fails("east does not answer"):
+        away.setattr(transaction_parts, "complete", silent)
+        copy_once()
+    assert stored(stores, "near-out") == stored(stores, "near") and stored(stores, "far-out") == {}
+    assert [count > 0 for count in pending(stores)] == [False, True]
+    assert sum(committed_offsets(stores.store, "g").values()) == 16
+    log = ClientLog(stores)
+    fill(log, "far", [1], first=5)
+    log.close()
+    copy_once()
+    uncommit(tmp_path / "checkpoint", 1)
+    copy_once()
+    for name in ("near", "far"):
+        assert stored(stores, f"{name}-out") == stored(stores, name)
+    assert pending(stores) == [0, 0] and sum(committed_offsets(stores.store, "g").values()) == 17

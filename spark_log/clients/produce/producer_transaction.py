@@ -365,8 +365,7 @@ class ProducerTransaction:
             self._check_number("abort_transaction", number)
             try:
                 if self._reached:
-                    parts = transaction_store.abort(self._cluster, self._ref, timeout_ms=self._timeout_ms)
-                    transaction_parts.abort_parts(self._cluster, self._ref.producer_id, parts)
+                    transaction_parts.abort(self._cluster, self._ref, timeout_ms=self._timeout_ms)
                 self._release_locks()
             except _FATAL as error:
                 self._state, self._error = State.FATAL_ERROR, kafka_error(error)

@@ -26,7 +26,7 @@ class StoreParts:
 
     def check_stores(self, stores: set[StoreId]) -> None:
         """Raise CrossStoreTransactionError for several stores, unless the cluster allows it."""
-        if len(stores) > 1 and not transaction_parts.may_cross(self._cluster.store):
+        if len(stores) > 1 and not transaction_store.may_cross(self._cluster.store):
             rules.check_stores(stores)
 
     def register(

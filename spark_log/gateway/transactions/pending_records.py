@@ -174,9 +174,9 @@ def abort(
         )
 
 
-def _in_each(stores: TopicStores, parts: Parts, function: Callable[[Cluster], None]) -> None:
+def _in_each(stores: TopicStores, parts: Parts, function: Callable[[Cluster], object]) -> None:
     """Call a function for the data stores of the parts, at the same time. Raises the first error."""
     results = stores.in_each(dict.fromkeys(parts.stores), lambda data, _: function(data), CHANGE_S)
     for result in results.values():
-        if result is not None:
+        if isinstance(result, Exception):
             raise result

@@ -7,16 +7,19 @@
 
 Rows that are written are pending: no reader sees them. The end of the block is one append: all rows get their offsets,
 the group's offsets are committed, and the batch is recorded, so that a replay changes nothing (the same rule as for
-the sink's batches: `log.append.spark_batches`). An exception aborts. The transactional id is the query's: a second
-driver on the same checkpoint fences the first permanently.
+the sink's batches: `log.append.spark_batches`). With topics of data stores that append decides, in the home store, and
+their parts follow it (`transactions.transaction_parts`). An exception aborts. The transactional id is the query's: a
+second driver on the same checkpoint fences the first permanently.
 """
 
 import itertools
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from pyspark.sql import DataFrame
 
@@ -28,23 +31,27 @@ from spark_log.errors import (
     ProducerFencedError,
     SparkLogError,
     TransactionAbortableError,
+    TransactionCommitPendingError,
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
+from spark_log.ids import StoreId
+from spark_log.log.append.rules import Batch
 from spark_log.log.append.spark_batch_rules import SparkBatch, topics_without
 from spark_log.log.append.spark_batches import NO_TOPIC, append_once_hook, find_last
+from spark_log.log.log import Log
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
 from spark_log.spark.datasource.options.source_options import PendingWrite
 from spark_log.spark.datasource.write.topic_write import save
-from spark_log.spark.datasource.write.write_commit import append_whole
+from spark_log.spark.datasource.write.write_commit import append_whole, commit_log, with_patience
 from spark_log.spark.streams.micro_batch import Given, checkpoint_of_batch
-from spark_log.transactions import transaction_store
+from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_commit import TransactionCommit
-from spark_log.transactions.transaction_rows import read_pending
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -127,6 +134,8 @@ class BatchTransaction:
         self.done = not topics_without(new, last, {NO_TOPIC})
         if self.done:
             logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
+            with commit_log(self._cluster, micro_batch=True) as log:
+                transaction_parts.complete_last(log, self._transactional_id)
             # the batch is computed all the same: only then does Spark save the state of aggregations and joins
             self._batch.write.format("noop").mode("append").save()
             return
@@ -146,14 +155,24 @@ class BatchTransaction:
         """
         store = self._cluster.store
         try:
-            store.read(lambda connection: transaction_store.check(store, connection, known.ref))
+            self._after_the_last_one(lambda: store.read(lambda c: transaction_store.check(store, c, known.ref)))
         except InvalidProducerIdMappingError:
             return False
         return known.ref.epoch <= EPOCH_MAX
 
     def _initialized(self) -> ProducerRef:
         timeout_ms = self._timeout_ms or self._cluster.store.settings.transaction_max_timeout_ms
-        return transaction_store.init_producer(self._cluster, self._transactional_id, timeout_ms).ref
+        name = self._transactional_id
+        return self._after_the_last_one(lambda: transaction_store.init_producer(self._cluster, name, timeout_ms)).ref
+
+    def _after_the_last_one(self, call: Callable[[], _T]) -> _T:
+        """Call a function. If the last transaction is committed and unfinished, complete it first."""
+        try:
+            return call()
+        except TransactionCommitPendingError:
+            with commit_log(self._cluster, micro_batch=True) as log:
+                transaction_parts.complete_last(log, self._transactional_id)
+            return call()
 
     def _end(self, *, failed: bool) -> None:
         committed = False
@@ -171,21 +190,32 @@ class BatchTransaction:
                 f"batch_transaction: {len(self._unfinished)} of its writes failed or are not done: nothing is committed"
             )
         store, ref = self._cluster.store, self._producer.ref
-        batches = [each.batch for each in store.read(lambda c: read_pending(c, ref.producer_id))]
-        new = self._remembered(sum(batch.record_count for batch in batches))
-        once = append_once_hook(new, {NO_TOPIC})
-        commit = TransactionCommit(ref, batches, before=[once], after=[commit_offsets_hook(store, self._commits)])
-        result = append_whole(self._cluster, commit.request(), micro_batch=True)
-        failpoint("transaction.committed")
-        if result.committed_before:  # by another driver: nothing was appended
-            with suppress(InvalidTxnStateError):  # or by this driver, and the response was lost
-                transaction_store.abort(self._cluster, ref)
+        batches, parts = transaction_parts.read_open(store, ref.producer_id)
+        with commit_log(self._cluster, micro_batch=True) as log:
+            prepared = [self._prepare(log, store_id, parts.number) for store_id in sorted(parts.stores)]
+            new = self._remembered(sum(batch.record_count for batch in itertools.chain(batches, *prepared)))
+            once = append_once_hook(new, {NO_TOPIC})
+            offsets = commit_offsets_hook(store, self._commits)
+            commit = TransactionCommit(ref, batches, before=[once], after=[offsets], parts=parts)
+            result = append_whole(log, commit.request())
+            failpoint("transaction.committed")
+            if result.committed_before:  # by another driver: nothing was appended
+                with suppress(InvalidTxnStateError):  # or by this driver, and the response was lost
+                    transaction_parts.abort(self._cluster, ref)
+            if parts.stores:
+                failpoint("part.decided")
+                transaction_parts.complete_last(log, self._transactional_id)
         self._producer.committed = self._batch_id
         self._over()
 
+    def _prepare(self, log: Log, store_id: StoreId, number: int) -> list[Batch]:
+        """Prepare the part of the transaction in a data store. Returns its batches."""
+        prepare = partial(transaction_parts.prepare, log.at(store_id), self._producer.ref.producer_id, number, None)
+        return with_patience(prepare)
+
     def _abort(self) -> None:
         try:
-            transaction_store.abort(self._cluster, self._producer.ref)
+            transaction_parts.abort(self._cluster, self._producer.ref)
         except InvalidTxnStateError:  # it was committed: only the answer was lost
             self._over()
         except ProducerFencedError:  # this run of the query stays fenced
@@ -240,7 +270,8 @@ def batch_transaction(
     Raises InvalidOptionError outside of foreachBatch, over Spark Connect without these two, and for a second
     transaction of the batch. Raises CheckpointMismatchError for a copied or rolled-back checkpoint, ProducerFencedError
     if another driver runs the query, and at the end of the block TransactionAbortableError if the transaction has timed
-    out.
+    out, and TransactionCommitPendingError if it is committed and a data store has not appended its rows yet, which the
+    replay of the batch waits for.
     """
     if transaction_timeout_ms is not None and transaction_timeout_ms <= 0:
         raise InvalidOptionError(f"transaction_timeout_ms {transaction_timeout_ms}: expected more than 0")

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -35,15 +36,18 @@ from spark_log.log.append.spark_batch_rules import SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook, find_last, not_appended
 from spark_log.log.append.targets import targets_of
 from spark_log.log.append.write_ids import take
+from spark_log.log.log import Log
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.options.source_options import PendingWrite, WriteOptions
 from spark_log.spark.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
+from spark_log.transactions import transaction_parts
 from spark_log.transactions.transaction_rows import PendingBatch
 from spark_log.transactions.transaction_store import register
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 WRITE_BATCHES_MAX = 2**32
 """A number above the batches of any write. In a transaction, the positions of the next write begin there."""
@@ -160,7 +164,9 @@ def _commit_part(
         hooks.append(commit_offsets_hook(cluster.store, offsets))
     release = write_id is not None
     request = AppendRequest(batches, blobs, atomic=True, write_id=write_id, release_write_id=release, hooks=hooks)
-    if append_whole(cluster, request, micro_batch=batch is not None and batch.strict).committed_before:
+    with commit_log(cluster, micro_batch=batch is not None and batch.strict) as log:
+        result = append_whole(log, request)
+    if result.committed_before:
         if write_id is not None:
             _drop(cluster, written, write_id)
     elif len(batches) < len(written):
@@ -217,23 +223,32 @@ def register_write(
     stored = [PendingBatch(first + position, batch) for position, batch in enumerate(written)]
     with Cluster.open(cluster_address) as cluster:
         parts = _by_store(cluster, written, _store_ids(outputs))
-        if any(part for store_id, part in parts.items() if store_id != HOME):
-            raise CrossStoreTransactionError("a transaction writes to topics of the home store only")
-        register(
-            cluster.store, pending.ref, stored, blobs, write_id=write_id, release_write_id=True, durable=True
-        )  # fmt: skip
+        for store_id, part in parts.items():
+            here, names = cluster.at(store_id), {batch.name for batch in part}
+            mine = [each for each in stored if each.batch.name in names]
+            if store_id == HOME:
+                register(
+                    here.store, pending.ref, mine, blobs, write_id=write_id, release_write_id=True, durable=True
+                )  # fmt: skip
+            elif part:
+                number = transaction_parts.join(cluster, pending.ref, store_id)
+                transaction_parts.register(
+                    here, pending.ref.producer_id, number, mine, blobs,
+                    write_id=write_id, release_write_id=True, durable=True,
+                )  # fmt: skip
+            else:
+                _drop(here, (), write_id)
 
 
-def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool = False) -> AppendResult:
-    """Append the whole request. Raises the error of a refused batch. As a producer, it waits up to two minutes for
-    leaders and replicas in sync.
+@contextlib.contextmanager
+def commit_log(cluster: Cluster, *, micro_batch: bool = False) -> Iterator[ClientLog]:
+    """Make the log of a commit, and close it afterwards.
 
     Warns of records that retention.ms does not keep; for a stream, only at the first micro-batch with such records.
     """
-    topics = _topics(cluster, request.batches)
     log = ClientLog(cluster, holder="spark commit")
     try:
-        result = _with_patience(lambda: log.append_whole(request, topics))
+        yield log
     except BaseException:
         log.close(more_to_come=micro_batch)
         raise
@@ -244,10 +259,17 @@ def append_whole(cluster: Cluster, request: AppendRequest, *, micro_batch: bool 
     for expired in log.take_expired():
         if not (micro_batch and expired.begun_before):
             logger.warning("%s", expired)
-    return result
 
 
-def _with_patience(append: Callable[[], AppendResult]) -> AppendResult:
+def append_whole(log: Log, request: AppendRequest) -> AppendResult:
+    """Append the whole request. Raises the error of a refused batch. As a producer, it waits up to two minutes for
+    leaders and replicas in sync.
+    """
+    topics = _topics(log.cluster, request.batches)
+    return with_patience(lambda: log.append_whole(request, topics))
+
+
+def with_patience(append: Callable[[], _T]) -> _T:
     """Repeat an append that was refused because a partition lacks its leader or replicas in sync."""
     until_s, pause_s = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000, 0.1
     while True:
