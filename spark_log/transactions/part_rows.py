@@ -75,6 +75,11 @@ def _remember_sequences(
     save_producer_states(connection, now, states, kept)
 
 
+def read_parts(connection: sa.Connection) -> list[Part]:
+    """Return all parts of this data store."""
+    return [_part(row) for row in connection.execute(sa.select(*_COLUMNS))]
+
+
 def unfinished_parts(connection: sa.Connection) -> list[Part]:
     """Return the open and the prepared parts of this data store."""
     query = sa.select(*_COLUMNS).where(TRANSACTION_PART.state.in_(_UNFINISHED)).order_by(TRANSACTION_PART.producer_id)

@@ -99,7 +99,7 @@ class Transaction:
     """The newest fencing token with the role OFFSETS, for TxnOffsetCommit."""
     parts: Parts = NO_PARTS
     """The stores that have a part of the open transaction; of a committed one, those that have not appended it yet. The
-    number is that of the last transaction that had parts.
+    number is that of the last transaction that had parts, or a higher one if that was aborted.
     """
 
 
@@ -211,8 +211,8 @@ def check_stores(stores: Iterable[StoreId]) -> None:
     if len(numbers := sorted(set(stores))) > 1:
         raise CrossStoreTransactionError(
             f"a transaction would write to topics of the stores {', '.join(map(str, numbers))}. Readers may see it in"
-            " one store first: allow that with the cluster setting transaction.cross.store=allow, or create the topics"
-            " in one store"
+            " one store first: allow that with the cluster setting transaction.cross.store=allow, or move the topics to"
+            " one store (`spark-log topic move`)"
         )
 
 
@@ -249,6 +249,17 @@ def finish(transaction: Transaction, number: int, store_id: StoreId) -> Transact
     if transaction.state is not COMMITTED or number != parts.number or store_id not in parts.stores:
         return transaction
     return replace(transaction, parts=replace(parts, stores=parts.stores - {store_id}))
+
+
+def learn_commit(transaction: Transaction, parts: Parts) -> Transaction:
+    """Commit a transaction of which the home store, which was restored, does not know the end: the part in one data
+    store is committed, which proves it, and those of `parts` are only prepared. Unchanged if home has a later one.
+    """
+    ended = transaction.parts.number == parts.number and transaction.state is not ONGOING
+    if ended or transaction.parts.number > parts.number:
+        return transaction
+    fenced = replace(transaction, epoch=transaction.epoch + 1, previous_epoch=transaction.epoch, parts=parts)
+    return _over(fenced, COMMITTED)
 
 
 def is_unfinished(transaction: Transaction) -> bool:
@@ -337,11 +348,15 @@ def _ended(transaction: Transaction, state: TransactionState, keeps_epoch: bool)
 
 
 def _over(transaction: Transaction, state: TransactionState) -> Transaction:
-    """Return the transaction in a state without pending batches. An aborted one has no parts: those that exist find
-    that out (`part_rules.resolve`).
+    """Return the transaction in a state without pending batches.
+
+    An aborted one has no parts, and another number than those that exist, which find that out (`part_rules.resolve`).
+    Without another number the commit of a later transaction that has no parts would be taken for theirs.
     """
     assert state in TRANSITIONS[transaction.state]
-    parts = Parts(transaction.parts.number) if state is ABORTED else transaction.parts
+    parts = transaction.parts
+    if state is ABORTED and parts.stores:
+        parts = Parts(parts.number + 1)
     return replace(transaction, state=state, pending=0, expired=False, parts=parts)
 
 

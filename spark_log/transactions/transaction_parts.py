@@ -42,15 +42,17 @@ from spark_log.transactions import part_rules, rules, transaction_store
 from spark_log.transactions.part_rows import (
     lock_part,
     read_part,
+    read_parts,
     save_part,
     unfinished_commits,
     unfinished_parts,
 )
-from spark_log.transactions.part_rules import Part, Resolution
+from spark_log.transactions.part_rules import Part, PartState, Resolution
 from spark_log.transactions.rules import Parts, ProducerRef, Transaction
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     ask_transaction,
+    insert_empty_transaction,
     insert_pending,
     lock_transaction,
     read_pending,
@@ -240,15 +242,16 @@ def complete_last(log: Log, transactional_id: str, *, timeout_ms: int = DEFAULT_
         complete(log, last.producer_id, last.parts, timeout_ms=timeout_ms)
 
 
-def read_open(home: Store, producer_id: int) -> tuple[list[Batch], Parts]:
-    """Return the batches that are pending at home, and the parts of the open transaction. Raises
-    InvalidProducerIdMappingError.
+def read_open(home: Store, ref: ProducerRef) -> tuple[list[Batch], Parts]:
+    """Return the batches that are pending at home, and the parts of the producer's open transaction. Raises the errors
+    of `rules.check`: a fenced producer must not prepare the parts of the next one.
     """
 
     def read(connection: sa.Connection) -> tuple[list[Batch], Parts]:
-        transaction = ask_transaction(connection, lambda: home.clock(connection), producer_id)().transaction
+        transaction = ask_transaction(connection, lambda: home.clock(connection), ref.producer_id)().transaction
+        rules.check(transaction, ref)
         parts = transaction.parts if transaction.state is rules.ONGOING else rules.NO_PARTS
-        return [each.batch for each in read_pending(connection, producer_id)], parts
+        return [each.batch for each in read_pending(connection, ref.producer_id)], parts
 
     return home.read(read)
 
@@ -335,6 +338,32 @@ def finish_lost_parts(data: Cluster) -> None:
                 "store %s has lost its records of a transaction of %s, which is committed", data.store_id, name
             )
             finish(home, producer_id, number, data.store_id)
+
+
+def learn_commits(home: Cluster) -> None:
+    """Commit, in a home store that was restored, the transactions whose part in one data store is committed, and in
+    another one only prepared: the home store that was lost had decided that.
+    """
+    committed: set[tuple[int, int]] = set()
+    prepared: dict[tuple[int, int], set[StoreId]] = {}
+    for store_id in home.store_ids()[1:]:
+        for part in home.at(store_id).store.read(read_parts):
+            if part.state is PartState.COMMITTED:
+                committed.add((part.producer_id, part.number))
+            elif part.state is PartState.PREPARED:
+                prepared.setdefault((part.producer_id, part.number), set()).add(store_id)
+    for producer_id, number in committed & prepared.keys():
+        stores = prepared[producer_id, number]
+        copy_producers(home.at(min(stores)).store, home.store, {producer_id})
+        parts = Parts(number, frozenset(stores))
+
+        def learn(connection: sa.Connection, _attempt: Attempt, key: int = producer_id, parts: Parts = parts) -> None:
+            now = home.store.clock(connection)
+            insert_empty_transaction(connection, key)
+            before = lock_transaction(connection, now, key)
+            save_transaction(connection, now, before, rules.learn_commit(before.transaction, parts))
+
+        home.store.transact(learn)
 
 
 def _transactions(home: Store, store_id: StoreId, parts: Collection[int]) -> dict[int, Transaction | None]:

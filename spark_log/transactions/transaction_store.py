@@ -201,7 +201,7 @@ def commit_transaction_hook(
 
 
 def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Parts:
-    """Drop the rows and files of pending batches. Return the parts, which `transaction_parts.abort_parts` drops. Raises
+    """Drop the rows and files of pending batches. Return the parts, which `transaction_parts.abort` drops. Raises
     the errors of `transactions.rules.abort`.
     """
 

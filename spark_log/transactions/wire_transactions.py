@@ -135,7 +135,7 @@ def begin(
         before = locked(connection, store, producer, token)
         after = rules.begin(before.transaction, producer.ref)
         for store_id in sorted(stores, reverse=True):  # home last
-            after = rules.join(after, producer.ref, store_id, across=across)
+            after = rules.join(after, producer.ref, store_id, across=across, now_ms=now.wall_ms)
         save_transaction(connection, now, before, after)
 
     store.transact(body, timeout_ms=timeout_ms)

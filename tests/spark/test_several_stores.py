@@ -16,7 +16,8 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.read.read_topic import read_topic
-from spark_log.spark.streams import batch_transaction
+from spark_log.spark.datasource.write import write_commit
+from spark_log.spark.streams import batch_transaction, transacted_batch
 from spark_log.transactions import transaction_parts
 from tests.support.spark import uncommit
 from tests.support.topics import fails, fill, read, read_stream, stored
@@ -74,12 +75,14 @@ def test_a_stream_copies_topics_of_both_stores_once(spark, stores, tmp_path):
         assert stored(stores, f"{name}-out") == stored(stores, name)
 
 
-def copy_in_transactions(spark, stores, checkpoint, topics="near,far", then=lambda: None):
+def copy_in_transactions(
+    spark, stores, checkpoint, topics="near,far", writes=("partition = 0", "partition = 1"), then=lambda: None
+):
     def process(batch, _batch_id):
         address = stores.store.address.with_password
         with batch_transaction(batch, cluster=address, group_id="g") as transaction:
-            transaction.write(to_outputs(batch.filter("partition = 0")))
-            transaction.write(to_outputs(batch.filter("partition = 1")))
+            for condition in writes:
+                transaction.write(to_outputs(batch.filter(condition)))
             then()
 
     frame = read_stream(spark, stores, subscribe=topics, startingOffsets="earliest")
@@ -94,7 +97,7 @@ def pending(stores):
 
 def test_a_transacted_batch_of_both_stores_is_refused_unless_allowed(spark, stores, tmp_path):
     with fails("allow that with the cluster setting transaction.cross.store=allow"):
-        copy_in_transactions(spark, stores, tmp_path / "refused")
+        copy_in_transactions(spark, stores, tmp_path / "refused", writes=["topic = 'far'", "topic = 'near'"])
     copy_in_transactions(spark, stores, tmp_path / "one-store", topics="far")
     assert stored(stores, "far-out") == stored(stores, "far") and pending(stores) == [0, 0]
 
@@ -115,6 +118,7 @@ def test_a_transacted_batch_whose_part_has_not_followed_is_completed_by_its_repl
         raise TransactionCommitPendingError("east does not answer")
 
     with monkeypatch.context() as away, fails("east does not answer"):
+        away.setattr(write_commit, "DEFAULT_TIMEOUT_MS", 0)
         away.setattr(transaction_parts, "complete", silent)
         copy_once()
     assert stored(stores, "near-out") == stored(stores, "near") and stored(stores, "far-out") == {}
@@ -129,3 +133,23 @@ def test_a_transacted_batch_whose_part_has_not_followed_is_completed_by_its_repl
     for name in ("near", "far"):
         assert stored(stores, f"{name}-out") == stored(stores, name)
     assert pending(stores) == [0, 0] and sum(committed_offsets(stores.store, "g").values()) == 17
+
+
+@pytest.mark.parametrize("point", ["part.prepared", "part.decided"])
+def test_a_driver_is_killed_in_the_end_of_a_transacted_batch(spark, stores, tmp_path, monkeypatch, point):
+    """Simulates it: nothing is done after the failpoint. The next run of the query goes on."""
+    alter_settings(stores, {"transaction.cross.store": "allow"})
+
+    def killed(reached):
+        if reached == point:
+            raise KeyError(point)
+
+    with monkeypatch.context() as kill, fails(point):
+        for module in (transaction_parts, transacted_batch):
+            kill.setattr(module, "failpoint", killed)
+        kill.setattr(transacted_batch.BatchTransaction, "_abort", lambda _: None)
+        copy_in_transactions(spark, stores, tmp_path / "checkpoint")
+    copy_in_transactions(spark, stores, tmp_path / "checkpoint")
+    for name in ("near", "far"):
+        assert stored(stores, f"{name}-out") == stored(stores, name)
+    assert pending(stores) == [0, 0] and sum(committed_offsets(stores.store, "g").values()) == 16

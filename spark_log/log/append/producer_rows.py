@@ -82,7 +82,7 @@ def register_again(home: Store, producer_ids: Collection[int], timeout_ms: int) 
 
 def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> bool:
     """Insert in a data store those of these producers that it does not have. Returns whether home has any of them. A
-    transactional id is taken from the producer that had it before.
+    transactional id is taken from the producer that had it before. A home store that was restored gets them back.
     """
     query = sa.select(t.producer).where(PRODUCER.producer_id.in_(producer_ids))
     rows = home.read(lambda connection: [dict(row._mapping) for row in connection.execute(query)])

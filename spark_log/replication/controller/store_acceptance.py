@@ -7,7 +7,8 @@ the lost log then satisfies, as after an unclean election (`log.partitions.linea
     its leader epoch < the epoch of the truncation, and it has diverged if the truncation's offset < its offset
 
 If the home store was restored, topics that only a data store knows are adopted: home gets their rows back. Otherwise
-they would be deleted, like the topics that home has deleted.
+they would be deleted, like the topics that home has deleted. A transaction whose part in one data store is committed is
+committed in all: home gets its row back. Otherwise its other parts would be aborted.
 
 Ids of topics and producers that the lost store assigned are left out: a position of a lost topic, or a batch of a lost
 producer, would be taken for one of another topic or producer with the same id.
@@ -40,7 +41,7 @@ from spark_log.metadata.connections.server_identity import Identity
 from spark_log.metadata.id_generators import skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
 from spark_log.metadata.store import Attempt, StoreClock
-from spark_log.transactions.transaction_parts import finish_lost_parts
+from spark_log.transactions.transaction_parts import finish_lost_parts, learn_commits
 
 EPOCHS_SKIPPED = 10_000
 """More elections of a partition than take place between a backup and the loss of the store."""
@@ -60,6 +61,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
     store = cluster.store
     if cluster is cluster.home:
         in_each_store(cluster, lambda data: _adopt(cluster, data), cluster.store_ids()[1:])
+        learn_commits(cluster)
     else:
         finish_lost_parts(cluster)
 

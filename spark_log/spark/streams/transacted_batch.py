@@ -40,6 +40,7 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.append.spark_batch_rules import SparkBatch, topics_without
 from spark_log.log.append.spark_batches import NO_TOPIC, append_once_hook, find_last
 from spark_log.log.log import Log
+from spark_log.process import in_parallel
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
 from spark_log.spark.datasource.options.source_options import PendingWrite
@@ -52,6 +53,7 @@ from spark_log.transactions.transaction_commit import TransactionCommit
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_STORES_AT_ONCE = 8
 
 
 @dataclass
@@ -135,7 +137,7 @@ class BatchTransaction:
         if self.done:
             logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
             with commit_log(self._cluster, micro_batch=True) as log:
-                transaction_parts.complete_last(log, self._transactional_id)
+                self._complete_last(log)
             # the batch is computed all the same: only then does Spark save the state of aggregations and joins
             self._batch.write.format("noop").mode("append").save()
             return
@@ -171,8 +173,11 @@ class BatchTransaction:
             return call()
         except TransactionCommitPendingError:
             with commit_log(self._cluster, micro_batch=True) as log:
-                transaction_parts.complete_last(log, self._transactional_id)
+                self._complete_last(log)
             return call()
+
+    def _complete_last(self, log: Log) -> None:
+        with_patience(lambda: transaction_parts.complete_last(log, self._transactional_id))
 
     def _end(self, *, failed: bool) -> None:
         committed = False
@@ -190,9 +195,10 @@ class BatchTransaction:
                 f"batch_transaction: {len(self._unfinished)} of its writes failed or are not done: nothing is committed"
             )
         store, ref = self._cluster.store, self._producer.ref
-        batches, parts = transaction_parts.read_open(store, ref.producer_id)
+        batches, parts = transaction_parts.read_open(store, ref)
         with commit_log(self._cluster, micro_batch=True) as log:
-            prepared = [self._prepare(log, store_id, parts.number) for store_id in sorted(parts.stores)]
+            prepare = partial(self._prepare, log, parts.number)
+            prepared = in_parallel(prepare, sorted(parts.stores), _STORES_AT_ONCE, "spark-log-parts")
             new = self._remembered(sum(batch.record_count for batch in itertools.chain(batches, *prepared)))
             once = append_once_hook(new, {NO_TOPIC})
             offsets = commit_offsets_hook(store, self._commits)
@@ -204,14 +210,19 @@ class BatchTransaction:
                     transaction_parts.abort(self._cluster, ref)
             if parts.stores:
                 failpoint("part.decided")
-                transaction_parts.complete_last(log, self._transactional_id)
+                self._complete_last(log)
         self._producer.committed = self._batch_id
         self._over()
 
-    def _prepare(self, log: Log, store_id: StoreId, number: int) -> list[Batch]:
+    def _prepare(self, log: Log, number: int, store_id: StoreId) -> list[Batch]:
         """Prepare the part of the transaction in a data store. Returns its batches."""
         prepare = partial(transaction_parts.prepare, log.at(store_id), self._producer.ref.producer_id, number, None)
-        return with_patience(prepare)
+        batches = with_patience(prepare)
+        if not batches:
+            raise TransactionAbortableError(
+                f"batch_transaction: store {store_id} was restored, and has lost the rows: nothing is committed"
+            )
+        return batches
 
     def _abort(self) -> None:
         try:

@@ -38,6 +38,21 @@ def three(stores, postgres_server):
     return stores
 
 
+@pytest.mark.parametrize("point", ["part.registered:2", "part.prepared:2"])
+def test_a_later_transaction_without_parts_does_not_commit_those_of_a_killed_one(three, point):
+    """They have to be told apart at home, which has the producer's last transaction only."""
+    address = three.store.address.with_password
+    killed_at(point, "-c", PROGRAM, address, "killed")
+    with Producer(cluster=address, transactional_id="t") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("near", b"later")
+        producer.commit_transaction()
+    assert len(list(run_tasks(three, ["transactions"]))) == 2
+    assert list(run_tasks(three, ["transactions"], dry_run=True)) == []
+    assert [stored(three, name) for name in NAMES] == [{0: ["later"]}, {}, {}]
+
+
 @pytest.mark.parametrize("by", ["coordinator", "next producer"])
 def test_a_killed_producer(three, by):
     address = three.store.address.with_password

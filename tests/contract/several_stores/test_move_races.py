@@ -31,8 +31,6 @@ from spark_log.replication.controller.store_acceptance import EPOCHS_SKIPPED, ac
 from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import cancel_move, move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
-from tests.support.producing import TRANSACTION
-from tests.support.python_process import killed_at
 from tests.support.records import table
 from tests.support.topics import stored
 from tests.support.waiting import wait_until
@@ -123,24 +121,6 @@ def test_files_from_before_a_move_there_and_back_are_checked_again(stores, log):
     for store in ("east", "home"):
         move_topic(stores, "t", store)
     assert stores.store.read(lambda connection: connection.execute(epochs).scalar()) == before + 2
-
-
-@pytest.mark.parametrize("lost", ["home", "east"])
-def test_a_restored_store_and_a_decided_transaction(stores, log, lost):
-    """Accepted at home, the part is rolled forward; a store that has lost it does not block the transactional id."""
-    create_topic(stores, "t", configs=FILES, store="east")
-    address = stores.store.address.with_password
-    killed_at("part.decided", "-c", TRANSACTION, address)
-    if lost == "east":
-        for each in (t.transaction_part, t.transaction_segment):
-            stores.at(EAST).store.transact(lambda connection, _, each=each: connection.execute(each.delete()))
-    accept_store(stores if lost == "home" else stores.at(EAST))
-    with Producer(cluster=address, transactional_id="x") as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.send("t", b"next", partition=0)
-        producer.commit_transaction()
-    assert stored(stores, "t") == {0: ["committed", "next"] if lost == "home" else ["next"]}
 
 
 def test_a_restored_store_begins_epochs_of_partitions_that_are_frozen(stores, log, monkeypatch):

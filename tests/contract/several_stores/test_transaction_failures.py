@@ -77,6 +77,27 @@ def test_a_crash_that_loses_registrations(far, own_postgres_server):
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_a_connection_to_a_data_store_is_lost_in_each_step(postgres_server, tmp_path, moment):
+    with (
+        PostgresProxy(postgres_server.port) as proxy,
+        Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster,
+    ):
+        add_store(cluster, "far", proxy.address(postgres_server.create_database()))
+        create_topic(cluster, "there", store="far")
+        address = cluster.store.address.with_password
+        with Producer(cluster=address, transactional_id="t") as producer:
+            producer.init_transactions()
+            for value, passed in (("registers", 0), ("prepares", 1), ("rolls forward", 2)):
+                producer.begin_transaction()
+                cut = proxy.cut(moment, "transaction_part", passed=passed)
+                producer.send("there", value.encode()).get(30)
+                assert cut.done.is_set() == (passed == 0)
+                producer.commit_transaction()
+                assert cut.done.is_set()
+        assert stored(cluster, "there") == {0: ["registers", "prepares", "rolls forward"]}
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_a_connection_to_home_is_lost_in_the_decision(stores, postgres_server, moment):
     create_topic(stores, "there", store="east")
     with PostgresProxy(postgres_server.port) as proxy:

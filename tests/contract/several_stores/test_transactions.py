@@ -11,6 +11,7 @@ from spark_log.cluster.stores import add_store
 from spark_log.errors import (
     CrossStoreTransactionError,
     InvalidTxnStateError,
+    ProducerFencedError,
     TransactionAbortableError,
     TransactionCommitPendingError,
 )
@@ -20,6 +21,7 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata.sql_columns import TRANSACTION_PART, TRANSACTION_SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.transactions import transaction_parts, transaction_store
+from spark_log.transactions.transaction_rows import PendingBatch
 from tests.support.topics import stored
 
 EAST, WEST = 1, 2
@@ -227,6 +229,27 @@ def test_a_part_never_decides_alone(two):
         producer.send("east", b"y")
         producer.commit_transaction()
     assert values(two)["east"] == ["y"]
+
+
+def test_a_fenced_producer_does_not_see_the_parts_of_the_next_one(two):
+    """It could prepare them, and the next one could not write any more."""
+    with begun(two, "east") as first:
+        fenced = first._transactional()._ref
+        with begun(two, "east") as second:
+            with pytest.raises(ProducerFencedError):
+                transaction_parts.read_open(two.store, fenced)
+            ref = second._transactional()._ref
+            assert transaction_parts.read_open(two.store, ref)[1].stores == {EAST}
+            second.abort_transaction()
+
+
+def test_the_home_store_is_another_store_too(two):
+    alter_settings(two, {"transaction.cross.store": "refuse"})
+    with begun(two, "east") as producer:
+        ref = producer._transactional()._ref
+        with pytest.raises(CrossStoreTransactionError, match="spark-log topic move"):
+            transaction_store.register(two.store, ref, [PendingBatch(0, None)], {})
+        producer.abort_transaction()
 
 
 def test_a_deleted_topic_does_not_stop_a_decided_commit(two, monkeypatch):

@@ -1,6 +1,7 @@
 """A model of the transactions of one producer over two data stores: every reachable state, with the product's rules.
 
-The producer has two transactions, one after the other, with up to one record in each store. Every request may be lost,
+The producer has two transactions, one after the other, with up to one record in each store. Each may also write to the
+home store only, and then has no parts. Every request may be lost,
 may be repeated, and may arrive at any later time. The client gives up at any time; another one then takes over.
 Transactions time out. A data store may crash once, and loses the registrations that were not forced to disk. Clients
 and resolvers end the parts, at any time after the decision.
@@ -55,9 +56,9 @@ class World(NamedTuple):
     """What a crash leaves of each data store."""
     crashed: bool = False
     clients: tuple[Client, ...] = (Client(0),)
-    decisions: tuple[frozenset[StoreId] | None, ...] = ()
-    """How home has decided about each transaction with parts: the stores in which it commits records, none of them for
-    an abort, or None before the decision.
+    decisions: tuple[tuple[int, frozenset[StoreId] | None], ...] = ()
+    """The number of each transaction with parts, and how home has decided about it: the stores in which it commits
+    records, none of them for an abort, or None before the decision.
     """
 
 
@@ -107,7 +108,7 @@ def _requests(world: World, number: int, client: Client) -> Iterator[World]:
         sent = store_id in client.joined and client.registered == client.joined
         if sent and (after := _prepare(world, client, store_id)) is not None:
             yield from answered(after, client._replace(prepared=client.prepared | {store_id}))
-    if client.registered and client.prepared >= client.joined:
+    if not client.joined or (client.registered and client.prepared >= client.joined):
         parts = Parts(client.number, client.joined)
         home = _try(lambda: rules.commit(world.home, client.ref, 0, parts))
         if home is not None:
@@ -132,11 +133,12 @@ def _ends(world: World) -> Iterator[World]:
     """A client, or a resolver, ends parts at any time after it has learned the decision, and perhaps again."""
     for store_id, store in zip(STORES, world.stores, strict=True):
         if not store.part.is_over:
-            found, stores = part_rules.resolve(world.home, store_id, store.part), world.decisions[store.part.number - 1]
+            found = part_rules.resolve(world.home, store_id, store.part)
+            stores = dict(world.decisions)[store.part.number]
             if found is not Resolution.WAIT:
                 assert stores is not None, "a resolver does not wait for the decision"
                 assert (store_id in stores) == (found is Resolution.ROLL_FORWARD), "a resolver does the opposite"
-        for number, stores in enumerate(world.decisions, 1):
+        for number, stores in world.decisions:
             if stores is not None:
                 end = _roll_forward if store_id in stores else _abort
                 yield end(world, number, store_id)
@@ -194,14 +196,14 @@ def _home(world: World, home: Transaction, committed: frozenset[StoreId] = froze
     """Note the decision of a change of home, and check that a transaction begins only after the one before it."""
     decisions = list(world.decisions)
     if home.state is ONGOING and world.home.state is not ONGOING:
-        for number, stores in enumerate(decisions, 1):
+        for number, stores in decisions:
             assert stores is not None, "a transaction begins before the decision about the last one"
             logs = [_store(world, store_id).log for store_id in stores]
             assert all(number in log for log in logs), "a transaction begins before the last one is done"
-    if home.parts.number > len(decisions):
-        decisions.append(None)
-    if home.state is not ONGOING and decisions and decisions[-1] is None:
-        decisions[-1] = committed
+    if home.parts.stores and home.parts.number not in dict(decisions):
+        decisions.append((home.parts.number, None))
+    if home.state is not ONGOING and decisions and decisions[-1][1] is None:
+        decisions[-1] = (decisions[-1][0], committed)
     return world._replace(home=home, decisions=tuple(decisions))
 
 
@@ -219,7 +221,7 @@ def check(world: World) -> None:
     for store_id, store in zip(STORES, world.stores, strict=True):
         assert len(set(store.log)) == len(store.log), "a record was committed twice"
         number = store.part.number
-        stores = world.decisions[number - 1] if number else frozenset()
+        stores = dict(world.decisions)[number] if number else frozenset()
         if store.part.state is PartState.COMMITTED:
             assert stores and store_id in stores, "a part committed alone"
         if store.part.state is PartState.ABORTED:
@@ -242,10 +244,12 @@ def check_end(world: World) -> None:
         if unfinished or not part.is_over:
             found = part_rules.resolve(world.home, store_id, part)
             assert found is not Resolution.WAIT, "nobody ends this part"
+            rolls_forward = store_id in (dict(world.decisions)[part.number] or ())
+            assert rolls_forward == (found is Resolution.ROLL_FORWARD), "a resolver does the opposite"
             end = _abort if found is Resolution.ABORT else _roll_forward
             world = end(world, part.number, store_id)
     assert not rules.is_unfinished(world.home)
     for store_id, store in zip(STORES, world.stores, strict=True):
         assert store.part.is_over and not store.pending
-        committed = [number for number, stores in enumerate(world.decisions, 1) if stores and store_id in stores]
+        committed = [number for number, stores in world.decisions if stores and store_id in stores]
         assert sorted(store.log) == committed, "not all or nothing"

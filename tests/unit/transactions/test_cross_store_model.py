@@ -54,12 +54,23 @@ def prepared_part_takes_batches(patch):
     patch(part_rules, "register", lenient)
 
 
+def keeps_the_number_of_aborted_parts(patch):
+    over = rules._over
+
+    def kept(transaction, state):
+        after = over(transaction, state)
+        return replace(after, parts=replace(after.parts, number=transaction.parts.number))
+
+    patch(rules, "_over", kept)
+
+
 MUTANTS = [
     begins_before_the_last_one_is_done,
     does_not_count,
     commits_without_the_list_of_stores,
     resolver_aborts_an_open_transaction,
     prepared_part_takes_batches,
+    keeps_the_number_of_aborted_parts,
 ]
 
 

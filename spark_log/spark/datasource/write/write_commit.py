@@ -23,6 +23,7 @@ from spark_log.errors import (
     NotLeaderForPartitionError,
     SparkLogError,
     TopicMovedError,
+    TransactionCommitPendingError,
     UnknownTopicOrPartitionError,
     redact,
 )
@@ -237,7 +238,8 @@ def register_write(
                     write_id=write_id, release_write_id=True, durable=True,
                 )  # fmt: skip
             else:
-                _drop(here, (), write_id)
+                with contextlib.suppress(SparkLogError):  # else its lease ends
+                    _drop(here, (), write_id)
 
 
 @contextlib.contextmanager
@@ -250,7 +252,8 @@ def commit_log(cluster: Cluster, *, micro_batch: bool = False) -> Iterator[Clien
     try:
         yield log
     except BaseException:
-        log.close(more_to_come=micro_batch)
+        with contextlib.suppress(SparkLogError):
+            log.close(more_to_come=micro_batch)
         raise
     try:
         log.close(more_to_come=micro_batch)
@@ -270,12 +273,14 @@ def append_whole(log: Log, request: AppendRequest) -> AppendResult:
 
 
 def with_patience(append: Callable[[], _T]) -> _T:
-    """Repeat an append that was refused because a partition lacks its leader or replicas in sync."""
+    """Repeat an append that was refused because a partition lacks its leader or replicas in sync, and the end of a
+    transaction that not all stores have followed.
+    """
     until_s, pause_s = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000, 0.1
     while True:
         try:
             return append()
-        except (NotEnoughReplicasError, NotLeaderForPartitionError) as error:
+        except (NotEnoughReplicasError, NotLeaderForPartitionError, TransactionCommitPendingError) as error:
             if isinstance(error, TopicMovedError) or clock.monotonic_s() > until_s:
                 raise
             logger.info("the write waits: %s", redact(str(error)))

@@ -1,0 +1,98 @@
+"""A store is restored to an earlier time while a transaction over several stores is between its steps."""
+
+import pytest
+import sqlalchemy as sa
+
+from spark_log import Producer
+from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.stores import add_store
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.task_list import run_tasks
+from spark_log.metadata import tables as t
+from spark_log.replication.controller.store_acceptance import accept_store
+from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.transactions import transaction_parts
+from spark_log.transactions.part_rows import unfinished_parts
+from tests.support.producing import TRANSACTION
+from tests.support.python_process import killed_at
+from tests.support.topics import stored
+
+EAST = 1
+TO_BOTH = TRANSACTION.replace(
+    "    producer.commit",
+    """    producer.send("w", b"committed", partition=0)
+    producer.commit""",
+)
+
+
+@pytest.fixture
+def both(stores, postgres_server):
+    add_store(stores, "west", postgres_server.create_database())
+    alter_settings(stores, {"transaction.cross.store": "allow"})
+    create_topic(stores, "t", store="east")
+    create_topic(stores, "w", store="west")
+    return stores
+
+
+def commit_next(cluster):
+    with Producer(cluster=cluster.store.address.with_password, transactional_id="x") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("t", b"next", partition=0)
+        producer.commit_transaction()
+
+
+def restore_home(cluster, rows):
+    """Give home the rows of producers and transactions that it had earlier."""
+
+    def restore(connection, _attempt):
+        for table in (t.transaction, t.producer):
+            connection.execute(table.delete())
+        for table in (t.producer, t.transaction):
+            for row in rows[table]:
+                connection.execute(table.insert().values(**row._mapping))
+
+    cluster.store.transact(restore)
+
+
+def rows_of_home(cluster):
+    return {
+        table: cluster.store.read(lambda connection, table=table: connection.execute(sa.select(table)).all())
+        for table in (t.producer, t.transaction)
+    }
+
+
+@pytest.mark.parametrize("backup", ["without the producer", "of an earlier transaction"])
+@pytest.mark.parametrize("decided", [False, True])
+def test_home_from_before_the_decision(both, decided, backup):
+    """A part that is committed proves the decision; without one, all parts are aborted."""
+    expected = []
+    if backup == "of an earlier transaction":
+        commit_next(both)
+        expected.append("next")
+    rows = rows_of_home(both)
+    killed_at("part.decided" if decided else "part.prepared:2", "-c", TO_BOTH, both.store.address.with_password)
+    if decided:
+        expected.append("committed")
+        [part] = both.at(EAST).store.read(unfinished_parts)
+        log = ClientLog(both)
+        transaction_parts.roll_forward(log.at(EAST), part.producer_id, part.number)
+        log.close()
+    restore_home(both, rows)
+    accept_store(both)
+    commit_next(both)
+    list(run_tasks(both, ["transactions"]))
+    assert list(run_tasks(both, ["transactions"], dry_run=True)) == []
+    assert stored(both, "w") == ({0: ["committed"]} if decided else {})
+    assert stored(both, "t") == {0: [*expected, "next"]}
+
+
+def test_a_data_store_from_before_its_part(stores):
+    """A store that has lost its part of a committed transaction does not block the transactional id."""
+    create_topic(stores, "t", store="east")
+    killed_at("part.decided", "-c", TRANSACTION, stores.store.address.with_password)
+    for table in (t.transaction_part, t.transaction_segment):
+        stores.at(EAST).store.transact(lambda connection, _, table=table: connection.execute(table.delete()))
+    accept_store(stores.at(EAST))
+    commit_next(stores)
+    assert stored(stores, "t") == {0: ["next"]}
