@@ -160,8 +160,9 @@ bench-queues: venv postgres  ## how fast share groups are
 bench-scale: venv postgres  ## what each operation costs as the log grows; how many processes can append to one store
 	$(PYTHON) -m benchmarks scale
 
-bench-moves: venv postgres  ## how long appends to a topic wait while it is moved to another store
+bench-moves: venv postgres  ## appends to a topic that is moved to another store, and to others while a store is lost
 	$(PYTHON) -m benchmarks.moves
+	$(PYTHON) -m benchmarks.lost_store
 
 bench-soak: venv java delta  ## an hour of producers, a group, a stream and all maintenance: does anything grow?
 	$(WITH_JAVA) $(PYTHON) -m benchmarks.soak

@@ -1,5 +1,7 @@
 """A data store, or the home store, does not answer: the topics of the others are appended to and read as before."""
 
+import contextlib
+import os
 import threading
 import time
 
@@ -7,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import Consumer, Producer
+from spark_log.cluster.brokers import add_broker, list_brokers, remove_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.store_probe import StoreProbe
@@ -15,6 +18,8 @@ from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailable
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.task_list import run_tasks
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
 
@@ -103,6 +108,35 @@ def test_a_topic_is_not_created_in_a_store_that_does_not_answer(far, own_postgre
         assert create_topic(far, "new").store_id == 0, "its name is free again"
     finally:
         own_postgres_server.start()
+
+
+def test_what_only_the_lost_store_knows_is_kept(far, own_postgres_server, tmp_path):
+    """Log dirs with its replicas, and folders of its topics, although home knows neither."""
+    add_broker(far, 2, [str(tmp_path / "disk")])
+    log = ClientLog(far)
+    topic = log.find_topic("there")
+    log.append(topic, [Records(0, table("a"))])
+    log.seal(topic, [0])
+    log.close()
+    folder = tmp_path / "log-dir" / topic.folder
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (0, 0))
+    forget = t.topic.delete().where(t.topic.c.name == "there")
+    own_postgres_server.kill()
+    try:
+        far.at(1).store.timeout_ms_max = 500
+        with pytest.raises(MetadataStoreUnavailableError):
+            remove_broker(far, 2)
+        assert {broker.broker_id for broker in list_brokers(far)} == {1, 2}
+        far.store.transact(lambda connection, _: connection.execute(forget))
+        notes = []
+        with contextlib.suppress(MetadataStoreUnavailableError):  # of the data store's own tasks
+            for report in run_tasks(far, ["files"]):
+                notes += report.notes
+        assert any(note.startswith("folders of unknown topics stay") for note in notes), notes
+    finally:
+        own_postgres_server.start()
+    assert len(list(folder.rglob("_segments/*/*.parquet"))) == 1
 
 
 def test_a_database_is_only_the_store_that_it_is(far, postgres_server, tmp_path):
