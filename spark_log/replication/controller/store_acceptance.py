@@ -8,7 +8,8 @@ the lost log then satisfies, as after an unclean election (`log.partitions.linea
 
 If the home store was restored, topics that only a data store knows are adopted: home gets their rows back. Otherwise
 they would be deleted, like the topics that home has deleted. A transaction whose part in one data store is committed is
-committed in all: home gets its row back. Otherwise its other parts would be aborted.
+committed in all: home gets its row back. Otherwise its other parts would be aborted. Each transactional id gets another
+producer id: the data stores know later epochs of the old one, and would refuse the epochs that home gives out again.
 
 Ids of topics and producers that the lost store assigned are left out: a position of a lost topic, or a batch of a lost
 producer, would be taken for one of another topic or producer with the same id.
@@ -36,11 +37,13 @@ from spark_log.log.partitions.partition_rows import (
 )
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.log.partitions.truncations import record_truncation
+from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Identity
 from spark_log.metadata.id_generators import skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
 from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.transactions.rules import EPOCH_MAX
 from spark_log.transactions.transaction_parts import finish_lost_parts, learn_commits
 
 EPOCHS_SKIPPED = 10_000
@@ -75,6 +78,9 @@ def accept_store(cluster: Cluster) -> Identity | None:
         save_partitions(connection, before, {key: _begin_epoch(connection, key, before[key], now) for key in before})
         for topic_id in frozen:
             freeze_partitions(connection, topic_id)
+        if len(cluster.store_ids()) > 1 and cluster is cluster.home:
+            transactional = PRODUCER.transactional_id.is_not(None)
+            connection.execute(t.producer.update().where(transactional).values(epoch=EPOCH_MAX))
         for column in (TOPIC.topic_id, PRODUCER.producer_id):
             skip_ids(connection, column, IDS_SKIPPED)
         return server_identity.accept(connection, now.wall_ms)

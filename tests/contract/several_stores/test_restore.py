@@ -13,6 +13,7 @@ from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions import transaction_parts
 from spark_log.transactions.part_rows import unfinished_parts
+from spark_log.transactions.transaction_store import init_producer
 from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
 from tests.support.topics import stored
@@ -85,6 +86,19 @@ def test_home_from_before_the_decision(both, decided, backup):
     assert list(run_tasks(both, ["transactions"], dry_run=True)) == []
     assert stored(both, "w") == ({0: ["committed"]} if decided else {})
     assert stored(both, "t") == {0: [*expected, "next"]}
+
+
+def test_producers_of_a_restored_home_store_get_other_ids(both):
+    """Its epochs are given out again, and the data stores have seen them."""
+    before, _ = init_producer(both, "x", 60_000)
+    accept_store(both.at(EAST))
+    again, _ = init_producer(both, "x", 60_000)
+    assert again.producer_id == before.producer_id
+    accept_store(both)
+    after, _ = init_producer(both, "x", 60_000)
+    assert after.producer_id > before.producer_id
+    commit_next(both)
+    assert stored(both, "t") == {0: ["next"]}
 
 
 def test_a_data_store_from_before_its_part(stores):
