@@ -93,13 +93,13 @@ def roll_forward(part: Part, number: int) -> Part:
     if number > part.number or part.state is not PartState.PREPARED:
         raise InvalidTxnStateError(
             f"{_name(part, number)} is committed, and is not prepared here: part {part.number} is {part.state}. The"
-            " store was restored from a backup that has not got it"
+            " store was restored from a backup that lacks it"
         )
     return replace(part, state=PartState.COMMITTED, pending=0)
 
 
 def is_lost(part: Part, number: int) -> bool:
-    """Whether the store has not got the part of transaction `number`, which was prepared."""
+    """Whether the store lacks the part of transaction `number`, which was prepared."""
     return part.number < number or (part.number == number and part.state in (PartState.OPEN, PartState.ABORTED))
 
 
@@ -114,9 +114,12 @@ def resolve(transaction: Transaction | None, store_id: StoreId, part: Part) -> R
     """Say what follows for an open or prepared part from its transaction at home, which was read after the part. None:
     home has no transaction of the producer id any more.
 
-    A part with a higher number than home's is of a transaction that home has lost, since it was restored.
+    A part with a higher number than home's is of a transaction that home has lost, since it was restored. An open part
+    of a transaction that is over is of a data store that was restored to a time before its part was prepared.
     """
     if transaction is None or transaction.parts.number != part.number:
+        return Resolution.ABORT
+    if part.state is PartState.OPEN and transaction.state is COMMITTED and store_id not in transaction.parts.stores:
         return Resolution.ABORT
     if transaction.state is COMMITTED:  # also if home has noted it as done, and this store has lost that
         return Resolution.ROLL_FORWARD

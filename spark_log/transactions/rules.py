@@ -99,7 +99,7 @@ class Transaction:
     """The newest fencing token with the role OFFSETS, for TxnOffsetCommit."""
     parts: Parts = NO_PARTS
     """The stores that have a part of the open transaction; of a committed one, those that have not appended it yet. The
-    number is that of the last transaction that had parts, or a higher one if that was aborted.
+    number is at least that of the last transaction that had parts.
     """
 
 
@@ -158,7 +158,7 @@ def begin(transaction: Transaction, ref: ProducerRef) -> Transaction:
     if transaction.state is ONGOING:
         return transaction
     check_finished(transaction)
-    return replace(transaction, state=ONGOING, pending=0, previous_epoch=-1)
+    return replace(transaction, state=ONGOING, pending=0, previous_epoch=-1, parts=_next_parts(transaction))
 
 
 def register(transaction: Transaction, ref: ProducerRef, batches: int) -> Transaction:
@@ -234,7 +234,10 @@ def commit(
             f"{_name(transaction, ref)}: {batches} batches were sent and {there} are there: a topic was deleted"
             " meanwhile, or the metadata store has crashed; abort it, and do it again"
         )
-    joined = transaction.parts if transaction.state is ONGOING else NO_PARTS
+    if transaction.state is not ONGOING:
+        check_finished(transaction)
+        transaction = replace(transaction, parts=_next_parts(transaction))
+    joined = transaction.parts
     if joined.stores != parts.stores or (parts.stores and joined.number != parts.number):
         raise TransactionAbortableError(
             f"{_name(transaction, ref)}: its parts {_numbers(parts)} are prepared, and it has {_numbers(joined)}: abort"
@@ -252,13 +255,16 @@ def finish(transaction: Transaction, number: int, store_id: StoreId) -> Transact
 
 
 def learn_commit(transaction: Transaction, parts: Parts) -> Transaction:
-    """Commit a transaction of which the home store, which was restored, does not know the end: the part in one data
-    store is committed, which proves it, and those of `parts` are only prepared. Unchanged if home has a later one.
+    """Commit a transaction whose end a restored home store does not know. Its part in one data store is committed,
+    which proves the commit, and those of `parts` are only prepared.
+
+    Unchanged if home has a later transaction, or knows the end. The producer is fenced: batches and offsets that are
+    pending at home are lost, so a repeated commit must not succeed.
     """
-    ended = transaction.parts.number == parts.number and transaction.state is not ONGOING
-    if ended or transaction.parts.number > parts.number:
+    is_open = transaction.state is ONGOING and parts.stores <= transaction.parts.stores
+    if transaction.parts.number > parts.number or (transaction.parts.number == parts.number and not is_open):
         return transaction
-    fenced = replace(transaction, epoch=transaction.epoch + 1, previous_epoch=transaction.epoch, parts=parts)
+    fenced = replace(transaction, epoch=transaction.epoch + 1, previous_epoch=-1, parts=parts)
     return _over(fenced, COMMITTED)
 
 
@@ -348,16 +354,19 @@ def _ended(transaction: Transaction, state: TransactionState, keeps_epoch: bool)
 
 
 def _over(transaction: Transaction, state: TransactionState) -> Transaction:
-    """Return the transaction in a state without pending batches.
-
-    An aborted one has no parts, and another number than those that exist, which find that out (`part_rules.resolve`).
-    Without another number the commit of a later transaction that has no parts would be taken for theirs.
+    """Return the transaction in a state without pending batches. Parts of an aborted one are dropped later
+    (`part_rules.resolve`).
     """
     assert state in TRANSITIONS[transaction.state]
-    parts = transaction.parts
-    if state is ABORTED and parts.stores:
-        parts = Parts(parts.number + 1)
+    parts = Parts(transaction.parts.number) if state is ABORTED else transaction.parts
     return replace(transaction, state=state, pending=0, expired=False, parts=parts)
+
+
+def _next_parts(transaction: Transaction) -> Parts:
+    """Return the parts with which the next transaction begins. After an abort they have another number: a part of the
+    aborted transaction that still exists must not be taken for one of the next transaction.
+    """
+    return Parts(transaction.parts.number + 1) if transaction.state is ABORTED else transaction.parts
 
 
 def _numbers(parts: Parts) -> str:

@@ -17,7 +17,7 @@ from spark_log.log.append.producer_rows import (
     release_transactional_id,
 )
 from spark_log.metadata import tables as t
-from spark_log.metadata.connections.server_identity import check_identity
+from spark_log.metadata.connections.server_identity import check_identity, problem_of
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import PRODUCER, TRANSACTION
 from spark_log.metadata.store import Attempt, Store
@@ -71,7 +71,10 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
 def _time_out(
     store: Store, fence: Fence, producer_id: int, connection: sa.Connection, _attempt: Attempt
 ) -> list[PendingBatch] | None:
-    """Abort the transaction if it has timed out, and return its pending batches. Otherwise return None."""
+    """Abort the transaction if it has timed out, and return its pending batches. Otherwise return None.
+
+    With parts it waits while the store is not the recorded one: a restored home store may not know its commit.
+    """
     fence(connection)
     now = store.clock(connection)
     try:
@@ -79,7 +82,7 @@ def _time_out(
     except InvalidProducerIdMappingError:
         return None
     after = rules.time_out(before.transaction)
-    if after is before.transaction:
+    if after is before.transaction or (before.transaction.parts.stores and problem_of(connection)):
         return None
     dropped = read_pending(connection, producer_id)
     save_transaction(connection, now, before, after)

@@ -31,7 +31,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import StoreId
 from spark_log.log.append.append_transaction import AppendRequest, check_write_id
-from spark_log.log.append.producer_rows import copy_producers, find_transactional_producer
+from spark_log.log.append.producer_rows import copy_producers, find_transactional_producer, transactional_id_of
 from spark_log.log.append.rules import Batch
 from spark_log.log.log import Log
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
@@ -309,7 +309,7 @@ class Unresolved(NamedTuple):
 def find_unresolved(data: Cluster) -> list[Unresolved]:
     """Return the parts that `resolve` would end now."""
     home = data.home.store
-    parts = {part.producer_id: part for part in data.store.read(unfinished_parts)}  # before their transactions
+    parts = {part.producer_id: part for part in _unfinished_parts(data)}  # before their transactions
     found = []
     for producer_id, transaction in _transactions(home, data.store_id, parts).items():
         part = parts.get(producer_id)
@@ -323,8 +323,23 @@ def find_unresolved(data: Cluster) -> list[Unresolved]:
     return found
 
 
+def _unfinished_parts(data: Cluster) -> list[Part]:
+    """Return the open and the prepared parts of a data store. Those of one that was restored are left until it is
+    accepted: `finish_lost_parts` has to know which it lacks.
+    """
+    parts = data.store.read(unfinished_parts)
+    if not parts:
+        return []
+
+    def read(connection: sa.Connection) -> list[Part]:
+        check_identity(connection)
+        return unfinished_parts(connection)
+
+    return data.store.read_as_primary(read)
+
+
 def finish_lost_parts(data: Cluster) -> None:
-    """Note as done the commits whose part this data store, which was restored, has not got: their records are lost."""
+    """Note as done the commits whose part this data store, which was restored, lacks: their records are lost."""
     home = data.home.store
 
     def committed(connection: sa.Connection) -> dict[int, Transaction | None]:
@@ -352,18 +367,30 @@ def learn_commits(home: Cluster) -> None:
                 committed.add((part.producer_id, part.number))
             elif part.state is PartState.PREPARED:
                 prepared.setdefault((part.producer_id, part.number), set()).add(store_id)
-    for producer_id, number in committed & prepared.keys():
-        stores = prepared[producer_id, number]
-        copy_producers(home.at(min(stores)).store, home.store, {producer_id})
-        parts = Parts(number, frozenset(stores))
+    for producer_id, number in sorted(committed & prepared.keys()):
+        _learn_commit(home, producer_id, Parts(number, frozenset(prepared[producer_id, number])))
 
-        def learn(connection: sa.Connection, _attempt: Attempt, key: int = producer_id, parts: Parts = parts) -> None:
-            now = home.store.clock(connection)
-            insert_empty_transaction(connection, key)
-            before = lock_transaction(connection, now, key)
-            save_transaction(connection, now, before, rules.learn_commit(before.transaction, parts))
 
-        home.store.transact(learn)
+def _learn_commit(home: Cluster, producer_id: int, parts: Parts) -> None:
+    data = home.at(min(parts.stores)).store
+    name = data.read(lambda connection: transactional_id_of(connection, producer_id))
+    copy_producers(data, home.store, {producer_id})
+
+    def learn(connection: sa.Connection, _attempt: Attempt) -> bool | None:
+        if name is None or transactional_id_of(connection, producer_id) != name:
+            return None  # the restored home store has given one of the two ids to another producer
+        now = home.store.clock(connection)
+        insert_empty_transaction(connection, producer_id)
+        before = lock_transaction(connection, now, producer_id)
+        after = rules.learn_commit(before.transaction, parts)
+        save_transaction(connection, now, before, after)
+        return after is not before.transaction
+
+    learned = home.store.transact(learn)
+    if learned is None:
+        logger.error("a transaction of %s is committed in some data stores, and aborted in %s", name, parts.stores)
+    elif learned:
+        logger.warning("a transaction of %s is committed; what it had in the home store is lost", name)
 
 
 def _transactions(home: Store, store_id: StoreId, parts: Collection[int]) -> dict[int, Transaction | None]:

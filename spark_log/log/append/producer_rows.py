@@ -133,6 +133,12 @@ def find_transactional_producer(connection: sa.Connection, transactional_id: str
     return connection.execute(query).scalar_one_or_none()
 
 
+def transactional_id_of(connection: sa.Connection, producer_id: int) -> str | None:
+    """Return the transactional id of a producer id, or None."""
+    query = sa.select(PRODUCER.transactional_id).where(PRODUCER.producer_id == producer_id)
+    return connection.execute(query).scalar_one_or_none()
+
+
 def insert_transactional_producer(
     connection: sa.Connection, transactional_id: str, transaction_timeout_ms: int, now: StoreClock
 ) -> int:

@@ -110,7 +110,7 @@ def test_a_topic_is_not_created_in_a_store_that_does_not_answer(far, own_postgre
         own_postgres_server.start()
 
 
-def test_what_only_the_lost_store_knows_is_kept(far, own_postgres_server, tmp_path):
+def test_files_and_brokers_that_only_the_lost_store_knows_are_kept(far, own_postgres_server, tmp_path):
     """Log dirs with its replicas, and folders of its topics, although home knows neither."""
     add_broker(far, 2, [str(tmp_path / "disk")])
     log = ClientLog(far)

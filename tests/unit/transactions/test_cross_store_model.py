@@ -55,13 +55,7 @@ def prepared_part_takes_batches(patch):
 
 
 def keeps_the_number_of_aborted_parts(patch):
-    over = rules._over
-
-    def kept(transaction, state):
-        after = over(transaction, state)
-        return replace(after, parts=replace(after.parts, number=transaction.parts.number))
-
-    patch(rules, "_over", kept)
+    patch(rules, "_next_parts", lambda transaction: transaction.parts)
 
 
 MUTANTS = [
