@@ -46,7 +46,7 @@ from spark_log.transactions.part_rows import (
     unfinished_commits,
     unfinished_parts,
 )
-from spark_log.transactions.part_rules import Part, Resolution
+from spark_log.transactions.part_rules import Part, PartState, Resolution
 from spark_log.transactions.rules import Parts, ProducerRef, Transaction
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
@@ -130,7 +130,8 @@ def prepare(
     log: Log, producer_id: int, number: int, batches: int | None, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> None:
     """Close the part of transaction `number` in the data store of `log`, after a check that its batches can be appended
-    now. `batches` is their number; None takes all, for a client whose registrations were forced to disk.
+    now. `batches` is their number; None takes all, for a client whose registrations were forced to disk: batches of
+    deleted topics are then dropped at the commit.
 
     Raises the errors of `part_rules.prepare`, and those of the append.
     """
@@ -143,6 +144,10 @@ def prepare(
         for topic in log.cluster.home.store.read(lambda connection: topics_of_ids(connection, missing)).values():
             raise CrossStoreTransactionError(
                 f"topic {topic.name!r} was moved to another metadata store: abort the transaction, and do it again"
+            )
+        if batches is not None and part.state is PartState.OPEN:
+            raise UnknownTopicOrPartitionError(
+                f"a topic of the transaction was deleted: abort it (topic ids {', '.join(map(str, sorted(missing)))})"
             )
 
     def close(connection: sa.Connection, now: StoreClock) -> bool:

@@ -33,6 +33,20 @@ ONE_STORE_FILES = frozenset(
 )
 ONE_STORE_TESTS = frozenset(
     {
+        # of settings, or of offsets and fencing tokens only, which are at home
+        "test_abort_wakes_those_who_wait_for_its_offsets",
+        "test_deleted_offsets_are_not_committed_by_an_open_transaction",
+        "test_empty_transactions_and_transactions_of_offsets_only",
+        "test_offset_is_unstable_until_a_transaction_that_has_timed_out_is_aborted",
+        "test_offsets_of_a_request_are_written_by_one_statement",
+        "test_only_the_newest_fencing_token_may_act",
+        "test_position_waits_for_the_end_of_the_transaction",
+        "test_settings_that_exclude_transactions_are_refused",
+        # one snapshot of records and offsets
+        "test_a_reader_never_sees_part_of_a_transaction",
+        # only home knows the time-outs of transactions: a data store takes records until home has aborted
+        "test_a_transaction_beyond_its_timeout_takes_no_record",
+        # others
         "test_a_copy_in_a_log_dir_without_a_replica_is_left_to_reassignment",
         "test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing",
         "test_a_failing_partition_does_not_stop_retention_of_the_others",
