@@ -41,8 +41,10 @@ def topics_view(cluster: Cluster) -> Cluster:
 
 
 def rows_of(cluster: Cluster, *tables: sa.Table) -> dict[str, list[str]]:
-    """All rows of these tables (by default all tables except the commit tokens), to show that nothing was written."""
-    with cluster.store.snapshot() as connection:
+    """All rows of these tables (by default all tables except the commit tokens), to show that nothing was written, in
+    the store of the topics.
+    """
+    with topics_view(cluster).store.snapshot() as connection:
         return {
             found.name: sorted(map(repr, connection.execute(sa.select(found)).all()))
             for found in tables or set(t.metadata.sorted_tables) - {t.commit_token}
