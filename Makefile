@@ -80,9 +80,9 @@ test: venv  ## check, then every test, in as many processes as WORKERS says
 	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres etcd promtool chromium delta class-archive
 	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 --durations=30 $(PYTEST_ARGS)
 
-test-two-stores: venv postgres  ## contract tests of groups, clients, gateways and appends, with their topics in a data store
+test-two-stores: venv postgres  ## contract tests of appends, transactions, groups, maintenance, clients and gateways, with their topics in a data store
 	SPARK_LOG_TEST_STORES=two scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not long" \
-		$(addprefix tests/contract/,log groups maintenance clients gateway) $(PYTEST_ARGS)
+		$(addprefix tests/contract/,log transactions groups maintenance clients gateway) $(PYTEST_ARGS)
 
 # Spark 4.2 has no Iceberg runtime: the tests read and write tables with a Spark 4.1 in a process of its own.
 test-spark41: venv .venv41/.installed  ## the tests of Iceberg tables in Spark 4.1, in .venv41

@@ -25,14 +25,13 @@ from tests.support.one_store import ONE_STORE_FILES, ONE_STORE_TESTS
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 from tests.support.s3 import S3Server
 from tests.support.spark import ENVIRONMENT, session
+from tests.support.stores import STORES, TWO_STORES
 
 # CliRunner would build the tree of commands for each invocation.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 os.environ.update(ENVIRONMENT)
 os.environ.pop("SPARK_CONF_DIR", None)  # the developer's own settings
-
-TWO_STORES = os.environ.get("SPARK_LOG_TEST_STORES") == "two"
 
 # A shared machine makes single examples slow by chance; a hang is pytest-timeout's to find.
 settings.register_profile("spark-log", deadline=None, print_blob=True)
@@ -41,13 +40,13 @@ settings.load_profile("spark-log")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Leave out PostgreSQL for tests marked `on_sqlite`. Make groups for `--dist loadgroup`: the tests of a group run
+    """Leave out PostgreSQL for tests marked `on_sqlite`, and two stores unless they have the mark `on_data_store`. Make
+    groups for `--dist loadgroup`: the tests of a group run
     in one worker, all others wherever a worker is free.
 
     The tests that share a SparkSession are one group, and so are those that share a fixture of their module.
     """
-    others = ("postgres", "two_stores")
-    items[:] = [item for item in items if not (item.get_closest_marker("on_sqlite") and _store_of(item) in others)]
+    items[:] = [item for item in items if not _left_out(item)]
     if TWO_STORES:
         here = [item for item in items if _store_of(item) == "two_stores" and item.path.name not in ONE_STORE_FILES]
         items[:] = [item for item in here if item.originalname not in ONE_STORE_TESTS]
@@ -58,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found
         ):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def _left_out(item: pytest.Function) -> bool:
+    if item.get_closest_marker("on_sqlite") is None:
+        return False
+    return _store_of(item) in ("postgres", *([] if item.get_closest_marker("on_data_store") else ["two_stores"]))
 
 
 def _store_of(item: pytest.Function) -> object:
@@ -116,7 +121,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["two_stores"] if TWO_STORES else ["sqlite", "postgres"])
+@pytest.fixture(params=STORES)
 def cluster_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Address of a cluster to create: once a folder (SQLite), once a PostgreSQL URL; a folder for `also_on_s3`. With
     SPARK_LOG_TEST_STORES=two, all tests run in a cluster of two stores (`also_on_two_stores`) instead.

@@ -127,9 +127,10 @@ def register(
 
 def prepare(
     log: Log, producer_id: int, number: int, batches: int | None, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
-) -> list[Batch]:
+) -> None:
     """Close the part of transaction `number` in the data store of `log`, after a check that its batches can be appended
-    now. Returns them. `batches` is their number; None takes all, for a client whose registrations were forced to disk.
+    now. `batches` is their number; None takes all, for a client whose registrations were forced to disk: batches of
+    deleted topics are then dropped at the commit.
 
     Raises the errors of `part_rules.prepare`, and those of the append.
     """
@@ -143,6 +144,10 @@ def prepare(
             raise CrossStoreTransactionError(
                 f"topic {topic.name!r} was moved to another metadata store: abort the transaction, and do it again"
             )
+        if batches is not None and part.state is PartState.OPEN:
+            raise UnknownTopicOrPartitionError(
+                f"a topic of the transaction was deleted: abort it (topic ids {', '.join(map(str, sorted(missing)))})"
+            )
 
     def close(connection: sa.Connection, now: StoreClock) -> bool:
         before = lock_part(connection, now, producer_id)
@@ -154,7 +159,6 @@ def prepare(
     request = AppendRequest(present, atomic=True, hooks=[close], commits=True, only_checks=True)
     log.append_whole(request, topics, timeout_ms=timeout_ms)
     failpoint("part.prepared")
-    return pending
 
 
 def roll_forward(
@@ -268,15 +272,17 @@ def find_unfinished(home: Store, transactional_id: str) -> Transaction | None:
 
 
 def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Abort a transaction at home, and then its parts. A store that does not answer is left to a coordinator. Raises
-    the errors of `rules.abort`.
-    """
-    parts = transaction_store.abort(cluster, ref, timeout_ms=timeout_ms)
+    """Abort a transaction at home, and then its parts. Raises the errors of `rules.abort`."""
+    abort_parts(cluster, ref.producer_id, transaction_store.abort(cluster, ref, timeout_ms=timeout_ms))
+
+
+def abort_parts(cluster: Cluster, producer_id: int, parts: Parts) -> None:
+    """Drop the parts of a transaction that home has aborted. A store that does not answer is left to a coordinator."""
 
     def drop(store_id: StoreId) -> None:
         try:
             data = cluster.at(store_id)
-            abort_part(data, ref.producer_id, parts.number, timeout_ms=ABORT_TIMEOUT_MS)
+            abort_part(data, producer_id, parts.number, timeout_ms=ABORT_TIMEOUT_MS)
         except SparkLogError as error:
             logger.info("store %s: a part is left to the coordinator: %s", store_id, redact(str(error)))
 

@@ -53,10 +53,13 @@ logger = logging.getLogger(__name__)
 
 
 class Initialized(NamedTuple):
-    """A producer that may begin a transaction, and the fencing token of its connection."""
+    """A producer that may begin a transaction, the fencing token of its connection, and the parts of the transaction
+    that was open before, which the caller drops.
+    """
 
     ref: ProducerRef
     token: FencingToken
+    aborted: Parts
 
 
 def init_producer(
@@ -69,9 +72,10 @@ def init_producer(
 ) -> Initialized:
     """Return a producer id and a new epoch for the transactional id, and a fencing token.
 
-    Earlier producers with the id are fenced, and their open transaction is aborted. With `given`, the caller must be
-    this producer, which continues with the new epoch (`rules.bump`); an unknown transactional id is created all the
-    same. If the epoch would be above EPOCH_MAX, the transactional id gets another producer id.
+    Earlier producers with the id are fenced, and their open transaction is aborted; `transaction_parts.abort_parts`
+    drops its parts. With `given`, the caller must be this producer, which continues with the new epoch (`rules.bump`);
+    an unknown transactional id is created all the same. If the epoch would be above EPOCH_MAX, the transactional id
+    gets another producer id.
 
     Raises InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms, and
     TransactionCommitPendingError if the last transaction is unfinished (`transaction_parts.complete_last`). With
@@ -98,19 +102,21 @@ def init_producer(
         else:
             after = rules.bump(before.transaction, given)
         ends = before.transaction.state is ONGOING and after.state is not ONGOING
+        aborted = before.transaction.parts if ends else NO_PARTS
         dropped = read_pending(connection, producer_id) if ends else []
         after, token = fencing_rules.take(after, Role.COORDINATOR)
         save_transaction(connection, now, before, after)
         if after.epoch > EPOCH_MAX:
             release_transactional_id(connection, producer_id)
             delete_transactions(connection, [producer_id])
+            aborted = NO_PARTS  # of the other producer id: a coordinator drops them
             producer_id = insert_transactional_producer(connection, transactional_id, transaction_timeout_ms, now)
             insert_empty_transaction(connection, producer_id)
             before = lock_transaction(connection, now, producer_id)
             after, token = fencing_rules.take(rules.initialize(before.transaction), Role.COORDINATOR)
             save_transaction(connection, now, before, after)
         begin_epoch(connection, producer_id, after.epoch, transaction_timeout_ms, now)
-        return Initialized(ProducerRef(producer_id, after.epoch), token), dropped
+        return Initialized(ProducerRef(producer_id, after.epoch), token, aborted), dropped
 
     found, dropped = store.transact(initialize, timeout_ms=timeout_ms, announce=True)
     failpoint("transaction.initialized")
@@ -201,7 +207,7 @@ def commit_transaction_hook(
 
 
 def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Parts:
-    """Drop the rows and files of pending batches. Return the parts, which `transaction_parts.abort` drops. Raises
+    """Drop the rows and files of pending batches. Return the parts, which `transaction_parts.abort_parts` drops. Raises
     the errors of `transactions.rules.abort`.
     """
 

@@ -7,10 +7,9 @@ import pytest
 from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.settings import alter_settings
-from spark_log.cluster.stores import add_store
 from tests.support.postgres import PostgresServer
 from tests.support.resources import bounded_resources
+from tests.support.stores import put_topics_in_a_data_store
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +39,9 @@ def cluster(request, cluster_address, tmp_path, on_s3):
 
 
 def _use_two_stores(request: pytest.FixtureRequest, cluster: Cluster) -> None:
-    """Add the data store `east`, which gets the topics, if the test asks for two stores."""
+    """Add a data store if the test asks for two stores."""
     if request.node.callspec.params["cluster_address"] == "two_stores":
-        add_store(cluster, "east", request.getfixturevalue("postgres_server").create_database())
-        alter_settings(cluster, {"topic.default.store": "east"})
+        put_topics_in_a_data_store(cluster, request.getfixturevalue("postgres_server"))
 
 
 @pytest.fixture

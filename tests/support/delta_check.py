@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.metadata import tables as t
@@ -25,8 +26,12 @@ from spark_log.tables.table_lag import delta_lags
 def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> None:
     """Invariant 11: each online log dir's table of each topic lists the sealed segments of its replicas up to min(high
     watermark, the replica's LEO), each once, and no rows but theirs can be read from it. A stream of the table has read
-    each record once, those at the offsets `twice` perhaps twice.
+    each record once, those at the offsets `twice` perhaps twice. For the topics of all stores.
     """
+    in_each_store(cluster, lambda view: _assert_delta_of_store(view, twice))
+
+
+def _assert_delta_of_store(cluster: Cluster, twice: Collection[int]) -> None:
     topics = _topics(cluster)
     online = sa.select(t.log_dir.c.log_dir_id).where(t.log_dir.c.online)
     log_dirs = cluster.store.read(lambda connection: set(connection.execute(online).scalars()))
@@ -120,6 +125,10 @@ def _offsets_of(log_dir: LogDir, topic: Topic, add: dict[str, Any]) -> list[int]
 
 def assert_replicas_are_whole(cluster: Cluster) -> None:
     """Invariant 10: every segment below a replica's LEO is complete in its log dir, if that is online."""
+    in_each_store(cluster, _assert_replicas_of_store)
+
+
+def _assert_replicas_of_store(cluster: Cluster) -> None:
     topics = _topics(cluster)
     infos = cluster.log_dirs()
     online = cluster.store.read(

@@ -11,17 +11,14 @@ from typing import NamedTuple
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import unfenced
 from spark_log.facts.topics import PartitionInfo, describe_topics
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.replication.controller.controller import elect_leaders
-from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.records import table
-from tests.support.replicas import folder_of, topic_on
+from tests.support.replicas import folder_of, inspect_and_elect, topic_on
 
 
 class Tag(NamedTuple):
@@ -116,12 +113,11 @@ class TaggedLog:
 
     def _bring_back(self, gone: Path) -> None:
         self._rename_back(gone)
-        catch_up(self.cluster, self.topic, 0, int(gone.name.removesuffix("-away").rpartition("-")[2]))
+        catch_up(self.cluster.of(self.topic), self.topic, 0, int(gone.name.removesuffix("-away").rpartition("-")[2]))
         assert len(self._partition().isr) == 2
 
     def _inspect(self) -> None:
-        inspect_log_dirs(self.cluster, unfenced)
-        elect_leaders(self.cluster.store, unfenced)
+        inspect_and_elect(self.cluster)
 
 
 class LineageReader:

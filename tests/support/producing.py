@@ -5,6 +5,7 @@ to a producer.
 from typing import Any
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import ranges_of
 
@@ -39,5 +40,5 @@ def stored(log: ClientLog, topic: str) -> dict[int, list[bytes]]:
 
 
 def change(cluster: Cluster, statement: Any) -> None:
-    """Run a statement on the metadata store."""
-    cluster.store.transact(lambda connection, _: connection.execute(statement))
+    """Run a statement on each metadata store: the rows of a table are in the store of their topic, or at home."""
+    in_each_store(cluster, lambda view: view.store.transact(lambda connection, _: connection.execute(statement)))

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import Topic, find_topics
@@ -15,9 +17,11 @@ from spark_log.facts.topics import describe_topics
 from spark_log.ids import LogDirId
 from spark_log.log.segments.segment_copy import SegmentFile, is_whole
 from spark_log.metadata import tables as t
+from spark_log.replication.controller import topic_copies
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.replication.controller.topic_operations import insert_topic
+from spark_log.replication.controller.topic_operations import create_topic, insert_topic
+from tests.support.stores import topics_view
 
 
 def add_brokers(cluster: Cluster, folder: Path, *broker_ids: int, racks: dict[int, str] | None = None) -> None:
@@ -31,6 +35,9 @@ def topic_on(cluster: Cluster, name: str, assignments: Sequence[Sequence[int]], 
     first = {info.broker_id: info.log_dir_id for info in reversed(cluster.log_dirs().values())}
     placement = [[(broker_id, first[broker_id]) for broker_id in replicas] for replicas in assignments]  # type: ignore[index]
     named = {key.replace("_", "."): value for key, value in configs.items()}
+    if topics_view(cluster) is not cluster:
+        with patch.object(topic_copies, "place_replicas", lambda *_: placement):
+            return create_topic(cluster, name, len(assignments), len(assignments[0]), named)
     return cluster.store.transact(
         lambda connection, _: insert_topic(
             connection, name, placement, len(assignments[0]), named, cluster.store.clock(connection)
@@ -51,9 +58,13 @@ def folder_of(cluster: Cluster, broker_id: int) -> Path:
 
 
 def inspect_and_elect(cluster: Cluster) -> None:
-    """One round of the controller: it detects unavailable log dirs and elects leaders."""
-    inspect_log_dirs(cluster, unfenced)
-    elect_leaders(cluster.store, unfenced)
+    """One round of the controller in each store: it detects unavailable log dirs and elects leaders."""
+
+    def detect(view: Cluster) -> None:
+        inspect_log_dirs(view, unfenced)
+        elect_leaders(view.store, unfenced)
+
+    in_each_store(cluster, detect)
 
 
 def take_away(cluster: Cluster, broker_id: int) -> None:
@@ -67,11 +78,15 @@ def bring_back(cluster: Cluster, broker_id: int) -> None:
     """Restore the broker's log dir with all its files; the controller detects it."""
     folder = folder_of(cluster, broker_id)
     folder.with_name(f"{folder.name}-away").rename(folder)
-    inspect_log_dirs(cluster, unfenced)
+    in_each_store(cluster, lambda view: inspect_log_dirs(view, unfenced))
 
 
 def every_replica_is_whole(cluster: Cluster) -> None:
     """Invariant 10: each segment below the LEO of a replica that is online is in its log dir, byte for byte."""
+    in_each_store(cluster, _replicas_of_store_are_whole)
+
+
+def _replicas_of_store_are_whole(cluster: Cluster) -> None:
     infos = cluster.log_dirs()
     with cluster.store.snapshot() as connection:
         folders = {topic.topic_id: topic.folder for topic in find_topics(connection).values()}

@@ -9,6 +9,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.topics import find_topics
 from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
@@ -30,7 +31,7 @@ def unnamed_files(cluster: Cluster) -> list[str]:
         for folder in folders:
             assert log_dir is not None
             found += log_dir.list_files(f"{folder}/_segments")
-    named = cluster.store.read(_named)
+    named = set().union(*in_each_store(cluster, lambda view: view.store.read(_named)).values())
     return sorted(path for path in found if path not in named)
 
 

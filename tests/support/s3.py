@@ -12,11 +12,13 @@ from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
 from pyarrow import fs
 from werkzeug.serving import make_server
 
+from tests.support.stores import STORES
+
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
 REGION = "us-east-1"
 
-also_on_s3 = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres", "s3"], indirect=True)
+also_on_s3 = pytest.mark.parametrize("cluster_address", [*STORES, "s3"], indirect=True)
 """For contract tests: one more run, with the log dirs of `cluster` and `three_brokers` in object storage."""
 
 

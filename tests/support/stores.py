@@ -1,5 +1,6 @@
-"""The two metadata stores in tests: cases that run mostly on SQLite, and the rows of a store."""
+"""The metadata stores in tests: on which ones a test runs, and the rows of a store."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,15 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.stores import add_store
 from spark_log.metadata import tables as t
+from tests.support.postgres import PostgresServer
+
+TWO_STORES = os.environ.get("SPARK_LOG_TEST_STORES") == "two"
+"""Whether all tests run in a cluster of two stores (`make test-two-stores`)."""
+STORES = ["two_stores"] if TWO_STORES else ["sqlite", "postgres"]
+"""The stores on which each contract test runs."""
 
 
 def each_on_sqlite_last_on_postgres(names: str, cases: Sequence[tuple[Any, ...]]) -> pytest.MarkDecorator:
@@ -20,9 +29,22 @@ also_on_two_stores = pytest.mark.parametrize("cluster_address", ["sqlite", "post
 """For contract tests: one more run, with the topics of `cluster` and `three_brokers` in a data store."""
 
 
+def put_topics_in_a_data_store(cluster: Cluster, server: PostgresServer) -> None:
+    """Add the data store `east` on the server. It gets all new topics."""
+    add_store(cluster, "east", server.create_database())
+    alter_settings(cluster, {"topic.default.store": "east"})
+
+
+def topics_view(cluster: Cluster) -> Cluster:
+    """The cluster as the store has it that has the topics of the contract tests: of two stores the data store."""
+    return cluster.at(cluster.store_ids()[-1])
+
+
 def rows_of(cluster: Cluster, *tables: sa.Table) -> dict[str, list[str]]:
-    """All rows of these tables (by default all tables except the commit tokens), to show that nothing was written."""
-    with cluster.store.snapshot() as connection:
+    """All rows of these tables (by default all tables except the commit tokens), to show that nothing was written, in
+    the store of the topics.
+    """
+    with topics_view(cluster).store.snapshot() as connection:
         return {
             found.name: sorted(map(repr, connection.execute(sa.select(found)).all()))
             for found in tables or set(t.metadata.sorted_tables) - {t.commit_token}

@@ -128,4 +128,6 @@ def _text(value: Any) -> str:
 
 
 def find(cluster: Cluster, name: str) -> Topic:
-    return cluster.store.read(lambda connection: find_topic(connection, name))
+    """The topic as its store has it, with its configs."""
+    at_home = cluster.store.read(lambda connection: find_topic(connection, name))
+    return cluster.of(at_home).store.read(lambda connection: find_topic(connection, name))

@@ -9,10 +9,12 @@ from spark_log.log.partitions.replication_rules import fail_over, lose_files
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Attempt
 from spark_log.replication.controller.log_truncation import truncate_log
+from tests.support.stores import topics_view
 
 
 def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:
     """An unclean election: every log dir returns with only the records below `to`, which is a segment boundary."""
+    store = topics_view(cluster).store
 
     def elect(connection: sa.Connection, _attempt: Attempt) -> None:
         found = find_topic(connection, topic)
@@ -32,8 +34,8 @@ def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:
             state = lose_files(state, replica.broker_id, to)
         after, truncation = fail_over(state, {replica.log_dir_id for replica in state.replicas}, unclean=True)
         assert truncation is not None, "nothing was removed"
-        now = cluster.store.clock(connection)
+        now = store.clock(connection)
         after = truncate_log(connection, found, partition, truncation, state, after, now)
         save_partitions(connection, before, {key: after})
 
-    cluster.store.transact(elect)
+    store.transact(elect)

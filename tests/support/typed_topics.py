@@ -16,6 +16,7 @@ from spark_log.log.records.schema import SEGMENT_SCHEMA, read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.sql_columns import SEGMENT
 from tests.support.records import ranges_of
+from tests.support.stores import topics_view
 from tests.support.topics import make
 
 SCHEMA = "item STRING, price DOUBLE, n BIGINT"
@@ -59,7 +60,9 @@ def files(cluster: Cluster, topic: Topic) -> list[tuple[int | None, pa.Table]]:
     query = sa.select(SEGMENT.partition, SEGMENT.name, SEGMENT.columns_version).where(
         SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline
     )
-    rows = cluster.store.read(lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all())
+    rows = topics_view(cluster).store.read(
+        lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all()
+    )
     log_dir = LogDir(info.uri)
     return [
         (row.columns_version, pq.read_table(log_dir.open(segment_path(topic.folder, row.partition, row.name))))

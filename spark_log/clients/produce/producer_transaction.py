@@ -166,9 +166,10 @@ class ProducerTransaction:
 
     def _initialize(self) -> None:
         timeout_ms = self._settings.transaction_timeout_ms
-        self._ref = transaction_store.init_producer(
+        self._ref, _, aborted = transaction_store.init_producer(
             self._cluster, self._transactional_id, timeout_ms, timeout_ms=self._timeout_ms
-        ).ref
+        )
+        transaction_parts.abort_parts(self._cluster, self._ref.producer_id, aborted)
 
     def begin(self, log: Log) -> None:
         with self._lock:
@@ -258,7 +259,10 @@ class ProducerTransaction:
             stored = [PendingBatch(position, batch) for position, batch in zip(groups, batches, strict=True)]
             if cluster.store_id != HOME:
                 self._reached = True
-                batches = self._parts.register(cluster, self._ref, stored, written, again=again, timeout_ms=timeout_ms)
+                with self._reason_from_home():
+                    batches = self._parts.register(
+                        cluster, self._ref, stored, written, again=again, timeout_ms=timeout_ms
+                    )
             elif self._state is State.COMMITTING and written.write_id is None and not again:
                 self._blobs.update(written.blobs)
             else:
@@ -327,7 +331,8 @@ class ProducerTransaction:
             by_store.setdefault(each.store_id, []).append(each.batch)
         batches = by_store.get(HOME, [])
         topics: dict[int, Topic] = {each.topic.topic_id: each.topic for each in sent if each.store_id == HOME}
-        self._parts.prepare(log, self._ref, by_store, self._timeout_ms)
+        with self._reason_from_home():
+            self._parts.prepare(log, self._ref, by_store, self._timeout_ms)
         parts = self._parts.parts
         durable = bool(self._offsets or self._acknowledgements or parts.stores) or any(
             topic.config.flush_messages <= 1 for topic in topics.values()
@@ -410,6 +415,17 @@ class ProducerTransaction:
             return more(connection)
 
         return store.read(read)
+
+    @contextmanager
+    def _reason_from_home(self) -> Iterator[None]:
+        """If a part in a data store was closed, raise the error of the home store, which knows the reason: another
+        producer, or a time-out.
+        """
+        try:
+            yield
+        except (InvalidTxnStateError, TransactionAbortableError):
+            self._check_in_store()
+            raise
 
     @contextmanager
     def fail_on_error(self) -> Iterator[None]:

@@ -160,23 +160,26 @@ def _complete(log: Log, stores: TopicStores, producer_id: int, parts: Parts, tim
 def abort(
     cluster: Cluster, stores: TopicStores, producer: WireProducer, token: FencingToken, *, timeout_ms: int
 ) -> None:
-    """Abort the open transaction at home, and then its parts. A coordinator does that for a store that does not answer.
-    Raises the errors of `wire_transactions.abort`.
-    """
+    """Abort the open transaction at home, and then its parts. Raises the errors of `wire_transactions.abort`."""
     parts = wire_transactions.abort(cluster, producer, token, timeout_ms=timeout_ms)
+    abort_parts(stores, producer.producer_id, parts)
+
+
+def abort_parts(stores: TopicStores, producer_id: int, parts: Parts) -> None:
+    """Drop the parts of a transaction that home has aborted. If a store does not answer, a coordinator does that."""
     with contextlib.suppress(SparkLogError):
         _in_each(
             stores,
             parts,
             lambda data: transaction_parts.abort_part(
-                data, producer.producer_id, parts.number, timeout_ms=transaction_parts.ABORT_TIMEOUT_MS
+                data, producer_id, parts.number, timeout_ms=transaction_parts.ABORT_TIMEOUT_MS
             ),
         )
 
 
-def _in_each(stores: TopicStores, parts: Parts, function: Callable[[Cluster], object]) -> None:
+def _in_each(stores: TopicStores, parts: Parts, function: Callable[[Cluster], None]) -> None:
     """Call a function for the data stores of the parts, at the same time. Raises the first error."""
     results = stores.in_each(dict.fromkeys(parts.stores), lambda data, _: function(data), CHANGE_S)
     for result in results.values():
-        if isinstance(result, Exception):
+        if result is not None:
             raise result

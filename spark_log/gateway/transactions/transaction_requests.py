@@ -100,10 +100,11 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
         timeout_ms=TIMEOUT_MS,
     )  # fmt: skip
     try:
-        ref, token = init()
+        ref, token, aborted = init()
     except TransactionCommitPendingError:
         transactions.complete_last(services.log, services.stores, name, timeout_ms=TIMEOUT_MS)
-        ref, token = init()
+        ref, token, aborted = init()
+    transactions.abort_parts(services.stores, ref.producer_id, aborted)
     client.fencing_tokens.keep(name, ref.producer_id, token)
     return ref.producer_id, ref.epoch
 

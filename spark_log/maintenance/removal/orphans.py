@@ -14,7 +14,7 @@ named. Files that are not named like spark-log's are kept.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -172,9 +172,13 @@ def _needed(
 
 def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:
     """Return the write ids of these files that are registered."""
+    return _registered_here(connection, found).difference(log_dirs.expired)
+
+
+def _registered_here(connection: sa.Connection, found: Sequence[tuple[int, Entry]]) -> set[str]:
     ids = {write_id for _, file in found if (write_id := write_id_of(file.name))}
     query = sa.select(WRITE_ID.write_id).where(in_list(WRITE_ID.write_id, ids))
-    return set(connection.execute(query).scalars()).difference(log_dirs.expired)
+    return set(connection.execute(query).scalars())
 
 
 # Folders of unknown topics ------------------------------------------------------------------------------------------
@@ -215,7 +219,7 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
                 except SparkLogError as error:
                     return deleted + Deleted(notes=(redact(f"folders of unknown topics stay: {error}"),))
             for folder in sorted(unknown):
-                deleted += _delete_unknown(log_dirs, log_dir_id, log_dir, folder)
+                deleted += _delete_unknown(cluster, log_dirs, log_dir_id, log_dir, folder)
         except LOG_DIR_FAILURES as error:
             log_dirs.leave_alone(log_dir_id, error)
     return deleted
@@ -223,24 +227,33 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
 
 def _known_elsewhere(cluster: Cluster) -> set[str]:
     """Return the folders that the data stores know. Raises the error of a store that does not answer."""
+    return _in_data_stores(cluster, _known_folders)
 
+
+def _in_data_stores(cluster: Cluster, find: Callable[[sa.Connection], set[str]]) -> set[str]:
     def read(connection: sa.Connection) -> set[str]:
         check_identity(connection)
-        return _known_folders(connection)
+        return find(connection)
 
     data_stores = cluster.store_ids()[1:]
-    folders = in_each_store(cluster, lambda data: data.store.read_as_primary(read), data_stores)
-    return set().union(*folders.values())
+    found = in_each_store(cluster, lambda data: data.store.read_as_primary(read), data_stores)
+    return set().union(*found.values())
 
 
 def _needed_of_unknown(
-    connection: sa.Connection, log_dirs: CleanableLogDirs, folder: str, files: Sequence[tuple[int, Entry]]
+    connection: sa.Connection,
+    log_dirs: CleanableLogDirs,
+    folder: str,
+    files: Sequence[tuple[int, Entry]],
+    write_ids: Collection[str],
 ) -> Needed | None:
-    """Return the metadata about the files of this folder; None if the metadata knows the folder."""
+    """Return the metadata about the files of this folder; None if the metadata knows the folder. `write_ids` are
+    registered in data stores.
+    """
     if folder in _known_folders(connection):
         return None
     kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, TopicConfig().file_delete_delay_ms)
-    return Needed(write_ids=_registered(connection, log_dirs, files), kept_since_ms=kept_since_ms)
+    return Needed(write_ids=_registered(connection, log_dirs, files).union(write_ids), kept_since_ms=kept_since_ms)
 
 
 def _known_folders(connection: sa.Connection) -> set[str]:
@@ -248,14 +261,21 @@ def _known_folders(connection: sa.Connection) -> set[str]:
     return {topic.folder for topic in find_topics(connection).values()} | set(connection.execute(retired).scalars())
 
 
-def _delete_unknown(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, folder: str) -> Deleted:
+def _delete_unknown(
+    cluster: Cluster, log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, folder: str
+) -> Deleted:
     try:
         content = _content(log_dir, folder)
     except UnsafePathError:
         return Deleted()
     if content is None:
         return Deleted()
-    needed = log_dirs.decide(lambda connection: _needed_of_unknown(connection, log_dirs, folder, content.files))
+    files = content.files
+    try:
+        elsewhere = _in_data_stores(cluster, lambda connection: _registered_here(connection, files))
+    except SparkLogError as error:
+        return Deleted(notes=(redact(f"folder {folder} of an unknown topic stays: {error}"),))
+    needed = log_dirs.decide(lambda connection: _needed_of_unknown(connection, log_dirs, folder, files, elsewhere))
     if needed is None:
         return Deleted()
     now_ms = clock.wall_ms()

@@ -28,9 +28,7 @@ transaction = _table(
         server_default=text("0"),
     ),
     column("offsets_claim", BigInteger, "the same for TxnOffsetCommit", server_default=text("0")),
-    column(
-        "part_number", BigInteger, "at least that of the last transaction with parts", server_default=text("0")
-    ),
+    column("part_number", BigInteger, "at least that of the last transaction with parts", server_default=text("0")),
     column(
         "part_stores",
         Text,

@@ -50,6 +50,7 @@ from spark_log.spark.streams.micro_batch import Given, checkpoint_of_batch
 from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_commit import TransactionCommit
+from spark_log.transactions.transaction_rows import read_pending
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -165,7 +166,11 @@ class BatchTransaction:
     def _initialized(self) -> ProducerRef:
         timeout_ms = self._timeout_ms or self._cluster.store.settings.transaction_max_timeout_ms
         name = self._transactional_id
-        return self._after_the_last_one(lambda: transaction_store.init_producer(self._cluster, name, timeout_ms)).ref
+        ref, _, aborted = self._after_the_last_one(
+            lambda: transaction_store.init_producer(self._cluster, name, timeout_ms)
+        )
+        transaction_parts.abort_parts(self._cluster, ref.producer_id, aborted)
+        return ref
 
     def _after_the_last_one(self, call: Callable[[], _T]) -> _T:
         """Call a function. If the last transaction is committed and unfinished, complete it first."""
@@ -216,12 +221,13 @@ class BatchTransaction:
 
     def _prepare(self, log: Log, number: int, store_id: StoreId) -> list[Batch]:
         """Prepare the part of the transaction in a data store. Returns its batches."""
-        prepare = partial(transaction_parts.prepare, log.at(store_id), self._producer.ref.producer_id, number, None)
-        batches = with_patience(prepare)
+        data, producer_id = log.at(store_id), self._producer.ref.producer_id
+        batches = [each.batch for each in data.cluster.store.read(lambda c: read_pending(c, producer_id))]
         if not batches:
             raise TransactionAbortableError(
                 f"batch_transaction: store {store_id} was restored, and has lost the rows: nothing is committed"
             )
+        with_patience(lambda: transaction_parts.prepare(data, producer_id, number, len(batches)))
         return batches
 
     def _abort(self) -> None:

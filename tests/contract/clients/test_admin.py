@@ -31,6 +31,7 @@ from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.producing import change
 from tests.support.records import NOON_MS
 from tests.support.replicas import add_brokers, bring_back, take_away, topic_on
+from tests.support.stores import topics_view
 from tests.support.topics import append
 
 
@@ -369,7 +370,8 @@ def test_leaders_are_elected(admin, brokers, log):
     bring_back(brokers, 2)
     with pytest.raises(kafka.errors.PreferredLeaderNotAvailableError, match="broker 2, is not in sync"):
         admin.elect_leaders(0, ["a"])
-    catch_up(brokers, log.find_topic("a"), 1, 2)
+    topic = log.find_topic("a")
+    catch_up(brokers.of(topic), topic, 1, 2)
     assert results_of(admin.elect_leaders(0)) == {("a", 0): not_needed, ("a", 1): 0, ("b", 0): not_needed}
     assert admin.describe_topics(["a"])[0]["partitions"][1]["leader_id"] == 2
     with pytest.raises(kafka.errors.UnknownTopicOrPartitionError):
@@ -392,7 +394,7 @@ def test_an_unclean_election_loses_the_records_that_only_offline_replicas_have(a
     assert results_of(admin.elect_leaders(ElectionType.UNCLEAN, {"a": [0]})) == {("a", 0): 0}
     first, second = admin.describe_topics(["a"])[0]["partitions"]
     assert (first["leader_id"], first["isr_nodes"], second["leader_id"]) == (2, [2], -1)
-    [lost] = brokers.store.read(lambda connection: connection.execute(sa.select(t.truncation)).all())
+    [lost] = topics_view(brokers).store.read(lambda connection: connection.execute(sa.select(t.truncation)).all())
     assert (lost.partition, lost.start_offset, lost.end_offset, lost.record_count, lost.unclean) == (0, 0, 3, 3, True)
     needless = kafka.errors.ElectionNotNeededError.errno
     assert results_of(admin.elect_leaders(1, {"a": [0]})) == {("a", 0): needless}

@@ -114,7 +114,7 @@ def test_a_client_goes_on_in_a_topic_that_was_created_again(cluster, producer):
 def test_the_last_id_is_not_deleted(cluster, gateway):
     """It shows which ids were assigned, also if it has been a transactional one."""
     register_producer(cluster.store, 10_000)
-    ref, _ = init_producer(cluster, "t", 10_000)
+    ref, *_ = init_producer(cluster, "t", 10_000)
     forget(cluster)
     settings = replace(cluster.store.settings, transactional_id_expiration_ms=1)
     assert expire_ids(cluster.store, settings) == 1

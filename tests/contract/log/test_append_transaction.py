@@ -33,8 +33,9 @@ from spark_log.metadata import (
 )
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from tests.support.producing import change
 from tests.support.records import LARGE, SMALL_BLOBS, read_all, table
-from tests.support.stores import rows_of
+from tests.support.stores import rows_of, topics_view
 from tests.support.topics import find
 
 
@@ -127,7 +128,7 @@ def test_several_batches_of_a_producer_in_one_flush(cluster, log):
     assert log.append(topic, flush) == [Appended(n, n + 1) for n in range(7)]
     repeated = log.append(topic, [*flush[2:], *flush[2:]])
     assert repeated == [Appended(n, n + 1, duplicate=True) for n in (2, 3, 4, 5, 6)] * 2
-    with cluster.store.snapshot() as connection:
+    with topics_view(cluster).store.snapshot() as connection:
         assert len(connection.execute(sa.select(t.producer_batch)).all()) == 5
 
 
@@ -145,10 +146,10 @@ def test_each_partition_has_its_own_outcome_unless_the_request_is_atomic(cluster
         return AppendRequest(batches, dict.fromkeys(names, blob.data), atomic=atomic)
 
     before = rows_of(cluster)
-    outcomes = run_append_transaction(cluster.store, request(atomic=True)).outcomes
+    outcomes = run_append_transaction(topics_view(cluster).store, request(atomic=True)).outcomes
     assert isinstance(outcomes[1], Rejected)
     assert rows_of(cluster) == before, "nothing of it"
-    outcomes = run_append_transaction(cluster.store, request(atomic=False)).outcomes
+    outcomes = run_append_transaction(topics_view(cluster).store, request(atomic=False)).outcomes
     assert [type(outcome) for outcome in outcomes] == [Appended, Rejected, Appended]
     assert read_all(log, topic) == [(0, 0, "x"), (1, 0, "x")]
 
@@ -156,7 +157,7 @@ def test_each_partition_has_its_own_outcome_unless_the_request_is_atomic(cluster
 def test_a_file_whose_write_id_was_removed_is_not_appended(cluster, log):
     topic = create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
     log.append(topic, [Records(0, table("a"))])
-    cluster.store.transact(lambda connection, _: connection.execute(t.write_id.delete()))
+    change(cluster, t.write_id.delete())
     with pytest.raises(WriteIdExpiredError):
         log.append(topic, [Records(0, table("b"))])
     assert read_all(log, topic) == [(0, 0, "a")]
@@ -182,7 +183,7 @@ def spark_write(cluster, topic, batch, *values):
         atomic=True,
         hooks=[append_once_hook(batch, [topic.topic_id])],
     )
-    return run_append_transaction(cluster.store, request)
+    return run_append_transaction(topics_view(cluster).store, request)
 
 
 def test_a_spark_batch_is_appended_once_and_a_copied_checkpoint_is_an_error(cluster, log):
@@ -221,7 +222,7 @@ def test_the_same_first_spark_batch_from_two_drivers_at_once_is_appended_once(cl
 
 
 def recovery_point(cluster):
-    return cluster.store.read(lambda c: c.execute(sa.select(t.partition.c.recovery_point)).scalar_one())
+    return topics_view(cluster).store.read(lambda c: c.execute(sa.select(t.partition.c.recovery_point)).scalar_one())
 
 
 def test_flush_messages_limits_the_unforced_records(cluster, log, monkeypatch):
@@ -244,7 +245,7 @@ def test_flush_messages_limits_the_unforced_records(cluster, log, monkeypatch):
     assert recovery_point(cluster) == 10
     assert len(unforced) == (0 if cluster.store.sqlite else 4)
     if cluster.store.sqlite:
-        with cluster.store.snapshot() as connection:
+        with topics_view(cluster).store.snapshot() as connection:
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2, "FULL again"
     alter_configs(cluster, "t", {"flush.messages": None})
     log.append(find(cluster, "t"), [Records(0, table("x"))])

@@ -10,7 +10,7 @@ from spark_log import Consumer, errors
 from spark_log.groups.committed_offsets import committed
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 
-pytestmark = pytest.mark.on_sqlite
+pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 P0 = TopicPartition("t", 0)
 

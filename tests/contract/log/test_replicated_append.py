@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster import new_file
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import NotEnoughReplicasError
 from spark_log.facts.topics import describe_topics
@@ -28,6 +29,7 @@ from spark_log.spark.datasource.write.task_writer import TaskWriter
 from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole, inspect_and_elect
+from tests.support.stores import topics_view
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")
 
@@ -127,7 +129,7 @@ def test_a_replica_joins_the_isr_before_the_commit(cluster, cluster_address, log
     write = Write(cluster_address, "b")
     (tmp_path / "away2").rename(tmp_path / "d2")
     inspect_and_elect(cluster)
-    assert catch_up(cluster, topic, 0, 2).in_sync
+    assert catch_up(cluster.of(topic), topic, 0, 2).in_sync
     write.commit()
     assert partition(cluster).high_watermark == 2
     assert {replica.log_end_offset for replica in partition(cluster).replicas} == {2}
@@ -151,10 +153,12 @@ def test_a_log_dir_is_replaced_by_an_empty_one_before_the_commit(cluster, cluste
 
 def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
-    served = t.broker.update().values(
-        served=True, lease_until_ms=2**62, lease_clock_epoch=cluster.store.now().clock_epoch
-    )
-    cluster.store.transact(lambda connection, _: connection.execute(served))  # no process copies in the background
+
+    def serve(view):  # no process copies in the background
+        lease = {"lease_until_ms": 2**62, "lease_clock_epoch": view.store.now().clock_epoch}
+        view.store.transact(lambda connection, _: connection.execute(t.broker.update().values(served=True, **lease)))
+
+    in_each_store(cluster, serve)
     write = Write(cluster_address, "b")
     assert isinstance(log.append(topic, [Records(0, table("a"))], acks=1)[0], Appended)
     assert partition(cluster).high_watermark == 0
@@ -177,7 +181,7 @@ def test_nothing_is_appended_if_too_few_replicas_are_left_at_the_commit(
         write.commit()
     write.abort()  # as Spark does
     assert values(log, topic) == []
-    with cluster.store.snapshot() as connection:
+    with topics_view(cluster).store.snapshot() as connection:
         assert connection.execute(sa.select(t.segment)).all() == []
 
 
@@ -194,7 +198,7 @@ def test_sealing_does_not_wait_for_a_failed_log_dir(cluster, log, tmp_path):
     assert 2 not in state.isr
     (tmp_path / "away2").rename(tmp_path / "d2")
     inspect_and_elect(cluster)
-    assert catch_up(cluster, topic, 0, 2).in_sync
+    assert catch_up(cluster.of(topic), topic, 0, 2).in_sync
     every_replica_is_whole(cluster)
 
 

@@ -17,7 +17,7 @@ from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, make
 from tests.support.truncation import truncate
 
-pytestmark = pytest.mark.on_sqlite
+pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 T0 = TopicPartition("t", 0)
 

@@ -63,6 +63,7 @@ def test_sealed_and_bulk_written_files_have_the_fields_as_columns(cluster, log):
     assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
 
 
+@pytest.mark.on_data_store
 def test_a_new_field_is_a_new_column_for_new_files_and_old_files_get_it_on_request(cluster, log):
     topic = typed(cluster, inline_max_bytes="0")
     append(log, topic, document(1, note="a"), document(2))
@@ -88,6 +89,7 @@ def test_a_new_field_is_a_new_column_for_new_files_and_old_files_get_it_on_reque
     assert_delta_is_the_log(cluster)  # the rewritten file is no data change
 
 
+@pytest.mark.on_data_store
 def test_a_merge_gives_all_records_the_present_columns(cluster, log):
     topic = make(cluster, "orders", inline_max_bytes="0", retention_ms="-1")
     append(log, topic, document(1), "{oops")
@@ -236,6 +238,7 @@ list(run_tasks(sys.argv[1], ["columns"]))
 """
 
 
+@pytest.mark.on_data_store
 @pytest.mark.parametrize("step", ["columns.file-written", "columns.committed"])
 def test_a_killed_backfill_is_completed_by_the_next(cluster, cluster_address, log, step):
     topic = make(cluster, "orders", inline_max_bytes="0", retention_ms="-1")
@@ -248,6 +251,7 @@ def test_a_killed_backfill_is_completed_by_the_next(cluster, cluster_address, lo
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_data_store
 @pytest.mark.parametrize("task", ["columns", "merge"])
 def test_a_reset_gives_a_field_another_column_and_every_reader_sees_both(cluster, log, task):
     topic = typed(cluster, inline_max_bytes="0")

@@ -20,6 +20,7 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from tests.support.records import read_all, table
 from tests.support.replicas import take_away
 from tests.support.resources import assert_only_named_files, unnamed_files
+from tests.support.stores import topics_view
 
 FILES = {"inline.max.bytes": "0"}
 TWO = {**FILES, "min.insync.replicas": "2"}
@@ -50,13 +51,13 @@ def producer_of(cluster_address):
 
 def fill_up(cluster, table_name):
     """Make the store refuse new rows of this table, as if it were full."""
-    with cluster.store.engine.begin() as connection:
+    with topics_view(cluster).store.engine.begin() as connection:
         for statement in _FULL[connection.dialect.name]:
             connection.exec_driver_sql(statement.format(table_name))
 
 
 def make_room(cluster, table_name):
-    with cluster.store.engine.begin() as connection:
+    with topics_view(cluster).store.engine.begin() as connection:
         on = f" ON {table_name}" if connection.dialect.name == "postgresql" else ""
         connection.exec_driver_sql(f"DROP TRIGGER store_full{on}")
 
@@ -64,7 +65,7 @@ def make_room(cluster, table_name):
 def test_a_record_that_is_refused_again_and_again_leaves_nothing(three_brokers, producer_of):
     cluster = three_brokers
     create_topic(cluster, "t", 1, 2, TWO)
-    take_away(cluster, cluster.store.read(_follower))
+    take_away(cluster, topics_view(cluster).store.read(_follower))
     producer = producer_of(delivery_timeout_ms=1_500, request_timeout_ms=1_000, linger_ms=0, retry_backoff_ms=10)
     future = producer.send("t", b"x" * 100_000)
     with pytest.raises(kafka.errors.KafkaError):
@@ -83,7 +84,7 @@ def _follower(connection):
 def test_a_partly_refused_append_deletes_only_the_refused_file(three_brokers):
     cluster, log = three_brokers, ClientLog(three_brokers)
     good, bad = create_topic(cluster, "good", 1, 3, FILES), create_topic(cluster, "bad", 1, 3, FILES)
-    cluster.store.transact(lambda c, _: c.execute(sa.text("UPDATE topic SET configs = :new WHERE name = 'bad'"), {"new": '{"inline.max.bytes": "0", "min.insync.replicas": "4"}'}))  # fmt: skip # noqa: E501
+    topics_view(cluster).store.transact(lambda c, _: c.execute(sa.text("UPDATE topic SET configs = :new WHERE name = 'bad'"), {"new": '{"inline.max.bytes": "0", "min.insync.replicas": "4"}'}))  # fmt: skip # noqa: E501
     outcomes = log.append_prepared([(good, Records(0, table("a"))), (bad, Records(0, table("b")))])
     assert [type(outcome) for outcome in outcomes] == [Appended, Rejected]
     assert_only_named_files(cluster)
@@ -95,7 +96,7 @@ def test_a_batch_that_cannot_be_written_does_not_affect_the_others(cluster, log)
     topics = [create_topic(cluster, name, 1, configs=FILES) for name in ("deleted", "good", "offline")]
     delete_topic(cluster, "deleted")
     offline = sa.text("UPDATE partition SET leader = NULL WHERE topic_id = :topic_id")
-    cluster.store.transact(lambda c, _: c.execute(offline, {"topic_id": topics[2].topic_id}))
+    topics_view(cluster).store.transact(lambda c, _: c.execute(offline, {"topic_id": topics[2].topic_id}))
     outcomes = log.append_each([(topic, Records(0, table("a"))) for topic in topics], timeout_ms=2_000)
     assert isinstance(outcomes[1], Appended)
     assert [type(each.error) for each in (outcomes[0], outcomes[2])] == [
@@ -133,14 +134,14 @@ def test_no_further_file_is_written_while_the_store_accepts_nothing(cluster, log
         with pytest.raises(SparkLogError):
             log.append(topic, [Records(0, table("b"))])
         assert unnamed_files(cluster) == left
-    with cluster.store.engine.begin() as connection:
+    with topics_view(cluster).store.engine.begin() as connection:
         connection.exec_driver_sql(
             f"DROP TRIGGER full2{' ON write_id' if connection.dialect.name == 'postgresql' else ''}"
         )
 
 
 def _refuse_to_delete_write_ids(cluster):
-    with cluster.store.engine.begin() as connection:
+    with topics_view(cluster).store.engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             statement = "CREATE TRIGGER full2 BEFORE DELETE ON write_id EXECUTE FUNCTION store_full()"
         else:

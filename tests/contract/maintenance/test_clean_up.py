@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from spark_log import clock
 from spark_log.cluster import new_file
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import MARKER, LogDir, segment_path
+from spark_log.cluster.each_store import in_each_store
+from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.append import write_ids
@@ -33,8 +35,10 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, take_away
+from tests.support.stores import topics_view
 from tests.support.tails import make_older
 
 pytestmark = pytest.mark.delta
@@ -51,21 +55,34 @@ def append(log, topic, *values, timestamp_ms=OLD_MS):
 
 
 def clean(cluster, **filters):
-    return {report.topic: report for report in run_tasks(cluster, ["files"], **filters)}
+    """The reports by topic. Those of all stores about no topic are one."""
+    found = {}
+    for report in run_tasks(cluster, ["files"], **filters):
+        before = found.get(report.topic)
+        if before is not None:
+            report = replace(report, before=before.before + report.before, notes=before.notes + report.notes)
+        found[report.topic] = report
+    return found
 
 
-def change(cluster, statement):
-    cluster.store.transact(lambda connection, _: connection.execute(statement))
+def folders_of(root):
+    """Names of the entries of a log dir, without its markers."""
+    return sorted(path.name for path in root.iterdir() if not path.match("spark_log_dir*.json"))
 
 
 def retired(cluster):
-    query = sa.select(t.retired_file.c.path).order_by(t.retired_file.c.path)
-    return cluster.store.read(lambda connection: connection.execute(query).scalars().all())
+    query = sa.select(t.retired_file.c.path)
+    return values_in_all_stores(cluster, query)
+
+
+def values_in_all_stores(cluster, query):
+    found = in_each_store(cluster, lambda view: view.store.read(lambda c: c.execute(query).scalars().all()))
+    return sorted(value for values in found.values() for value in values)
 
 
 def named(cluster):
     query = sa.select(t.segment.c.name).where(~t.segment.c.inline)
-    return sorted(cluster.store.read(lambda connection: connection.execute(query).scalars().all()))
+    return values_in_all_stores(cluster, query)
 
 
 def files(folder, topic):
@@ -101,7 +118,7 @@ def test_a_retired_file_is_kept_for_its_readers_and_then_deleted_in_every_log_di
     log.close()  # its write id is released: only the table of retired files keeps the file
     plan = log.plan({TopicPartition("t", 0): OffsetRange(0, 2)})
     size = plan.slices[0].size
-    apply_retention(cluster, topic)
+    apply_retention(cluster.of(topic), topic)
     assert clean(cluster) == {}
     rows = [
         row for b in Fetcher(plan.log_dirs).read(plan.slices, read_schema(columns=["value"])) for row in b.to_pylist()
@@ -139,7 +156,7 @@ def test_a_file_is_kept_while_a_delta_table_lists_it(cluster, log, tmp_path):
     delta_log = folder_of(cluster, 1) / topic.folder / "_delta_log"
     delta_log.rename(tmp_path / "aside")
     delta_log.write_text("no folder")  # neither retention nor clean-up can publish
-    apply_retention(cluster, topic)
+    apply_retention(cluster.of(topic), topic)
     report = clean(cluster)["t"]
     assert (report.before.files, report.notes) == (
         0,
@@ -162,7 +179,7 @@ def test_an_offline_log_dir_does_not_stop_the_others_and_is_cleaned_when_it_retu
         append(log, one, "young", timestamp_ms=clock.wall_ms())
     log.close()
     take_away(cluster, 3)
-    apply_retention(cluster, topic)
+    apply_retention(cluster.of(topic), topic)
     delete_topic(cluster, "doomed")
     change(cluster, t.retired_file.update().where(t.retired_file.c.partition.is_(None)).values(retired_ms=0))
     found = clean(cluster)
@@ -182,7 +199,7 @@ def test_an_offline_log_dir_does_not_stop_the_others_and_is_cleaned_when_it_retu
     assert retired(cluster) == []
     everything_fits(cluster)  # a full comparison repaired the table of 3: the list of removed files no longer existed
     broker = next(info.broker_id for info in cluster.log_dirs().values() if info.broker_id == 3)
-    catch_up(cluster, topic, 0, broker)
+    catch_up(cluster.of(topic), topic, 0, broker)
     everything_fits(cluster)
 
 
@@ -205,7 +222,7 @@ def test_files_of_a_deleted_topic_are_kept_for_its_readers_and_other_topics_stay
     linked.unlink()
     assert clean(cluster, topics=["keep"]) == {}, "not of this topic"
     assert clean(cluster)[None].before.files == 1 + len(["create", "append"])
-    assert sorted(path.name for path in root.iterdir()) == sorted([MARKER, keep.folder])
+    assert folders_of(root) == [keep.folder]
     assert retired(cluster) == []
     again = create_topic(cluster, "doomed", configs=FILES)
     append(ClientLog(cluster), again, "new", timestamp_ms=clock.wall_ms())
@@ -224,7 +241,7 @@ def test_topics_with_the_longest_names_are_sealed_and_cleaned_as_the_others(clus
     for topic in topics:
         append(log, topic, "a", timestamp_ms=clock.wall_ms())
         assert len(files(root, topic)) == 1
-        write_id = write_ids.register(cluster.store, "test", 60_000)
+        write_id = write_ids.register(topics_view(cluster).store, "test", 60_000)
         orphans.append(plant(cluster, segment_path(topic.folder, 0, f"{write_id}-0.parquet")))
     change(cluster, t.write_id.update().where(t.write_id.c.holder == "test").values(until_ms=0))
     assert set(clean(cluster)) == set(names)
@@ -233,7 +250,7 @@ def test_topics_with_the_longest_names_are_sealed_and_cleaned_as_the_others(clus
         delete_topic(cluster, name)
     change(cluster, t.retired_file.update().values(retired_ms=clock.wall_ms() - 7 * DAY_MS - 60_000))
     clean(cluster)
-    assert sorted(path.name for path in root.iterdir()) == sorted([MARKER, topics[2].folder])
+    assert folders_of(root) == [topics[2].folder]
     everything_fits(cluster)
 
 
@@ -248,7 +265,7 @@ def test_a_folder_whose_name_is_too_long_for_the_file_system_is_forgotten(cluste
 def test_orphans_are_deleted_once_no_append_can_name_them(cluster, log):
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())
-    write_id = write_ids.register(cluster.store, "test", 60_000)
+    write_id = write_ids.register(topics_view(cluster).store, "test", 60_000)
     orphan = plant(cluster, segment_path(topic.folder, 0, f"{write_id}-0.parquet"), b"12345")
     half = plant(cluster, f"{topic.folder}/_segments/0/.{write_id}-1.parquet.tmp", b"123")
     assert clean(cluster) == {}
@@ -257,7 +274,7 @@ def test_orphans_are_deleted_once_no_append_can_name_them(cluster, log):
     assert (report.before.files, report.before.bytes) == (2, 8)
     assert not orphan.exists()
     assert not half.exists()
-    assert not write_ids.renew(cluster.store, write_id, 60_000)
+    assert not write_ids.renew(topics_view(cluster).store, write_id, 60_000)
     [outcome] = [append(log, topic, "b", timestamp_ms=clock.wall_ms())]
     assert outcome == Appended(1, 2), "who has a write id appends under it"
     everything_fits(cluster)
@@ -302,7 +319,7 @@ def test_foreign_files_and_files_in_use_are_kept(cluster, log, tmp_path):
 def test_folders_of_no_known_topic_are_deleted_if_they_are_ours_and_old(cluster, log):
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())
-    held = write_ids.register(cluster.store, "test", 60_000)
+    held = write_ids.register(topics_view(cluster).store, "test", 60_000)
     old = 2 * DAY_MS
     contents = {
         "gone-00000001": {f"_segments/0/{gone_id()}-0.parquet": old, f"_segments/1/.{gone_id()}-0.parquet.tmp": old},
@@ -320,8 +337,8 @@ def test_folders_of_no_known_topic_are_deleted_if_they_are_ours_and_old(cluster,
     found = clean(cluster)
     assert list(found) == [None]
     assert (found[None].before.files, found[None].before.bytes) == (2, 2)
-    left = {path.name for path in folder_of(cluster, 1).iterdir()}
-    assert left == {MARKER, topic.folder, "empty-20260101", *contents} - {"gone-00000001"}
+    left = set(folders_of(folder_of(cluster, 1)))
+    assert left == {topic.folder, "empty-20260101", *contents} - {"gone-00000001"}
     assert clean(cluster) == {}
 
 
@@ -346,8 +363,9 @@ def test_nothing_is_deleted_in_a_swapped_log_dir(three_brokers, tmp_path):
     topic = create_topic(cluster, "t", 1, 3, AT_ONCE)
     append(log, topic, "old")
     log.close()
-    apply_retention(cluster, topic)
-    shutil.copy(tmp_path / "d1" / MARKER, tmp_path / "d3" / MARKER)
+    apply_retention(cluster.of(topic), topic)
+    for marker in (tmp_path / "d1").glob("spark_log_dir*.json"):
+        shutil.copy(marker, tmp_path / "d3" / marker.name)
     found = clean(cluster)
     assert found["t"].before.files == 2
     assert "swapped" in "".join(found[None].notes)
@@ -458,7 +476,7 @@ def test_clean_up_in_object_storage(tmp_path, s3_uri):
         foreign = put(f"{topic.folder}/_segments/0/mine.parquet")
         delete_topic(cluster, "doomed")
         change(cluster, t.retired_file.update().values(retired_ms=0))
-        apply_retention(cluster, topic)
+        apply_retention(cluster.of(topic), topic)
         found = clean(cluster)
         assert (found["t"].before.files, found[None].before.files) == (2, 1 + 2)
         left = log_dir.list_files(f"{topic.folder}/_segments")

@@ -7,7 +7,6 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import unfenced
 from spark_log.config import ClusterSettings
 from spark_log.facts.groups import group_lag
 from spark_log.ids import OffsetRange
@@ -26,17 +25,17 @@ from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import segments
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.followers import Followers
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS
-from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
+from tests.support.replicas import bring_back, every_replica_is_whole, inspect_and_elect, take_away, topic_on
 from tests.support.s3 import also_on_s3
+from tests.support.stores import topics_view
 from tests.support.topics import make
 
-pytestmark = pytest.mark.on_sqlite
+pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 FILES = {"inline_max_bytes": "0", "segment_bytes": "14"}
 """Each append is a file, and each file is a compaction unit of its own."""
@@ -71,7 +70,8 @@ def read(log, topic, partition=0):
 
 
 def work_on(cluster, **settings):
-    return MaintenanceContext(cluster, ClusterSettings(**settings), Writer(cluster.store, "test", 60_000))
+    view = topics_view(cluster)
+    return MaintenanceContext(view, ClusterSettings(**settings), Writer(view.store, "test", 60_000))
 
 
 def compact(cluster, *, force=True, **settings):
@@ -79,7 +79,7 @@ def compact(cluster, *, force=True, **settings):
 
 
 def passes(cluster, topic, partition=0):
-    return cluster.store.read(lambda connection: read_passes(connection, (topic.topic_id, partition)))
+    return topics_view(cluster).store.read(lambda connection: read_passes(connection, (topic.topic_id, partition)))
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
     assert (second.after.records, second.notes) == (0, ("2 tombstones dropped",))
     assert compact(cluster) == [], "nothing is left to do"
 
-    counts = cluster.store.read(lambda c: c.execute(sa.select(t.segment.c.record_count)).scalars().all())
+    counts = topics_view(cluster).store.read(lambda c: c.execute(sa.select(t.segment.c.record_count)).scalars().all())
     assert sorted(counts) == [0, 0, 0, 0, 1, 1]
     while consumer.position(p0) < 8 or consumer.position(p1) < 2:
         for records in consumer.poll(timeout_ms=1_000).values():
@@ -151,10 +151,10 @@ def test_a_follower_copies_the_compacted_files(three_brokers):
     append(log, topic, "a3 c1")
     compact(cluster)
     bring_back(cluster, 3)
-    followers = Followers(cluster)
+    followers = Followers(topics_view(cluster))
     followers.drain(30)
     followers.close()
-    ends = cluster.store.read(lambda c: c.execute(sa.select(t.replica.c.log_end_offset)).scalars().all())
+    ends = topics_view(cluster).store.read(lambda c: c.execute(sa.select(t.replica.c.log_end_offset)).scalars().all())
     assert ends == [5, 5, 5]
     every_replica_is_whole(cluster)
     assert read(log, topic) == "1:b1 3:a3 4:c1"
@@ -175,7 +175,7 @@ def test_an_unclean_election_forgets_the_passes_over_truncated_records(three_bro
     assert [each.end_offset for each in passes(cluster, topic)] == [4]
     take_away(cluster, 2)
     bring_back(cluster, 3)
-    elect_leaders(cluster.store, unfenced)
+    inspect_and_elect(cluster)
     assert passes(cluster, topic) == []
     start = log.positions(topic)[OurPartition("t", 0)].high_watermark
     append(log, topic, "c1 -c")

@@ -15,6 +15,7 @@ from kafka import TopicPartition
 
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.lease import unfenced
 from spark_log.errors import (
     CorruptRecordError,
@@ -37,8 +38,9 @@ from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_a
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.python_process import run_process
 from tests.support.s3 import also_on_s3
+from tests.support.stores import topics_view
 
-pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 READABLE = {"compression.type": "none"}
 FILES = {**READABLE, "inline.max.bytes": "0"}
@@ -141,7 +143,7 @@ def test_every_replica_is_erased_and_an_offline_one_later(three_brokers, log_of,
     append_keyed(log, topic, (STAYS, b"b"))
     append_keyed(log, topic, (GONE, PRIVATE), headers=[("h", PRIVATE)])
     before = rows_of(log, topic)
-    leader = cluster.store.read(lambda c: c.execute(sa.select(t.partition.c.leader)).scalar_one())
+    leader = topics_view(cluster).store.read(lambda c: c.execute(sa.select(t.partition.c.leader)).scalar_one())
     gone = next(broker for broker in (1, 2, 3) if broker != leader)
     (tmp_path / f"d{gone}").rename(tmp_path / "away")
     # not detected yet: it is in the ISR, and holds the high watermark back
@@ -161,8 +163,8 @@ def test_every_replica_is_erased_and_an_offline_one_later(three_brokers, log_of,
     assert erased.records == 1, "what was above the high watermark then"
 
     (tmp_path / "away").rename(tmp_path / f"d{gone}")
-    inspect_log_dirs(cluster, unfenced)
-    catch_up(cluster, topic, 0, gone)
+    in_each_store(cluster, lambda view: inspect_log_dirs(view, unfenced))
+    catch_up(cluster.of(topic), topic, 0, gone)
     log.close()  # releases its write id: clean-up does not delete files of an active writer
     reports = list(run_tasks(cluster, ["files"], topics=["t"]))
     assert sum(report.before.files for report in reports) == 2

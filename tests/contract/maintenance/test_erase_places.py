@@ -25,8 +25,9 @@ from spark_log.tables.publication import delta_tables, publish
 from tests.support.canary import places_with, unnamed_places
 from tests.support.keyed_log import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
+from tests.support.stores import topics_view
 
-pytestmark = pytest.mark.on_sqlite
+pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 READABLE = {"compression.type": "none"}
 FILES = {**READABLE, "inline.max.bytes": "0"}
@@ -136,7 +137,7 @@ def test_clean_up_deletes_files_that_were_retired_while_a_log_dir_was_offline(th
     assert sum(report.before.files for report in reports) == 1
     assert places_with(cluster, tmp_path / "d3", GONE, PRIVATE) == {}
     copies = sa.select(sa.func.count()).select_from(t.retired_copy)
-    assert cluster.store.read(lambda connection: connection.execute(copies).scalar_one()) == 0
+    assert topics_view(cluster).store.read(lambda connection: connection.execute(copies).scalar_one()) == 0
     log.close()
 
 
@@ -255,7 +256,7 @@ def test_bounds_in_the_metadata_of_each_table_are_named_and_no_table_is_foreign(
     append_keyed(log, topic, (b"other", b'{"a": "y"}'))
     log.close()
     publish(cluster, topic)
-    notes = purge(cluster).notes
+    notes = of_files(purge(cluster).notes)
     names = ("the Delta log of the topic", "the Delta log of the current state", "the Iceberg metadata of the topic")
     assert [sum(name in note for note in notes) for name in names] == [1, 1, 1], notes
     assert len(notes) == 3, notes

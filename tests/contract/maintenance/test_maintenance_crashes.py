@@ -19,8 +19,10 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.producing import change
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, read_all, table
+from tests.support.stores import STORES, TWO_STORES, put_topics_in_a_data_store, topics_view
 from tests.support.topics import append
 
 pytestmark = pytest.mark.delta
@@ -41,8 +43,11 @@ else:
 class Scene:
     """Two brokers; a topic with old and young records in two partitions, a deleted topic, an orphan."""
 
-    def __init__(self, folder, address):
+    def __init__(self, folder, address, server):
         self.cluster = Cluster.init(address, log_dir=str(folder / "d1"))
+        if TWO_STORES:
+            put_topics_in_a_data_store(self.cluster, server)
+        self.store = topics_view(self.cluster).store
         add_broker(self.cluster, 2, [str(folder / "d2")])
         self.roots = [folder / "d1", folder / "d2"]
         configs = {"inline.max.bytes": "700", "retired.file.retention.ms": "0", "delta.max.lag.ms": "-1"}
@@ -54,14 +59,14 @@ class Scene:
         self.append(0, "young", "y" * 1000)
         self.log.append(doomed, [Records(0, table("a"))])
         delete_topic(self.cluster, "doomed")
-        self.write_id = write_ids.register(self.cluster.store, "test", 60_000)
+        self.write_id = write_ids.register(self.store, "test", 60_000)
         for root in self.roots:
             Path(root, self.topic.folder, "_segments", "0", f"{self.write_id}-0.parquet").write_text("orphan")
         self.execute(t.retired_file.update().values(retired_ms=0))
         self.execute(t.write_id.update().where(t.write_id.c.write_id == self.write_id).values(until_ms=0))
 
     def execute(self, statement):
-        return self.cluster.store.transact(lambda connection, _: connection.execute(statement))
+        change(self.cluster, statement)
 
     def append(self, partition, *values, timestamp_ms=None):
         for value in values:
@@ -73,24 +78,25 @@ class Scene:
     def is_tidy(self):
         """After all maintenance tasks, the log dirs hold exactly the files that the metadata names."""
         query = sa.select(SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline)
-        named = {f"{n}/{name}" for n, name in self.cluster.store.read(lambda c: c.execute(query).all())}
+        named = {f"{n}/{name}" for n, name in self.store.read(lambda c: c.execute(query).all())}
         for root in self.roots:
             segments = root / self.topic.folder / "_segments"
             assert {str(path.relative_to(segments)) for path in segments.rglob("*") if path.is_file()} == named
             assert {path.name for path in root.iterdir() if path.is_dir()} == {self.topic.folder}
         blobs = sa.select(sa.func.count()).select_from(t.blob)
         inline = sa.select(sa.func.count()).where(SEGMENT.inline)
-        count = self.cluster.store.read(lambda c: (c.execute(blobs).scalar_one(), c.execute(inline).scalar_one()))
+        count = self.store.read(lambda c: (c.execute(blobs).scalar_one(), c.execute(inline).scalar_one()))
         assert count[0] == count[1]
         retired = sa.select(sa.func.count()).select_from(t.retired_file)
-        assert self.cluster.store.read(lambda c: c.execute(retired).scalar_one()) == 0
+        assert self.store.read(lambda c: c.execute(retired).scalar_one()) == 0
         assert_delta_is_the_log(self.cluster)
         assert_replicas_are_whole(self.cluster)
 
 
 @pytest.fixture
-def scene(cluster_address, tmp_path):
-    scene = Scene(tmp_path, cluster_address)
+def scene(request, cluster_address, tmp_path):
+    """With SPARK_LOG_TEST_STORES=two, its topics are in a data store."""
+    scene = Scene(tmp_path, cluster_address, request.getfixturevalue("postgres_server") if TWO_STORES else None)
     yield scene
     scene.log.close()
     scene.cluster.close()
@@ -112,7 +118,7 @@ ON_POSTGRESQL = ["retention.decided", "clean_up.retired-deleted"]
 
 @pytest.mark.parametrize(
     ("point", "cluster_address"),
-    [*((point, "sqlite") for point in OURS), *((point, "postgres") for point in ON_POSTGRESQL)],
+    [*((point, "sqlite") for point in OURS), *((point, STORES[-1]) for point in ON_POSTGRESQL)],
     indirect=["cluster_address"],
 )
 def test_killed_maintenance_loses_nothing(point, scene, cluster_address):
@@ -123,7 +129,7 @@ def test_killed_maintenance_loses_nothing(point, scene, cluster_address):
     check_recovery(scene, cluster_address)
 
 
-@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("cluster_address", STORES[:1], indirect=True)
 @pytest.mark.parametrize("point", ["retention.decided", "retention.committed"])
 def test_a_killed_delete_records_loses_nothing(point, scene, cluster_address):
     killed_at(point, "-c", PROGRAM, cluster_address, "delete_records")

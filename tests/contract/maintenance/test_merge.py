@@ -33,9 +33,10 @@ from tests.support.python_process import killed_at, output_of
 from tests.support.records import table
 from tests.support.replicas import bring_back, every_replica_is_whole, take_away, topic_on
 from tests.support.s3 import also_on_s3
+from tests.support.stores import topics_view
 from tests.support.topics import append, make
 
-pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 FILES = {"inline_max_bytes": "0", "retention_ms": "-1"}
 
@@ -55,7 +56,9 @@ def shape(cluster, topic, partition=0):
     query = sa.select(SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.inline).where(
         SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition
     )
-    found = cluster.store.read(lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all())
+    found = topics_view(cluster).store.read(
+        lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all()
+    )
     return [(base, end, "blob") if inline else (base, end) for base, end, inline in found]
 
 
@@ -132,13 +135,13 @@ def test_files_that_a_table_lists_above_a_tail_are_merged_after_the_tail_is_publ
     append_files(log, "t", *range(6))
     run(cluster, "delta")
     assert shape(cluster, topic)[:2] == [(0, 1, "blob"), (1, 4)]
-    writer = Writer(cluster.store, "test", 60_000)
-    assert seal(cluster, writer, topic, 0) == 1
+    writer = Writer(topics_view(cluster).store, "test", 60_000)
+    assert seal(topics_view(cluster), writer, topic, 0) == 1
     sealed = shape(cluster, topic)
-    assert list(merge(cluster, writer, topic, 0)) == []
+    assert list(merge(topics_view(cluster), writer, topic, 0)) == []
     assert shape(cluster, topic) == sealed
     run(cluster, "delta")
-    [_] = merge(cluster, writer, topic, 0)
+    [_] = merge(topics_view(cluster), writer, topic, 0)
     assert shape(cluster, topic) == [(0, 19)]
     run(cluster, "delta")
     writer.close()
@@ -240,17 +243,16 @@ def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_broker
     (report,) = run(cluster, "merge")
     assert (report.before.files, report.after.files) == (8, 2), "what log dir 3 has published, and what it has not"
     query = sa.select(REPLICA.broker_id, REPLICA.log_end_offset).order_by(REPLICA.broker_id)
-    found = cluster.store.read(lambda connection: connection.execute(query).all())
+    found = topics_view(cluster).store.read(lambda connection: connection.execute(query).all())
     assert list(map(tuple, found)) == [(1, 24), (2, 24), (3, 0)], "it is whole up to where the merged range begins"
     every_replica_is_whole(cluster)
 
     bring_back(cluster, 3)
-    assert catch_up(cluster, topic, 0, 3).segments_copied == 2
+    assert catch_up(cluster.of(topic), topic, 0, 3).segments_copied == 2
     append_files(log, topic, 8)
     every_replica_is_whole(cluster)
-    assert cluster.store.read(lambda connection: {row.in_sync for row in connection.execute(sa.select(t.replica))}) == {
-        True
-    }
+    in_sync = sa.select(REPLICA.in_sync)
+    assert set(topics_view(cluster).store.read(lambda c: c.execute(in_sync).scalars().all())) == {True}
     assert rows(log, "t")[: len(before)] == before
     assert_delta_is_the_log(cluster)
     log.close()
@@ -288,7 +290,7 @@ def test_unforced_data_is_forced_by_flush_ms(cluster, log):
         query = sa.select(t.topic.c.name, PARTITION.recovery_point).join(
             t.topic, t.topic.c.topic_id == PARTITION.topic_id
         )
-        return cluster.store.read(lambda connection: dict(map(tuple, connection.execute(query))))
+        return topics_view(cluster).store.read(lambda connection: dict(map(tuple, connection.execute(query))))
 
     assert recovery_points() == {"slow": 0, "never": 0, "always": 2}
     assert run(cluster, "flush") == []
@@ -351,7 +353,7 @@ def test_the_coordinator_runs_the_tasks_on_its_schedule(cluster, log):
     assert shape(cluster, topic) == [(number, number + 1) for number in range(10)]
 
     def is_done():
-        runs = cluster.store.read(lambda connection: runs_of(connection, topic, 0, BACKGROUND_GROWTH))
+        runs = topics_view(cluster).store.read(lambda connection: runs_of(connection, topic, 0, BACKGROUND_GROWTH))
         sealed = all(each[2:] != ("blob",) for each in shape(cluster, topic))
         return sealed and not runs and (0, 1) not in shape(cluster, topic)
 

@@ -7,7 +7,6 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.cluster.lease import unfenced
 from spark_log.errors import OffsetOutOfRangeError, PolicyViolationError, UnsafePathError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.rules import Appended
@@ -20,8 +19,6 @@ from spark_log.maintenance.removal.retention import SEGMENTS_MAX, apply_retentio
 from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.replication.controller.controller import elect_leaders
-from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables import publication_state
@@ -29,8 +26,9 @@ from tests.support import topics
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change
 from tests.support.records import read_all, table
-from tests.support.replicas import bring_back, take_away
+from tests.support.replicas import bring_back, inspect_and_elect, take_away
 from tests.support.s3 import also_on_s3
+from tests.support.stores import topics_view
 
 FILES = {"inline.max.bytes": "0"}
 OLD_MS = 1_000_000_000_000
@@ -39,11 +37,11 @@ append = functools.partial(topics.append, timestamp_ms=OLD_MS)
 
 
 def state_of(cluster, topic, partition=0):
-    return cluster.store.read(lambda connection: read_partition(connection, (topic.topic_id, partition)))
+    return topics_view(cluster).store.read(lambda connection: read_partition(connection, (topic.topic_id, partition)))
 
 
 def rows_of(cluster, table_):
-    return cluster.store.read(lambda connection: connection.execute(sa.select(table_)).all())
+    return topics_view(cluster).store.read(lambda connection: connection.execute(sa.select(table_)).all())
 
 
 def values(log, topic):
@@ -115,14 +113,14 @@ def test_an_expired_tail_is_dropped_and_appends_continue(cluster, log):
     append(log, topic, "d")
     append(log, topic, "e")
     change_before = state_of(cluster, topic).change
-    dropped = apply_retention(cluster, topic)
+    dropped = apply_retention(topics_view(cluster), topic)
     assert (dropped.segments, dropped.records) == (3, 5)
     state = state_of(cluster, topic)
     assert (state.log_start_offset, state.log_end_offset, state.tail_bytes) == (5, 5, 0)
     assert state.change == change_before + 1
     everything_fits(cluster)
     assert append(log, topic, "f", timestamp_ms=clock.wall_ms()) == Appended(5, 6)
-    assert not apply_retention(cluster, topic).partitions
+    assert not apply_retention(topics_view(cluster), topic).partitions
     assert values(log, topic) == ["f"]
     append(log, topic, "g", timestamp_ms=clock.wall_ms())
     log.seal(topic, [0])
@@ -137,15 +135,15 @@ def test_retention_by_size_keeps_at_least_retention_bytes(cluster, log, incremen
     sizes = [row.bytes for row in rows_of(cluster, t.segment)]
     alter_configs(cluster, "t", {"retention.bytes": str(sum(sizes[4:]) + 1)})
     incremental()
-    dropped = apply_retention(cluster, log.find_topic("t"))
+    dropped = apply_retention(topics_view(cluster), log.find_topic("t"))
     assert (dropped.segments, dropped.bytes) == (3, sum(sizes[:3])), "the fourth would leave a byte too little"
     assert values(log, topic) == ["3", "4", "5"]
     everything_fits(cluster)
-    assert not apply_retention(cluster, log.find_topic("t")).partitions
+    assert not apply_retention(topics_view(cluster), log.find_topic("t")).partitions
     alter_configs(cluster, "t", {"retention.bytes": str(sum(sizes[4:]))})
-    assert apply_retention(cluster, log.find_topic("t")).segments == 1
+    assert apply_retention(topics_view(cluster), log.find_topic("t")).segments == 1
     alter_configs(cluster, "t", {"retention.bytes": "0"})
-    assert apply_retention(cluster, log.find_topic("t")).segments == 2
+    assert apply_retention(topics_view(cluster), log.find_topic("t")).segments == 2
     everything_fits(cluster)
 
 
@@ -173,7 +171,7 @@ def test_a_config_applies_as_soon_as_it_is_altered(cluster, log):
     topic = create_topic(cluster, "t")
     append(log, topic, "a")
     alter_configs(cluster, "t", {"retention.ms": "-1"})
-    assert not apply_retention(cluster, topic).partitions, "although this topic was looked up before"
+    assert not apply_retention(topics_view(cluster), topic).partitions, "although this topic was looked up before"
     assert values(log, topic) == ["a"]
 
 
@@ -182,15 +180,15 @@ def test_a_segment_emptied_by_compaction_expires_by_its_append_time(cluster, log
     topic = create_topic(cluster, "t", configs=FILES)
     for number in range(3):
         append(log, topic, f"{number}", timestamp_ms=clock.wall_ms())
-    with cluster.store.snapshot() as connection:
+    with topics_view(cluster).store.snapshot() as connection:
         rewriting = plan_rewriting(connection, topic, 0, segments(connection, topic, 0, inline=False)[:2])
-    writer = Writer(cluster.store, "test", 60_000)
+    writer = Writer(topics_view(cluster).store, "test", 60_000)
     write_id, name = writer.file_name()
     written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir, lambda offsets, _: [False] * len(offsets))
-    assert swap(cluster, write_id, rewriting, written)
-    assert not apply_retention(cluster, topic).partitions, "as old as its last append"
+    assert swap(topics_view(cluster), write_id, rewriting, written)
+    assert not apply_retention(topics_view(cluster), topic).partitions, "as old as its last append"
     change(cluster, t.segment.update().where(SEGMENT.name == name).values(appended_ms=OLD_MS))
-    dropped = apply_retention(cluster, topic)
+    dropped = apply_retention(topics_view(cluster), topic)
     assert (dropped.segments, dropped.records, state_of(cluster, topic).log_start_offset) == (1, 0, 2)
     assert values(log, topic) == ["2"]
     everything_fits(cluster)
@@ -213,11 +211,11 @@ def test_many_segments_are_dropped_in_short_transactions(cluster, log, partition
         }
         for number in range(partitions) for n in range(each)
     ]  # fmt: skip
-    cluster.store.transact(lambda connection, _: connection.execute(t.segment.insert(), rows))
+    topics_view(cluster).store.transact(lambda connection, _: connection.execute(t.segment.insert(), rows))
     ends = {"log_end_offset": each}
     change(cluster, t.partition.update().values(high_watermark=each, change=1, **ends))
     change(cluster, t.replica.update().values(ends))
-    dropped = apply_retention(cluster, topic)
+    dropped = apply_retention(topics_view(cluster), topic)
     assert (len(dropped.partitions), dropped.segments) == (partitions, partitions * (each - 1))
     assert dropped.bytes == 10 * dropped.records == 10 * dropped.segments
     left = rows_of(cluster, t.segment)
@@ -236,7 +234,7 @@ def test_a_failing_partition_does_not_stop_retention_of_the_others(cluster, log)
         found += run_tasks(cluster, ["retention"])  # += keeps the reports before the error
     starts = [state_of(cluster, topic, number).log_start_offset for number in range(3)]
     assert starts == [1, 0, 1]
-    dropped = apply_retention(cluster, topic)
+    dropped = apply_retention(topics_view(cluster), topic)
     assert (dropped.partitions, list(dropped.failed)) == (frozenset(), [1])
 
 
@@ -272,7 +270,7 @@ def test_segments_of_older_versions_below_the_log_start_are_dropped(cluster, log
     for number in range(4):
         log.append(topic, [Records(0, table(f"{number}", key=b"k")), Records(1, table("x", key=b"k"))])
     change(cluster, t.partition.update().where(t.partition.c.partition == 0).values(log_start_offset=3))
-    assert apply_retention(cluster, topic).segments == 3
+    assert apply_retention(topics_view(cluster), topic).segments == 3
     assert [value for number, _, value in read_all(log, topic) if number == 0] == ["3"]
     everything_fits(cluster)
 
@@ -289,11 +287,11 @@ def test_a_replica_that_was_offline_skips_deleted_segments(three_brokers, increm
         append(log, topic, f"{number}")
     append(log, topic, "young", timestamp_ms=clock.wall_ms())
     incremental()
-    assert apply_retention(cluster, topic).segments == 4
+    assert apply_retention(topics_view(cluster), topic).segments == 4
     state = state_of(cluster, topic)
     assert (state.log_start_offset, state.replica(away).log_end_offset) == (4, 1)
     bring_back(cluster, away)
-    caught = catch_up(cluster, topic, 0, away)
+    caught = catch_up(cluster.of(topic), topic, 0, away)
     assert (caught.log_end_offset, caught.in_sync, caught.segments_copied) == (5, True, 1)
     assert values(log, topic) == ["young"]
     everything_fits(cluster)
@@ -315,15 +313,14 @@ def test_a_leader_without_the_deleted_segments_begins_at_the_log_start(three_bro
     bring_back(cluster, late)
     for broker_id in others:  # at once, before the late broker has copied anything
         take_away(cluster, broker_id)
-    inspect_log_dirs(cluster, unfenced)
-    elect_leaders(cluster.store, unfenced)
+    inspect_and_elect(cluster)
     state = state_of(cluster, topic)
     assert (state.leader, state.log_start_offset, state.log_end_offset) == (late, 5, 5)
     assert rows_of(cluster, t.segment) == []
     assert append(log, topic, "again") == Appended(5, 6)
     for broker_id in others:
         bring_back(cluster, broker_id)
-        catch_up(cluster, topic, 0, broker_id)
+        catch_up(cluster.of(topic), topic, 0, broker_id)
     assert values(log, topic) == ["again"]
     everything_fits(cluster)
     log.close()
@@ -368,7 +365,7 @@ def test_appends_and_reads_during_retention(cluster, log):
 
     def retain():
         while not writers_done.is_set():
-            apply_retention(cluster, topic)
+            apply_retention(topics_view(cluster), topic)
 
     writers = [guarded(lambda partition=partition: write(partition)) for partition in (0, 1)]
     beside = [guarded(read), guarded(retain)]
@@ -380,7 +377,7 @@ def test_appends_and_reads_during_retention(cluster, log):
     for thread in beside:
         thread.join()
     assert failures == []
-    apply_retention(cluster, topic)
+    apply_retention(topics_view(cluster), topic)
     for tp in here:
         state = state_of(cluster, topic, tp.partition)
         assert sorted(acked[tp.partition]) == list(range(0, 24, 2)) and state.log_end_offset == 24

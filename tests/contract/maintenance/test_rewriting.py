@@ -18,23 +18,24 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole, take_away
 from tests.support.s3 import also_on_s3
+from tests.support.stores import topics_view
 
-pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 
 class Case:
     """A topic of three files in three replicas, and the rewriting of them into one file."""
 
     def __init__(self, cluster):
-        self.cluster = cluster
+        self.cluster = topics_view(cluster)
         self.log = ClientLog(cluster)
         configs = {"inline.max.bytes": "0", "compression.type": "none"}
         self.topic = create_topic(cluster, "t", 1, 3, configs)
         for values in ("ab", "cd", "ef"):
             self.log.append(self.topic, [Records(0, table(*values))])
-        self.writer = Writer(cluster.store, "test", 60_000)
-        self.inputs = cluster.store.read(lambda c: segments(c, self.topic, 0, inline=False))
-        self.rewriting = cluster.store.read(lambda c: plan_rewriting(c, self.topic, 0, self.inputs))
+        self.writer = Writer(self.cluster.store, "test", 60_000)
+        self.inputs = self.cluster.store.read(lambda c: segments(c, self.topic, 0, inline=False))
+        self.rewriting = self.cluster.store.read(lambda c: plan_rewriting(c, self.topic, 0, self.inputs))
         self.write_id, self.name = self.writer.file_name()
 
     def write(self, keep=None):
@@ -127,7 +128,7 @@ def test_a_late_swap_changes_nothing_and_leaves_no_file(case, meanwhile):
 
 def test_a_swap_in_a_deleted_topic_leaves_no_file(case):
     case.write()
-    delete_topic(case.cluster, "t")
+    delete_topic(case.cluster.home, "t")
     assert not case.swap()
     assert case.files() == []
 
@@ -158,8 +159,8 @@ def test_blobs_are_read_in_tables_of_bounded_size(three_brokers, monkeypatch, li
     log, topic = ClientLog(three_brokers), create_topic(three_brokers, "t", 1, 3)
     for values in (["a", "b"], ["c"], ["d", "e", "f"], ["g"]):
         log.append(topic, [Records(0, table(*values))])
-    tail = three_brokers.store.read(lambda c: segments(c, topic, 0, inline=True))
-    rewriting = three_brokers.store.read(lambda c: plan_rewriting(c, topic, 0, tail))
+    tail = topics_view(three_brokers).store.read(lambda c: segments(c, topic, 0, inline=True))
+    rewriting = topics_view(three_brokers).store.read(lambda c: plan_rewriting(c, topic, 0, tail))
     tables = list(segment_rewrite._inline_tables(rewriting.slices))
     assert b"".join(value for each in tables for value in each.column("value").to_pylist()) == b"abcdefg"
     assert [offset for each in tables for offset in each.column("offset").to_pylist()] == list(range(7))

@@ -25,18 +25,20 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import output_of, run_process
 from tests.support.records import read_all
+from tests.support.stores import topics_view
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
 
 pytestmark = pytest.mark.delta
 
-sqlite_only = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+sqlite_only = pytest.mark.on_sqlite
 
 
 @pytest.fixture
 def busy_log(cluster):
+    """The log of the store that has the topics."""
     log = ClientLog(cluster, in_thread=True)
-    yield log
+    yield log.at(topics_view(cluster).store_id)
     log.close()
 
 
@@ -52,6 +54,7 @@ def test_the_longest_lag_does_not_end_the_thread(cluster, busy_log):
 
 
 @sqlite_only
+@pytest.mark.on_data_store
 def test_an_append_during_a_round_is_seen_by_the_next_one(cluster, busy_log, monkeypatch):
     topic = make(cluster, "t", delta_max_lag_ms="100", retention_ms="-1")
     publish, come = table_loop.try_publish, iter(["after its tail was sealed"])
@@ -68,10 +71,11 @@ def test_an_append_during_a_round_is_seen_by_the_next_one(cluster, busy_log, mon
 
 def _end(cluster):
     query = sa.select(t.partition.c.log_end_offset)
-    return cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+    return topics_view(cluster).store.read(lambda connection: connection.execute(query).scalar_one())
 
 
 @sqlite_only
+@pytest.mark.on_data_store
 def test_full_tails_are_sealed_by_the_client_although_there_is_a_coordinator(cluster, busy_log):
     topic = make(cluster, "t", inline_tail_bytes="2000")
     with Coordinator(cluster, settings=ClusterSettings(table_loop_poll_ms=3_600_000)) as coordinator:
@@ -82,6 +86,7 @@ def test_full_tails_are_sealed_by_the_client_although_there_is_a_coordinator(clu
 
 
 @sqlite_only
+@pytest.mark.on_data_store
 def test_a_failed_seal_is_retried_within_the_lag(cluster, log, busy_log):
     """It is retried after a tenth of the lag, 2 s, and not after another 18 s."""
     topic = make(cluster, "t", delta_max_lag_ms="20000", retention_ms="-1")
@@ -95,7 +100,7 @@ def test_a_failed_seal_is_retried_within_the_lag(cluster, log, busy_log):
     [attempts] = busy_log._loop._attempts.values()
     assert attempts.from_s <= clock.monotonic_s() + 2.0
     away.rename(folder)
-    until(lambda: cluster.store.read(delta_lags) == {}, cluster.store)
+    until(lambda: topics_view(cluster).store.read(delta_lags) == {}, cluster.store)
     assert tail(cluster) == 0
 
 
@@ -104,6 +109,7 @@ def failures(log):
 
 
 @sqlite_only
+@pytest.mark.on_data_store
 def test_a_topic_whose_tails_are_always_full_leaves_time_for_the_others(cluster, busy_log, monkeypatch):
     topics = [make(cluster, name, inline_tail_bytes="100") for name in ("a", "b")]
     other_sealed = threading.Event()
@@ -139,6 +145,7 @@ def test_close_starts_no_seal_after_its_timeout(cluster, log, monkeypatch):
 
 
 @sqlite_only
+@pytest.mark.on_data_store
 def test_an_append_waits_for_a_tail_that_the_thread_does_not_seal_in_time(cluster, busy_log, monkeypatch):
     """Otherwise a fast writer would grow the metadata store without bound."""
     topic = make(cluster, "t", inline_tail_bytes="2000")
@@ -215,6 +222,7 @@ with Producer(cluster=sys.argv[1]) as producer:
 
 
 @sqlite_only
+@pytest.mark.on_data_store
 @pytest.mark.parametrize("point", ["seal.file-written", "seal.committed", "publish.before-commit"])
 def test_the_next_client_completes_the_round_of_a_killed_one(cluster, cluster_address, point):
     topic = make(cluster, "t", inline_tail_bytes="1", retention_ms="-1")

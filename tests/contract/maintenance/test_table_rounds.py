@@ -12,17 +12,19 @@ from spark_log.maintenance.context import open_maintenance
 from spark_log.maintenance.seal_task import TableRounds
 from spark_log.tables.publication import Published
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.stores import topics_view
 from tests.support.tails import make_older
 from tests.support.topics import append, make
 
-pytestmark = [pytest.mark.delta, pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)]
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 DUE = {"delta_max_lag_ms": "1000", "retention_ms": "-1"}
 
 
 @pytest.fixture
-def log(log, monkeypatch):
+def log(cluster, log, monkeypatch):
     """Its own loop does not seal: it would on a slow day, once a tail is a second old."""
+    log = log.at(topics_view(cluster).store_id)
     monkeypatch.setattr(log._loop, "appended", lambda _: None)
     return log
 
@@ -30,7 +32,7 @@ def log(log, monkeypatch):
 def run(cluster, rounds):
     """The topics of the reports of a round; a failing topic raises after all others."""
     topics = []
-    with open_maintenance(cluster, "test", None, None) as context:
+    with open_maintenance(topics_view(cluster), "test", None, None) as context:
         try:
             for report in rounds.run(context):
                 topics.append(report.topic)

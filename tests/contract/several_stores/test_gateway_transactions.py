@@ -2,9 +2,11 @@
 
 import confluent_kafka
 import pytest
+import sqlalchemy as sa
 from kafka import KafkaProducer
 
 from spark_log.cluster.settings import alter_settings
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess, killed_at_each
 from tests.support.topics import stored
@@ -69,3 +71,19 @@ def test_clients_count_their_sequences_on_after_an_abort(both, tmp_path):
                 producer.send(topic, b"%d" % number).get(30)
             producer.abort_transaction() if number % 2 else producer.commit_transaction()
     assert stored(both, "near") == stored(both, "far") == {0: ["0", "2", "4"]}
+
+
+def test_the_next_producer_drops_the_pending_records_of_the_older_one_in_the_data_store(both, tmp_path):
+    with GatewayProcess(tmp_path, both.store.address.with_password) as gateway:
+        older, newer = (KafkaProducer(bootstrap_servers=gateway.address, transactional_id="t") for _ in range(2))
+        older.init_transactions()
+        older.begin_transaction()
+        older.send("far", b"never").get(30)
+        pending = sa.select(sa.func.count()).select_from(t.transaction_segment)
+        counts = [both.at(1).store.read(lambda c: c.execute(pending).scalar_one())]
+        newer.init_transactions()
+        counts.append(both.at(1).store.read(lambda c: c.execute(pending).scalar_one()))
+        assert counts == [1, 0]
+        newer.close()
+        older.close(timeout=0)
+    assert stored(both, "far") == {}

@@ -90,12 +90,12 @@ def test_home_from_before_the_decision(both, decided, backup):
 
 def test_producers_of_a_restored_home_store_get_other_ids(both):
     """Its epochs are given out again, and the data stores have seen them."""
-    before, _ = init_producer(both, "x", 60_000)
+    before = init_producer(both, "x", 60_000).ref
     accept_store(both.at(EAST))
-    again, _ = init_producer(both, "x", 60_000)
+    again = init_producer(both, "x", 60_000).ref
     assert again.producer_id == before.producer_id
     accept_store(both)
-    after, _ = init_producer(both, "x", 60_000)
+    after = init_producer(both, "x", 60_000).ref
     assert after.producer_id > before.producer_id
     commit_next(both)
     assert stored(both, "t") == {0: ["next"]}

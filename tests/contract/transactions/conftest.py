@@ -7,21 +7,25 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.contract.transactions.transaction_state import NUMBERS
+from tests.support.stores import STORES, TWO_STORES, put_topics_in_a_data_store
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=STORES)
 def cluster_address(request, tmp_path_factory):
-    if request.param != "postgres":
+    if request.param not in ("postgres", "two_stores"):
         return str(tmp_path_factory.mktemp(f"transactions-on-{request.param}") / "cluster")
     return request.getfixturevalue("postgres_server").create_prepared_database()
 
 
 @pytest.fixture(scope="module")
 def cluster(cluster_address, tmp_path_factory, request):
+    """With SPARK_LOG_TEST_STORES=two, its topics are in a data store."""
     log_dir = str(tmp_path_factory.mktemp("log-dir")) if "://" in cluster_address else None
     if "on-s3" in cluster_address:
         log_dir = request.getfixturevalue("s3_server").uri(uuid4().hex)
     with Cluster.init(cluster_address, log_dir=log_dir) as cluster:
+        if TWO_STORES:
+            put_topics_in_a_data_store(cluster, request.getfixturevalue("postgres_server"))
         yield cluster
 
 

@@ -12,9 +12,17 @@ from kafka.structs import TopicPartition
 
 from spark_log.clients.produce.future import Written
 from spark_log.errors import InvalidTxnStateError, MetadataStoreUnavailableError, TransactionAbortableError
-from spark_log.transactions import transaction_rows, transaction_store
-from tests.contract.transactions.transaction_state import FILES, LARGE, nothing_is_pending, row_of
+from spark_log.maintenance import run_tasks
+from spark_log.transactions import transaction_rows
+from tests.contract.transactions.transaction_state import (
+    FILES,
+    LARGE,
+    module_that_registers,
+    nothing_is_pending,
+    row_of,
+)
 from tests.support.producing import stored
+from tests.support.stores import topics_view
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")
 
@@ -119,7 +127,9 @@ def test_a_late_thread_does_not_end_the_next_transaction(log, topic, begin, end)
     assert stored(log, name) == {0: [b"1", b"2"] if end == "commit" else [b"2"]}
 
 
-def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(log, topic, begin, past_the_check, monkeypatch):
+def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(
+    cluster, log, topic, begin, past_the_check, monkeypatch
+):
     """The commit may have succeeded: a retry would then report the new record as committed too."""
     name = topic()
     producer = begin()
@@ -141,6 +151,7 @@ def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(log, topic, 
         producer.commit_transaction()
     with pytest.raises(InvalidTxnStateError, match="CompleteCommit"):
         producer.abort_transaction()
+    list(run_tasks(cluster, ["transactions"]))  # a data store follows the commit
     assert stored(log, name) == {0: [b"1"]}
 
 
@@ -148,7 +159,8 @@ def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(log, topic, 
 def test_a_lost_registration_response_repeats_no_record(cluster, log, topic, begin, monkeypatch, done):
     name, large = topic(2), topic(**FILES)
     producer = begin(linger_ms=60_000)
-    register, lost = transaction_store.register, iter([True, True])
+    module, lost = module_that_registers(cluster), iter([True, True])
+    register = module.register
 
     def losing(*arguments, **options):
         if next(lost, False):
@@ -157,7 +169,7 @@ def test_a_lost_registration_response_repeats_no_record(cluster, log, topic, beg
             raise MetadataStoreUnavailableError("the answer is lost")
         return register(*arguments, **options)
 
-    monkeypatch.setattr(transaction_store, "register", losing)
+    monkeypatch.setattr(module, "register", losing)
     futures = [producer.send(name, b"%d" % n, partition=n % 2) for n in range(4)]
     producer.send_table(name, pa.table({"value": [b"4", b"5"], "partition": [0, 1]}))
     futures.append(producer.send(large, LARGE))
@@ -174,14 +186,15 @@ def test_a_lost_registration_response_repeats_no_record(cluster, log, topic, beg
 def test_records_that_wait_together_are_one_batch(cluster, log, topic, begin, monkeypatch):
     name = topic()
     producer = begin()
-    register, entered, gate = transaction_store.register, threading.Event(), threading.Event()
+    module, entered, gate = module_that_registers(cluster), threading.Event(), threading.Event()
+    register = module.register
 
     def slow(*arguments, **options):
         entered.set()
         assert gate.wait(timeout=60)
         return register(*arguments, **options)
 
-    monkeypatch.setattr(transaction_store, "register", slow)
+    monkeypatch.setattr(module, "register", slow)
     first = producer.send(name, b"0")
     assert entered.wait(timeout=60)
     second = producer.send_table(name, pa.table({"value": [b"1", b"2"]}))
@@ -197,5 +210,5 @@ def test_records_that_wait_together_are_one_batch(cluster, log, topic, begin, mo
 
 def pending(cluster, producer):
     producer_id = row_of(cluster, producer).producer_id
-    found = cluster.store.read(lambda connection: transaction_rows.read_pending(connection, producer_id))
+    found = topics_view(cluster).store.read(lambda connection: transaction_rows.read_pending(connection, producer_id))
     return [each.batch for each in found]

@@ -14,27 +14,31 @@ from spark_log.groups.group_operations import delete_group, delete_offsets
 from spark_log.groups.pending_offsets import add_offsets, unstable_partitions
 from spark_log.groups.transacted_offsets import Committer
 from spark_log.ids import TopicPartition
+from spark_log.log.append.producer_rows import copy_missing_producers
 from spark_log.log.append.rules import (
     Appended,
     Batch,
 )
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.metadata import tables as t
-from spark_log.transactions import rules, wire_transactions
+from spark_log.transactions import rules, transaction_parts, wire_transactions
 from spark_log.transactions.fencing_rules import FencedConnectionError, Role
 from spark_log.transactions.transaction_expiry import abort_timed_out
 from spark_log.transactions.transaction_store import init_producer
 from spark_log.transactions.wire_transactions import Registration, WireProducer, register, take_fencing_token
-from tests.contract.transactions.transaction_state import FILES, LARGE, NUMBERS, group, rows, segment_files
+from tests.contract.transactions.transaction_state import FILES, LARGE, NUMBERS, group, name_of, rows, segment_files
 from tests.support.producing import change
+from tests.support.stores import topics_view
 
 
 class Wire:
-    """A client's producer with an open transaction, and the fencing tokens of its connections."""
+    """A client's producer with an open transaction, and the fencing tokens of its connections. The topics may be in a
+    data store, where the transaction then has a part.
+    """
 
     def __init__(self, cluster):
-        self.cluster, self.store = cluster, cluster.store
-        ref, self.token = init_producer(cluster, f"id{next(NUMBERS)}", 60_000)
+        self.cluster, self.store, self.topics = cluster, cluster.store, topics_view(cluster)
+        ref, self.token, _ = init_producer(cluster, f"id{next(NUMBERS)}", 60_000)
         self.who = WireProducer(self.name_of(ref.producer_id), ref.producer_id, ref.epoch)
         self.offsets_token = take_fencing_token(self.store, self.who, Role.OFFSETS)
         self.begin()
@@ -47,7 +51,8 @@ class Wire:
         wire_transactions.begin(self.store, self.who, self.token)
 
     def abort(self):
-        wire_transactions.abort(self.cluster, self.who, self.token)
+        parts = wire_transactions.abort(self.cluster, self.who, self.token)
+        transaction_parts.abort_parts(self.cluster, self.who.producer_id, parts)
 
     def add_offsets(self, group_id, topic, *numbers, offset=1):
         commits = {TopicPartition(topic, number): Commit(offset) for number in numbers}
@@ -63,13 +68,24 @@ class Wire:
             for number in range(first, first + count)
         ]  # fmt: skip
         blobs = {each.name: b"" for each in batches}
-        [found] = register(self.store, [Registration(self.who, batches)], blobs, provisional=provisional)
+        registration = Registration(self.who, batches, self.part())
+        [found] = register(self.topics.store, [registration], blobs, provisional=provisional)
         return found
 
+    def part(self):
+        """The number of its part in the data store of the topics, which it makes; None at home."""
+        if self.topics is self.cluster:
+            return None
+        numbers = wire_transactions.join(self.store, [self.who], self.topics.store_id)
+        copy_missing_producers(self.store, self.topics.store, {self.who.producer_id})
+        return numbers[self.who]
+
     @property
-    def row(self):
-        [row] = rows(self.cluster, t.transaction, t.transaction.c.producer_id == self.who.producer_id)
-        return row
+    def pending(self):
+        """The number of its pending batches."""
+        table = t.transaction if self.topics is self.cluster else t.transaction_part
+        [row] = rows(self.cluster, table, table.c.producer_id == self.who.producer_id)
+        return row.pending
 
 
 def unstable(cluster, group_id):
@@ -176,16 +192,16 @@ def test_pending_batches_are_counted_and_bounded(cluster, topic, log, monkeypatc
     monkeypatch.setattr(rules, "PENDING_MAX", 3)
     assert [type(each) for each in wire.send(there, 0, 2)] == [Appended] * 2
     assert [each.duplicate for each in wire.send(there, 0, 2)] == [True, True]
-    assert wire.row.pending == 2
+    assert wire.pending == 2
     third, refused = wire.send(there, 2, 2)
     assert isinstance(third, Appended)
     assert isinstance(refused.error, PolicyViolationError)
     assert "more than 3 batches" in str(refused.error)
-    assert wire.row.pending == 3
+    assert wire.pending == 3
     pending = rows(cluster, t.transaction_segment, t.transaction_segment.c.producer_id == wire.who.producer_id)
     assert sorted(each.position for each in pending) == [0, 1, 2]
     wire.abort()
-    assert wire.row.pending == 0
+    assert wire.pending == 0
 
 
 def test_provisional_offsets_follow_the_log_end(cluster, topic, log):
@@ -228,5 +244,5 @@ def test_next_producer_deletes_the_files_of_the_transaction_that_it_aborts(clust
     producer.send(name, LARGE).get(timeout=30)
     there = log.find_topic(name)
     assert len(segment_files(cluster, there)) == 1
-    init_producer(cluster, producer.config["transactional_id"], 60_000)
+    begin(name_of(producer))
     assert segment_files(cluster, there) == []
