@@ -43,6 +43,7 @@ def test_a_later_transaction_without_parts_does_not_commit_those_of_a_killed_one
     """They have to be told apart at home, which has the producer's last transaction only."""
     address = three.store.address.with_password
     killed_at(point, "-c", PROGRAM, address, "killed")
+    init_producer(three, "t", 60_000)  # aborts at home only
     with Producer(cluster=address, transactional_id="t") as producer:
         producer.init_transactions()
         producer.begin_transaction()
