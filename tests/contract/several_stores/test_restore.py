@@ -88,6 +88,26 @@ def test_home_from_before_the_decision(both, decided, backup):
     assert stored(both, "t") == {0: [*expected, "next"]}
 
 
+def test_home_that_has_lost_nothing(both):
+    """As after a promotion that is accepted: decided transactions go on."""
+    killed_at("part.decided", "-c", TO_BOTH, both.store.address.with_password)
+    accept_store(both)
+    commit_next(both)
+    assert (stored(both, "t"), stored(both, "w")) == ({0: ["committed", "next"]}, {0: ["committed"]})
+
+
+def test_an_open_part_of_a_transaction_that_is_over_is_dropped(both):
+    """A data store is restored to a time between a registration and the commit."""
+    killed_at("part.decided", "-c", TRANSACTION, both.store.address.with_password)
+    east = both.at(EAST)
+    east.store.transact(lambda connection, _: connection.execute(t.transaction_part.update().values(state="open")))
+    accept_store(east)
+    list(run_tasks(both, ["transactions"]))
+    assert east.store.read(unfinished_parts) == []
+    assert east.store.read(lambda connection: connection.execute(sa.select(t.transaction_segment)).all()) == []
+    assert stored(both, "t") == {}
+
+
 def test_producers_of_a_restored_home_store_get_other_ids(both):
     """Its epochs are given out again, and the data stores have seen them."""
     before = init_producer(both, "x", 60_000).ref
