@@ -41,8 +41,7 @@ settings.load_profile("spark-log")
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Leave out PostgreSQL for tests marked `on_sqlite`, and two stores unless they have the mark `on_data_store`. Make
-    groups for `--dist loadgroup`: the tests of a group run
-    in one worker, all others wherever a worker is free.
+    groups for `--dist loadgroup`: the tests of a group run in one worker, all others wherever a worker is free.
 
     The tests that share a SparkSession are one group, and so are those that share a fixture of their module.
     """

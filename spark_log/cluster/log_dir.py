@@ -46,8 +46,8 @@ MARKER = "spark_log_dir.json"
 _MARKER = re.compile(r"spark_log_dir(-[0-9]+)?\.json")
 _MARKER_TEMPORARY = re.compile(rf"\.{_MARKER.pattern}\.tmp")
 _TRIAL = ".spark_log_trial"
-_TABLE_LOGS = {"_delta_log", "_current"}
-"""The folders in a topic's folder that have the logs of its Delta table and its current-state table."""
+_TABLE_LOGS = {"_delta_log", "_current", "metadata"}
+"""The folders in a topic's folder that have the logs of its Delta, current-state and Iceberg tables."""
 _TRIAL_BYTES_MAX = 64 * 1024 * 1024
 _TRIAL_MS_MAX = 3_600_000
 _BLOCK_BYTES = 4 * 1024 * 1024

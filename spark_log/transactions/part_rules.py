@@ -114,8 +114,8 @@ def resolve(transaction: Transaction | None, store_id: StoreId, part: Part) -> R
     """Say what follows for an open or prepared part from its transaction at home, which was read after the part. None:
     home has no transaction of the producer id any more.
 
-    A part with a higher number than home's is of a transaction that home has lost, since it was restored. An open part
-    of a transaction that is over is of a data store that was restored to a time before its part was prepared.
+    A part with a higher number than home's is of a transaction that home has lost, since it was restored. If the
+    transaction is committed and the part is still open, the data store was restored to a time before the prepare.
     """
     if transaction is None or transaction.parts.number != part.number:
         return Resolution.ABORT

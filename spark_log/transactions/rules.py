@@ -261,7 +261,7 @@ def learn_commit(transaction: Transaction, parts: Parts) -> Transaction:
     Unchanged if home has a later transaction, or knows the end. The producer is fenced: batches and offsets that are
     pending at home are lost, so a repeated commit must not succeed.
     """
-    is_open = transaction.state is ONGOING and parts.stores <= transaction.parts.stores
+    is_open = transaction.state is ONGOING and bool(transaction.parts.stores)
     if transaction.parts.number > parts.number or (transaction.parts.number == parts.number and not is_open):
         return transaction
     fenced = replace(transaction, epoch=transaction.epoch + 1, previous_epoch=-1, parts=parts)

@@ -60,7 +60,7 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
             .order_by(PRODUCER.producer_id)
         )
         return [
-            (key, name)
+            (key, name or f"producer {key}")
             for key, name, until_ms, clock_epoch in connection.execute(ongoing)
             if now.expired(until_ms, clock_epoch)
         ]

@@ -36,6 +36,7 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.log import Log
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.metadata.connections.server_identity import check_identity
+from spark_log.metadata.prepared import one_message
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.process import in_parallel
 from spark_log.transactions import part_rules, rules, transaction_store
@@ -252,7 +253,10 @@ def read_open(home: Store, ref: ProducerRef) -> tuple[list[Batch], Parts]:
     """
 
     def read(connection: sa.Connection) -> tuple[list[Batch], Parts]:
-        transaction = ask_transaction(connection, lambda: home.clock(connection), ref.producer_id)().transaction
+        with one_message(connection):
+            now = home.ask_clock(connection)
+            row = ask_transaction(connection, now, ref.producer_id)
+        transaction = row().transaction
         rules.check(transaction, ref)
         parts = transaction.parts if transaction.state is rules.ONGOING else rules.NO_PARTS
         return [each.batch for each in read_pending(connection, ref.producer_id)], parts
@@ -330,8 +334,8 @@ def find_unresolved(data: Cluster) -> list[Unresolved]:
 
 
 def _unfinished_parts(data: Cluster) -> list[Part]:
-    """Return the open and the prepared parts of a data store. Those of one that was restored are left until it is
-    accepted: `finish_lost_parts` has to know which it lacks.
+    """Return the open and the prepared parts of a data store. Raises StoreChangedError if the store was restored and is
+    not accepted yet: `finish_lost_parts` comes first.
     """
     parts = data.store.read(unfinished_parts)
     if not parts:
@@ -368,7 +372,7 @@ def learn_commits(home: Cluster) -> None:
     committed: set[tuple[int, int]] = set()
     prepared: dict[tuple[int, int], set[StoreId]] = {}
     for store_id in home.store_ids()[1:]:
-        for part in home.at(store_id).store.read(read_parts):
+        for part in home.at(store_id).store.read_as_primary(read_parts):
             if part.state is PartState.COMMITTED:
                 committed.add((part.producer_id, part.number))
             elif part.state is PartState.PREPARED:

@@ -41,11 +41,12 @@ def topics_view(cluster: Cluster) -> Cluster:
 
 
 def rows_of(cluster: Cluster, *tables: sa.Table) -> dict[str, list[str]]:
-    """All rows of these tables (by default all tables except the commit tokens), to show that nothing was written, in
-    the store of the topics.
+    """All rows of these tables (by default all tables except the commit tokens) in all stores, to show that nothing
+    was written.
     """
-    with topics_view(cluster).store.snapshot() as connection:
-        return {
-            found.name: sorted(map(repr, connection.execute(sa.select(found)).all()))
-            for found in tables or set(t.metadata.sorted_tables) - {t.commit_token}
-        }
+    rows: dict[str, list[str]] = {}
+    for store_id in cluster.store_ids():
+        with cluster.at(store_id).store.snapshot() as connection:
+            for found in tables or set(t.metadata.sorted_tables) - {t.commit_token}:
+                rows.setdefault(found.name, []).extend(map(repr, connection.execute(sa.select(found)).all()))
+    return {name: sorted(found) for name, found in rows.items()}

@@ -23,7 +23,7 @@ from spark_log.errors import IllegalArgumentError, InvalidTxnStateError, Produce
 from spark_log.facts import transactions as inspection
 from spark_log.ids import TopicPartition
 from spark_log.transactions.rules import ONGOING
-from spark_log.transactions.transaction_store import abort
+from spark_log.transactions.transaction_parts import abort
 
 _NO_BROKER = -1
 """Kafka's id for a broker that does not exist."""

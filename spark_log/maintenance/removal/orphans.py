@@ -28,7 +28,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
 from spark_log.errors import SparkLogError, UnsafePathError, redact
 from spark_log.failpoints import failpoint
-from spark_log.ids import LogDirId
+from spark_log.ids import HOME, LogDirId, StoreId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.log.partitions.partition_rows import topic_here
 from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
@@ -204,6 +204,7 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
     """
     deleted = Deleted()
     stores = store_names(cluster).keys()
+    data_stores = sorted(stores - {HOME})
     for log_dir_id, log_dir in log_dirs.opened():
         try:
             found = [entry.name for entry in log_dir.entries() if entry.folder and TOPIC_FOLDER.fullmatch(entry.name)]
@@ -213,29 +214,25 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
                 why = f"it has the marker of store {numbers}, which is not in the cluster"
                 deleted += Deleted(notes=(redact(f"{log_dir.uri}: folders of unknown topics stay: {why}"),))
                 continue
-            if unknown and len(stores) > 1:
+            if unknown and data_stores:
                 try:
-                    unknown -= _known_elsewhere(cluster)
+                    unknown -= _in_stores(cluster, data_stores, _known_folders)
                 except SparkLogError as error:
                     return deleted + Deleted(notes=(redact(f"folders of unknown topics stay: {error}"),))
             for folder in sorted(unknown):
-                deleted += _delete_unknown(cluster, log_dirs, log_dir_id, log_dir, folder)
+                deleted += _delete_unknown(cluster, data_stores, log_dirs, log_dir_id, log_dir, folder)
         except LOG_DIR_FAILURES as error:
             log_dirs.leave_alone(log_dir_id, error)
     return deleted
 
 
-def _known_elsewhere(cluster: Cluster) -> set[str]:
-    """Return the folders that the data stores know. Raises the error of a store that does not answer."""
-    return _in_data_stores(cluster, _known_folders)
+def _in_stores(cluster: Cluster, data_stores: Sequence[StoreId], find: Callable[[sa.Connection], set[str]]) -> set[str]:
+    """Return what data stores find. Raises the error of a store that does not answer."""
 
-
-def _in_data_stores(cluster: Cluster, find: Callable[[sa.Connection], set[str]]) -> set[str]:
     def read(connection: sa.Connection) -> set[str]:
         check_identity(connection)
         return find(connection)
 
-    data_stores = cluster.store_ids()[1:]
     found = in_each_store(cluster, lambda data: data.store.read_as_primary(read), data_stores)
     return set().union(*found.values())
 
@@ -262,7 +259,12 @@ def _known_folders(connection: sa.Connection) -> set[str]:
 
 
 def _delete_unknown(
-    cluster: Cluster, log_dirs: CleanableLogDirs, log_dir_id: LogDirId, log_dir: LogDir, folder: str
+    cluster: Cluster,
+    data_stores: Sequence[StoreId],
+    log_dirs: CleanableLogDirs,
+    log_dir_id: LogDirId,
+    log_dir: LogDir,
+    folder: str,
 ) -> Deleted:
     try:
         content = _content(log_dir, folder)
@@ -272,7 +274,7 @@ def _delete_unknown(
         return Deleted()
     files = content.files
     try:
-        elsewhere = _in_data_stores(cluster, lambda connection: _registered_here(connection, files))
+        elsewhere = _in_stores(cluster, data_stores, lambda connection: _registered_here(connection, files))
     except SparkLogError as error:
         return Deleted(notes=(redact(f"folder {folder} of an unknown topic stays: {error}"),))
     needed = log_dirs.decide(lambda connection: _needed_of_unknown(connection, log_dirs, folder, files, elsewhere))

@@ -62,6 +62,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
     of the lost log: a reader that has a position in the lost log is not told that they differ.
     """
     store = cluster.store
+    gives_epochs_again = cluster is cluster.home and len(cluster.store_ids()) > 1
     if cluster is cluster.home:
         in_each_store(cluster, lambda data: _adopt(cluster, data), cluster.store_ids()[1:])
         learn_commits(cluster)
@@ -78,7 +79,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
         save_partitions(connection, before, {key: _begin_epoch(connection, key, before[key], now) for key in before})
         for topic_id in frozen:
             freeze_partitions(connection, topic_id)
-        if len(cluster.store_ids()) > 1 and cluster is cluster.home:
+        if gives_epochs_again:
             transactional = PRODUCER.transactional_id.is_not(None)
             connection.execute(t.producer.update().where(transactional).values(epoch=EPOCH_MAX))
         for column in (TOPIC.topic_id, PRODUCER.producer_id):

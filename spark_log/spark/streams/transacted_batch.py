@@ -223,11 +223,15 @@ class BatchTransaction:
         """Prepare the part of the transaction in a data store. Returns its batches."""
         data, producer_id = log.at(store_id), self._producer.ref.producer_id
         batches = [each.batch for each in data.cluster.store.read(lambda c: read_pending(c, producer_id))]
-        if not batches:
-            raise TransactionAbortableError(
-                f"batch_transaction: store {store_id} was restored, and has lost the rows: nothing is committed"
-            )
-        with_patience(lambda: transaction_parts.prepare(data, producer_id, number, len(batches)))
+        try:
+            if not batches:
+                raise TransactionAbortableError(
+                    f"batch_transaction: store {store_id} was restored, and has lost the rows: nothing is committed"
+                )
+            with_patience(lambda: transaction_parts.prepare(data, producer_id, number, len(batches)))
+        except TransactionAbortableError:
+            transaction_parts.read_open(self._cluster.store, self._producer.ref)  # home knows of another driver
+            raise
         return batches
 
     def _abort(self) -> None:

@@ -10,7 +10,7 @@ from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
 from spark_log.replication.controller.topic_operations import create_topic
-from spark_log.spark.datasource.write.write_commit import append_whole
+from spark_log.spark.datasource.write.write_commit import append_whole, commit_log
 from tests.support.records import table
 from tests.support.stores import also_on_two_stores
 from tests.support.topics import append
@@ -99,7 +99,8 @@ def test_the_first_micro_batch_with_expired_records_warns(cluster, log, warnings
 
     def commit(timestamp_ms, micro_batch=True):
         written = log.write_batches([(topic, Records(0, table("a", timestamp_ms=timestamp_ms)))])
-        append_whole(cluster, AppendRequest(written.batches, written.blobs), micro_batch=micro_batch)
+        with commit_log(cluster, micro_batch=micro_batch) as log_of_commit:
+            append_whole(log_of_commit, AppendRequest(written.batches, written.blobs))
         return len(warnings())
 
     now_ms = clock.wall_ms()

@@ -66,7 +66,8 @@ def clean(cluster, **filters):
 
 
 def folders_of(root):
-    """Names of the entries of a log dir, without its markers."""
+    """Names of the entries of a log dir, without its marker files, of which there is at least one."""
+    assert list(root.glob("spark_log_dir*.json"))
     return sorted(path.name for path in root.iterdir() if not path.match("spark_log_dir*.json"))
 
 

@@ -117,7 +117,8 @@ def test_a_transaction_beyond_its_timeout_can_only_be_aborted(cluster, log, topi
         producer.send(name, b"late").get(timeout=30)
         expire(cluster, producer)
         if coordinated:
-            [report, *_] = list(run_tasks(cluster, ["transactions"]))
+            report, *of_parts = run_tasks(cluster, ["transactions"])
+            assert len(of_parts) == len(cluster.store_ids()) - 1
             assert name_of(producer) in report.notes[0] and row_of(cluster, producer).state == "CompleteAbort"
             assert nothing_is_pending(cluster, producer) and list(run_tasks(cluster, ["transactions"])) == []
         with pytest.raises(kafka.errors.TransactionAbortableError, match="transaction_timeout_ms"):

@@ -17,7 +17,15 @@ def home(state, number=0, *stores, pending=0):
 
 
 @pytest.mark.parametrize(
-    "before", [home(EMPTY), home(COMMITTED, 4), home(ABORTED, 4), home(ONGOING, 4, EAST), home(ONGOING, 5, EAST, WEST)]
+    "before",
+    [
+        home(EMPTY),
+        home(COMMITTED, 4),
+        home(ABORTED, 4),
+        home(ONGOING, 4, EAST),
+        home(ONGOING, 5, EAST),  # from before the other store was joined
+        home(ONGOING, 5, EAST, WEST),
+    ],
 )
 def test_a_restored_home_store_learns_a_commit(before):
     after = rules.learn_commit(before, PREPARED)

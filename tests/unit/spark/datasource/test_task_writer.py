@@ -33,6 +33,7 @@ from spark_log.spark.datasource.write.task_writer import TaskWriter
 from spark_log.spark.datasource.write.write_commit import (
     abort_write,
     append_whole,
+    commit_log,
     commit_write,
     plan_write,
     register_write,
@@ -418,7 +419,8 @@ def test_commit_reads_only_the_topics_that_it_writes_to(cluster: Cluster) -> Non
     output = write(this, rows(["a"]))
     statements: list[str] = []
     sa.event.listen(cluster.store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-    append_whole(cluster, AppendRequest(output.batches, output.blobs, atomic=True))
+    with commit_log(cluster) as log:
+        append_whole(log, AppendRequest(output.batches, output.blobs, atomic=True))
     of_topics = [each for each in statements if "FROM topic" in each]
     assert of_topics
     assert [each for each in of_topics if "WHERE" not in each] == []
@@ -440,5 +442,5 @@ def test_writes_of_a_transaction_follow_its_order(cluster: Cluster, log: ClientL
     assert len(files(cluster)) == 2
     stored = cluster.store.read(lambda connection: read_pending(connection, ref.producer_id))
     batches = [each.batch for each in stored]
-    append_whole(cluster, AppendRequest(batches, atomic=True, hooks=[commit_transaction_hook(ref, len(batches))]))
+    append_whole(log, AppendRequest(batches, atomic=True, hooks=[commit_transaction_hook(ref, len(batches))]))
     assert [value.split(" ")[0] for value in by_partition(log, topic)[0]] == ["0/0", "0/1", "1/0", "1/1"]
