@@ -106,10 +106,12 @@ class Answer:
 
 
 class _Text(NamedTuple):
-    """A statement for the driver, with the order of its parameters if they are positional."""
+    """A statement for the driver, with the order of its parameters if they are positional, as SQLite's are."""
 
     text: str
     order: Sequence[str] | None
+    lists: Sequence[int]
+    """The positions of the parameters that are lists."""
 
 
 class Prepared:
@@ -162,19 +164,20 @@ class Prepared:
             assert isinstance(compiled, SQLCompiler)
             if dialect.name == "postgresql":
                 self._for_rows = array_statement(self._statement, compiled)
-            self._texts[dialect.name] = _Text(str(compiled), compiled.positiontup)
-        text, order = self._texts[dialect.name]
+            names = compiled.positiontup
+            of_lists = [i for i, name in enumerate(names or ()) if isinstance(compiled.binds[name].type, _List)]
+            self._texts[dialect.name] = _Text(str(compiled), names, of_lists)
+        text, order, lists = self._texts[dialect.name]
         if order is not None:
-            return text, [[_value(one[name]) for name in order] for one in parameters]
+            rows = [[one[name] for name in order] for one in parameters]
+            for i in lists:
+                for row in rows:
+                    row[i] = json.dumps(row[i])
+            return text, rows
         arrays = None if self._for_rows is None else as_arrays(self._for_rows, parameters)
         if self._for_rows is not None and arrays is not None:
             return self._for_rows.text, [arrays]
         return text, parameters
-
-
-def _value(value: Any) -> Any:
-    """Return a parameter as SQLite's driver accepts it."""
-    return json.dumps(value) if isinstance(value, list) else value
 
 
 @contextlib.contextmanager

@@ -30,6 +30,8 @@ CONFIGURATION = REPOSITORY / "conf" / "patroni.yml"
 SCOPE = "log"
 USER, PASSWORD, SUPERUSER_PASSWORD = "spark_log", "log-password", "superuser-password"
 NODES = ("db1", "db2", "db3")
+_HEALTHY = {"leader": "running"}
+"""The state of a healthy member by role; of a standby it is streaming."""
 _START_S_MAX = 300.0
 """On a busy machine the copies of the first node alone take a minute."""
 
@@ -236,11 +238,13 @@ class PatroniCluster:
         return node
 
     def roles(self) -> dict[str, str]:
-        """The roles of the running members by name: leader, sync_standby, replica."""
+        """The roles of the healthy members by name: leader, sync_standby, replica. A healthy standby streams:
+        an old primary that has just been resumed shows as running.
+        """
         for node in self.nodes:
             members = node.members()
             if members is not None:
-                return {m["name"]: m["role"] for m in members if m.get("state") in ("running", "streaming")}
+                return {m["name"]: m["role"] for m in members if m.get("state") == _HEALTHY.get(m["role"], "streaming")}
         return {}
 
     def primary(self) -> PatroniNode:
@@ -251,7 +255,7 @@ class PatroniCluster:
         [name] = [name for name, role in self.roles().items() if role == "sync_standby"]
         return self.node(name)
 
-    def wait_until_healthy(self, timeout_s: float = 60.0) -> None:
+    def wait_until_healthy(self, timeout_s: float = 90.0) -> None:
         """Wait for one primary and two standbys.
 
         A standby that does not start within `timeout_s` is copied from the primary, as the guide says: Patroni can run
