@@ -150,6 +150,12 @@ def insert_transactional_producer(
     return producer_id
 
 
+def use_up_epochs(connection: sa.Connection, last: int) -> None:
+    """Give each transactional id the last epoch: it gets another producer id when its next producer begins."""
+    transactional = PRODUCER.transactional_id.is_not(None)
+    connection.execute(t.producer.update().where(transactional).values(epoch=last))
+
+
 def begin_epoch(
     connection: sa.Connection, producer_id: int, epoch: int, transaction_timeout_ms: int, now: StoreClock
 ) -> None:

@@ -27,6 +27,7 @@ from spark_log.cluster.names import collision_key
 from spark_log.cluster.topics import LIVE, Topic, insert_copy, set_store, stated_topic, topics_of_store
 from spark_log.errors import InvalidConfigurationError
 from spark_log.ids import TopicId
+from spark_log.log.append.producer_rows import use_up_epochs
 from spark_log.log.partitions.partition_rows import (
     Key,
     freeze_partitions,
@@ -37,7 +38,6 @@ from spark_log.log.partitions.partition_rows import (
 )
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.log.partitions.truncations import record_truncation
-from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Identity
 from spark_log.metadata.id_generators import skip_ids
@@ -80,8 +80,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
         for topic_id in frozen:
             freeze_partitions(connection, topic_id)
         if gives_epochs_again:
-            transactional = PRODUCER.transactional_id.is_not(None)
-            connection.execute(t.producer.update().where(transactional).values(epoch=EPOCH_MAX))
+            use_up_epochs(connection, EPOCH_MAX)
         for column in (TOPIC.topic_id, PRODUCER.producer_id):
             skip_ids(connection, column, IDS_SKIPPED)
         return server_identity.accept(connection, now.wall_ms)
