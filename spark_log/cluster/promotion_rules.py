@@ -63,10 +63,11 @@ def kept_since_ms(accepted_ms: int | None, promoted_ms: int | None, now_ms: int,
 
     `accepted_ms` is when a person last accepted the store, `promoted_ms` when a promotion was last accepted without a
     person. A store that a person accepted may lack any append, so all files are kept for `delay_ms`
-    (file.delete.delay.ms). After a promotion, files of the last BEFORE_PROMOTION_MS before it are kept for `delay_ms`.
+    (file.delete.delay.ms). After a promotion, files of the last `delay_ms` before it, at least BEFORE_PROMOTION_MS, are
+    kept for `delay_ms`: those that the promotion before this one protects are among them.
     """
     if accepted_ms is not None and now_ms - accepted_ms < delay_ms:
         return 0
     if promoted_ms is not None and now_ms - promoted_ms < delay_ms:
-        return promoted_ms - BEFORE_PROMOTION_MS
+        return promoted_ms - max(BEFORE_PROMOTION_MS, delay_ms)
     return None

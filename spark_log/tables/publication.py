@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import sqlalchemy as sa
+
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
@@ -31,7 +33,7 @@ from spark_log.tables.delta_table import OpenDelta, open_table
 from spark_log.tables.iceberg.catalog import create_table
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.publication_intent import Intent
-from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG
+from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, TableKey
 from spark_log.tables.table_changes import (
     Changes,
     ConflictingCommitError,
@@ -159,8 +161,16 @@ def _tables(
 ) -> tuple[list[TopicTable], dict[TopicId, Exception]]:
     """Return the tables of the topics in the log dirs that are online, and the first error of each topic with a log dir
     that cannot be opened, for example because it is not mounted on this host.
+
+    The configs of the topics are read again: an erase or a compaction pass may have found its topic hours ago, and a
+    table that was added since then would be taken for one that is not needed any more. Deleted topics have no tables.
     """
-    by_topic = cluster.store.read(lambda c: [(topic, topic_tables.tables_to_publish(c, topic)) for topic in topics])
+
+    def read(connection: sa.Connection) -> list[tuple[Topic, dict[TableKey, bool]]]:
+        present = topics_of_ids(connection, {topic.topic_id for topic in topics})
+        return [(topic, topic_tables.tables_to_publish(connection, topic)) for topic in present.values()]
+
+    by_topic = cluster.store.read(read)
     settings = cluster.store.settings
     infos = cluster.log_dirs()  # after the others: a log dir may have been added
     log_dirs: dict[LogDirId, LogDir | Exception] = {}

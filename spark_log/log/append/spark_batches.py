@@ -27,9 +27,12 @@ def append_once_hook(new: SparkBatch, topic_ids: Collection[int]) -> CommitHook:
     return lambda connection, now: _is_new(connection, now, new, topic_ids or {NO_TOPIC})
 
 
-def find_last(store: Store, application: str, target: str) -> dict[int, SparkBatch]:
-    """Return the last batch of the application that was appended to each topic, by topic id."""
-    return store.read(lambda connection: _last(connection, application, target))
+def find_last(store: Store, application: str, target: str, *, final: bool = False) -> dict[int, SparkBatch]:
+    """Return the last batch of the application that was appended to each topic, by topic id. With `final` no failover
+    can lose what is returned.
+    """
+    read = store.read_as_primary if final else store.read
+    return read(lambda connection: _last(connection, application, target))
 
 
 def not_appended(last: dict[int, SparkBatch], new: SparkBatch, batches: Sequence[Batch]) -> list[Batch]:
@@ -40,10 +43,12 @@ def not_appended(last: dict[int, SparkBatch], new: SparkBatch, batches: Sequence
     return [batch for batch in batches if batch.topic_id in missing] or list(batches)
 
 
-def _last(connection: sa.Connection, application: str, target: str) -> dict[int, SparkBatch]:
+def _last(connection: sa.Connection, application: str, target: str, *, lock: bool = False) -> dict[int, SparkBatch]:
     query = sa.select(
         SPARK_BATCH.topic_id, SPARK_BATCH.version, SPARK_BATCH.record_count, SPARK_BATCH.fingerprint
     ).where(SPARK_BATCH.application == application, SPARK_BATCH.target == target)
+    if lock:
+        query = query.with_for_update()
     return {
         topic_id: SparkBatch(application, target, version, count, fingerprint, strict=True)
         for topic_id, version, count, fingerprint in connection.execute(query)
@@ -54,7 +59,9 @@ def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_i
     if connection.dialect.name == "postgresql":  # of two concurrent batches one waits here for the other
         lock = sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"{new.application}\n{new.target}", 0)))
         connection.execute(lock)
-    missing = topics_without(new, _last(connection, new.application, new.target), topic_ids)
+    # FOR UPDATE: the commit of a transaction that only finds the batch then waits for the standby, which may lack the
+    # batch, because the wait of the batch's own commit was cancelled
+    missing = topics_without(new, _last(connection, new.application, new.target, lock=True), topic_ids)
     if not missing:
         return False
     if missing != set(topic_ids):

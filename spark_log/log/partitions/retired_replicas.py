@@ -137,6 +137,7 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
     this = _parameters(info.log_dir_id, key)
 
     def still_ours(connection: sa.Connection) -> bool | None:
+        check_identity(connection)
         fence(connection)
         return connection.execute(sa.select(RETIRED_REPLICA.deleting).where(_THIS), this).scalar()
 

@@ -30,6 +30,7 @@ from spark_log.ids import LogDirId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.log.partitions.retired_files import forget_copies, forget_files, forget_folder
 from spark_log.metadata import tables as t
+from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.sql_columns import (
     LOG_DIR,
     PUBLICATION,
@@ -90,8 +91,16 @@ class CleanableLogDirs:
         return found
 
     def decide(self, body: Callable[[sa.Connection], D]) -> D:
-        """Read the metadata that decides which files are deleted. None means that no file is deleted."""
-        return self.cluster.store.read_as_primary(body)
+        """Read the metadata that decides which files are deleted. None means that no file is deleted.
+
+        Raises StoreChangedError if the primary is another one than when the run began, and is not accepted yet.
+        """
+
+        def read(connection: sa.Connection) -> D:
+            check_identity(connection)
+            return body(connection)
+
+        return self.cluster.store.read_as_primary(read)
 
     def open(self, log_dir_id: LogDirId) -> LogDir | None:
         """Return the log dir, or None if it is skipped in this run."""

@@ -136,6 +136,7 @@ class BatchTransaction:
         new = self._remembered(last[NO_TOPIC].record_count if NO_TOPIC in last else 0)
         self.done = not topics_without(new, last, {NO_TOPIC})
         if self.done:
+            find_last(store, self._application, "", final=True)  # Spark must not go on before the batch is replicated
             logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
             with commit_log(self._cluster, micro_batch=True) as log:
                 self._complete_last(log)

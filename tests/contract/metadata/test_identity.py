@@ -22,6 +22,7 @@ from spark_log.log.append.rules import Appended
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.topic_operations import create_topic
@@ -100,6 +101,8 @@ def test_another_server_is_distinguished_from_another_timeline(postgres_url, tmp
             StoreChangedError, match=r"is on another server .*: it was system 17, timeline 1, and is system"
         ):
             cluster.store.read(server_identity.check_identity)
+        with pytest.raises(StoreChangedError):  # of clean-up too, if that happens while it runs
+            CleanableLogDirs(cluster, {}).decide(lambda connection: "delete")
 
 
 def test_a_dump_that_was_restored_on_the_same_server_is_detected(postgres_server, postgres_url, tmp_path):

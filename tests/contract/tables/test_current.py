@@ -83,6 +83,16 @@ def test_a_table_follows_updates_and_deletions(cluster, log):
     assert_delta_is_the_log(cluster)
 
 
+def test_a_publisher_that_found_the_topic_before_it_got_the_table_leaves_it_as_it_is(cluster, log):
+    """As an erase or a compaction pass that began hours ago."""
+    found_before = make(cluster, "t", 1, **CONFIGS | {"table_current": "none"})
+    topic = alter_configs(cluster, "t", {"table.current": "delta"})
+    put(log, topic, "a", "1")
+    check(cluster, topic, a="1")
+    publish(cluster, found_before)
+    assert {row[2].decode() for row in assert_current(cluster, topic)} == {"a"}
+
+
 def test_merged_and_compacted_files_show_the_same_rows(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     for key, value in (("a", "1"), ("b", "2"), ("a", "3"), ("c", "4"), ("b", None)):

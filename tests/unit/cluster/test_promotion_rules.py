@@ -51,11 +51,15 @@ def test_the_setting_decides_first():
         (None, None, None),
         (NOW_MS - DAY_MS + 1, None, 0),
         (NOW_MS - DAY_MS, None, None),
-        (None, NOW_MS - 1, NOW_MS - 1 - BEFORE_PROMOTION_MS),
+        (None, NOW_MS - 1, NOW_MS - 1 - DAY_MS),
         (None, NOW_MS - DAY_MS, None),
         (NOW_MS - 1, NOW_MS - 2, 0),
-        (NOW_MS - DAY_MS, NOW_MS - 1, NOW_MS - 1 - BEFORE_PROMOTION_MS),
+        (NOW_MS - DAY_MS, NOW_MS - 1, NOW_MS - 1 - DAY_MS),
     ],
 )
 def test_unnamed_files_are_kept_for_a_time_after_an_acceptance(accepted_ms, promoted_ms, expected):
     assert kept_since_ms(accepted_ms, promoted_ms, NOW_MS, DAY_MS) == expected
+
+
+def test_files_of_a_short_time_before_a_promotion_are_kept_in_any_case():
+    assert kept_since_ms(None, NOW_MS - 1, NOW_MS, 10) == NOW_MS - 1 - BEFORE_PROMOTION_MS

@@ -9,7 +9,10 @@ import pytest
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.rules import Appended
+from spark_log.log.append.spark_batch_rules import SparkBatch
+from spark_log.log.append.spark_batches import append_once_hook
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
@@ -46,6 +49,11 @@ def cancel_waits(pair, count):
         wait_until(lambda waiting=waiting: pair.primary.query(f"SELECT pid, query_start {WAITING}") != waiting)
 
 
+def waiting_pids(pair):
+    """The sessions that wait for the standby. One whose client has gone waits on."""
+    return set(pair.primary.query(f"SELECT string_agg(pid::text, ' ') {WAITING}").split())
+
+
 def test_a_record_is_not_acknowledged_before_the_standby_has_it(cluster, standby_away):
     log = ClientLog(cluster)
     topic = log.find_topic("t")
@@ -71,4 +79,29 @@ def test_an_append_that_no_standby_confirms_fails(cluster, standby_away):
     with pytest.raises(MetadataStoreUnavailableError):
         log.append(topic, [Records(0, table("a"))], timeout_ms=1_000)
     cancelling.join(timeout=60)
+    log.close()
+
+
+def test_a_repeated_spark_batch_is_not_acknowledged_before_the_standby_has_it(cluster, standby_away):
+    """Its commit changes nothing, and so would not wait for the standby."""
+    log = ClientLog(cluster)
+    topic = log.find_topic("t")
+    written = log.write_batches([(topic, Records(0, table("a")))])
+    batch = SparkBatch("app", "t", 0, 1, "rows", strict=True)
+    hook = append_once_hook(batch, {topic.topic_id})
+    request = AppendRequest(written.batches, written.blobs, atomic=True, hooks=[hook])
+    topics = {topic.topic_id: topic}
+    cancelling = threading.Thread(target=cancel_waits, args=(standby_away, 1))
+    cancelling.start()
+    with pytest.raises(MetadataStoreUnavailableError):
+        log.append_whole(request, topics, timeout_ms=1_000)
+    cancelling.join(timeout=60)
+    results, earlier = [], waiting_pids(standby_away)
+    repeating = threading.Thread(target=lambda: results.append(log.append_whole(request, topics)))
+    repeating.start()
+    wait_until(lambda: results or waiting_pids(standby_away) - earlier)
+    assert results == []
+    standby_away.standby.resume()
+    repeating.join(timeout=60)
+    assert [each.committed_before for each in results] == [True]
     log.close()

@@ -141,7 +141,7 @@ def check_maintenance(cluster, folder, topic):
     """Clean-up deletes an old file that nothing names, and the Delta tables have the sealed records."""
     unnamed = folder / topic.folder / "_segments" / "0" / UNNAMED
     unnamed.write_bytes(b"a segment")
-    os.utime(unnamed, (time.time() - 86_400,) * 2)
+    os.utime(unnamed, (time.time() - 15 * 86_400,) * 2)  # those of 7 days before a promotion are kept for 7 days
     list(run_tasks(cluster, ["delta", "files"]))
     assert not unnamed.exists()
     assert_delta_is_the_log(cluster)
