@@ -96,9 +96,9 @@ def test_only_a_failover_without_loss_is_accepted(pair, clusters, tmp_path):
     now = cluster.store.read(server_identity.recorded)
     assert now is not None and now.timeline == 2
     log.append(topic, [Records(0, table("after"))])
-    recent, old = (unnamed_file(folder, topic, age_s) for age_s in (60, 3_600))
+    recent, old = (unnamed_file(folder, topic, age_s) for age_s in (6 * 86_400, 8 * 86_400))
     list(run_tasks(cluster, ["delta", "files"]))
-    assert recent.exists() and not old.exists(), "files of the last minutes before the promotion are kept"
+    assert recent.exists() and not old.exists(), "files of file.delete.delay.ms before the promotion are kept"
     assert [value for *_, value in read_all(log, topic)] == ["before", "after"]
     log.close()
 
