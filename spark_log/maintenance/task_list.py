@@ -40,6 +40,7 @@ from spark_log.metadata import commit_tokens
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.text import count_of
+from spark_log.transactions.left_over_parts import Unresolved, find_unresolved, resolve
 from spark_log.transactions.transaction_expiry import (
     abort_timed_out,
     count_expired_ids,
@@ -47,7 +48,6 @@ from spark_log.transactions.transaction_expiry import (
     expire_parts,
     timed_out,
 )
-from spark_log.transactions.transaction_parts import Unresolved, find_unresolved, resolve
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@
     rules.commit       at home: decides, in the transaction of `transaction_store.commit_transaction_hook`
     complete           in each data store: append the batches of the part; at home: note that this is done
     abort              at home, and then in each data store
-    resolve            a coordinator does the last two for producers that are gone
 
-A transaction whose topics are all in the home store needs none of them.
+A coordinator does the last two for producers that are gone (`left_over_parts`). A transaction whose topics are all in
+the home store needs none of them.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -31,11 +30,10 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.ids import StoreId
 from spark_log.log.append.append_transaction import AppendRequest, check_write_id
-from spark_log.log.append.producer_rows import copy_producers, find_transactional_producer, transactional_id_of
+from spark_log.log.append.producer_rows import copy_producers, find_transactional_producer
 from spark_log.log.append.rules import Batch
 from spark_log.log.log import Log
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
-from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.prepared import one_message
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
 from spark_log.process import in_parallel
@@ -43,17 +41,13 @@ from spark_log.transactions import part_rules, rules, transaction_store
 from spark_log.transactions.part_rows import (
     lock_part,
     read_part,
-    read_parts,
     save_part,
-    unfinished_commits,
-    unfinished_parts,
 )
-from spark_log.transactions.part_rules import Part, PartState, Resolution
+from spark_log.transactions.part_rules import Part, PartState
 from spark_log.transactions.rules import Parts, ProducerRef, Transaction
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     ask_transaction,
-    insert_empty_transaction,
     insert_pending,
     lock_transaction,
     read_pending,
@@ -269,7 +263,7 @@ def find_unfinished(home: Store, transactional_id: str) -> Transaction | None:
 
     def read(connection: sa.Connection) -> Transaction | None:
         producer_id = find_transactional_producer(connection, transactional_id)
-        return None if producer_id is None else _transaction(home, connection, producer_id)
+        return None if producer_id is None else find_transaction(home, connection, producer_id)
 
     last = home.read(read)
     return last if last is not None and rules.is_unfinished(last) else None
@@ -307,127 +301,8 @@ def abort_part(
     delete_files(data, data.store.transact(body, timeout_ms=timeout_ms))
 
 
-class Unresolved(NamedTuple):
-    """A part in a data store whose transaction has ended at home, and whose producer has not ended it there."""
-
-    name: str
-    producer_id: int
-    number: int
-    committed: bool
-
-
-def find_unresolved(data: Cluster) -> list[Unresolved]:
-    """Return the parts that `resolve` would end now."""
-    home = data.home.store
-    parts = {part.producer_id: part for part in _unfinished_parts(data)}  # before their transactions
-    found = []
-    for producer_id, transaction in _transactions(home, data.store_id, parts).items():
-        part = parts.get(producer_id)
-        name = transaction.transactional_id if transaction is not None else f"producer {producer_id}"
-        resolution = Resolution.WAIT if part is None else part_rules.resolve(transaction, data.store_id, part)
-        if part is not None and resolution is not Resolution.WAIT:
-            committed = resolution is Resolution.ROLL_FORWARD
-            found.append(Unresolved(name, producer_id, part.number, committed))
-        elif transaction is not None and rules.is_unfinished(transaction):
-            found.append(Unresolved(name, producer_id, transaction.parts.number, committed=True))
-    return found
-
-
-def _unfinished_parts(data: Cluster) -> list[Part]:
-    """Return the open and the prepared parts of a data store. Raises StoreChangedError if the store was restored and is
-    not accepted yet: `finish_lost_parts` comes first.
-    """
-    parts = data.store.read(unfinished_parts)
-    if not parts:
-        return []
-
-    def read(connection: sa.Connection) -> list[Part]:
-        check_identity(connection)
-        return unfinished_parts(connection)
-
-    return data.store.read_as_primary(read)
-
-
-def finish_lost_parts(data: Cluster) -> None:
-    """Note as done the commits whose part this data store, which was restored, lacks: their records are lost."""
-    home = data.home.store
-
-    def committed(connection: sa.Connection) -> dict[int, Transaction | None]:
-        return {key: _transaction(home, connection, key) for key in unfinished_commits(connection, data.store_id)}
-
-    for producer_id, transaction in home.read(committed).items():
-        part = data.store.read(lambda connection, i=producer_id: read_part(connection, i))  # type: ignore[misc]
-        if transaction is not None and part_rules.is_lost(part, transaction.parts.number):
-            name, number = transaction.transactional_id, transaction.parts.number
-            logger.error(
-                "store %s has lost its records of a transaction of %s, which is committed", data.store_id, name
-            )
-            finish(home, producer_id, number, data.store_id)
-
-
-def learn_commits(home: Cluster) -> None:
-    """Commit, in a home store that was restored, the transactions whose part in one data store is committed, and in
-    another one only prepared: the home store that was lost had decided that.
-    """
-    committed: set[tuple[int, int]] = set()
-    prepared: dict[tuple[int, int], set[StoreId]] = {}
-    for store_id in home.store_ids()[1:]:
-        for part in home.at(store_id).store.read_as_primary(read_parts):
-            if part.state is PartState.COMMITTED:
-                committed.add((part.producer_id, part.number))
-            elif part.state is PartState.PREPARED:
-                prepared.setdefault((part.producer_id, part.number), set()).add(store_id)
-    for producer_id, number in sorted(committed & prepared.keys()):
-        _learn_commit(home, producer_id, Parts(number, frozenset(prepared[producer_id, number])))
-
-
-def _learn_commit(home: Cluster, producer_id: int, parts: Parts) -> None:
-    data = home.at(min(parts.stores)).store
-    name = data.read(lambda connection: transactional_id_of(connection, producer_id))
-    copy_producers(data, home.store, {producer_id})
-
-    def learn(connection: sa.Connection, _attempt: Attempt) -> bool | None:
-        if name is None or transactional_id_of(connection, producer_id) != name:
-            return None  # the restored home store has given one of the two ids to another producer
-        now = home.store.clock(connection)
-        insert_empty_transaction(connection, producer_id)
-        before = lock_transaction(connection, now, producer_id)
-        after = rules.learn_commit(before.transaction, parts)
-        save_transaction(connection, now, before, after)
-        return after is not before.transaction
-
-    learned = home.store.transact(learn)
-    if learned is None:
-        logger.error("a transaction of %s is committed in some data stores, and aborted in %s", name, parts.stores)
-    elif learned:
-        logger.warning("a transaction of %s is committed; what it had in the home store is lost", name)
-
-
-def _transactions(home: Store, store_id: StoreId, parts: Collection[int]) -> dict[int, Transaction | None]:
-    """Return the transactions of these parts, and the committed ones that this data store has not followed yet.
-
-    A part is aborted because home has no open transaction for it, so home must be the recorded store, and the primary.
-    """
-
-    def committed(connection: sa.Connection) -> dict[int, Transaction | None]:
-        return {key: _transaction(home, connection, key) for key in unfinished_commits(connection, store_id)}
-
-    def read(connection: sa.Connection) -> dict[int, Transaction | None]:
-        check_identity(connection)
-        return committed(connection) | {key: _transaction(home, connection, key) for key in parts}
-
-    return home.read_as_primary(read) if parts else home.read(committed)
-
-
-def resolve(log: Log, part: Unresolved, fence: Fence = unfenced) -> None:
-    """End the part in the data store of `log`, as home has decided. Raises the errors of `roll_forward`."""
-    if part.committed:
-        follow(log, part.producer_id, part.number, fence=fence)
-    else:
-        abort_part(log.cluster, part.producer_id, part.number, fence=fence)
-
-
-def _transaction(home: Store, connection: sa.Connection, producer_id: int) -> Transaction | None:
+def find_transaction(home: Store, connection: sa.Connection, producer_id: int) -> Transaction | None:
+    """Return the transaction of a producer id at home, or None if the id has expired."""
     try:
         return ask_transaction(connection, lambda: home.clock(connection), producer_id)().transaction
     except InvalidProducerIdMappingError:

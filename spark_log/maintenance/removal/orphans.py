@@ -233,8 +233,8 @@ def _in_stores(cluster: Cluster, data_stores: Sequence[StoreId], find: Callable[
         check_identity(connection)
         return find(connection)
 
-    found = in_each_store(cluster, lambda data: data.store.read_as_primary(read), data_stores)
-    return set().union(*found.values())
+    names_by_store = in_each_store(cluster, lambda data: data.store.read_as_primary(read), data_stores)
+    return set().union(*names_by_store.values())
 
 
 def _needed_of_unknown(

@@ -30,7 +30,7 @@ def home(state, number=0, *stores, pending=0):
 def test_a_restored_home_store_learns_a_commit(before):
     after = rules.learn_commit(before, PREPARED)
     assert (after.state, after.parts) == (COMMITTED, PREPARED)
-    with pytest.raises(ProducerFencedError):  # what it had at home is lost
+    with pytest.raises(ProducerFencedError):  # its batches in the home store are lost
         rules.commit(after, ProducerRef(7, before.epoch), 0)
 
 
