@@ -1,5 +1,6 @@
 """Reads the versions of this machine's programs, the modes of a cluster's files, and the size of deleted files."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -88,12 +89,11 @@ def deleted_bytes(root: str) -> int:
     """
     sizes: dict[tuple[int, int], int] = {}
     for process in Path("/proc").glob("[0-9]*/fd"):
-        try:
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             for name in os.listdir(process):
-                target = os.readlink(process / name)
-                if target.startswith(root.rstrip("/") + "/") and target.endswith(" (deleted)"):
-                    file = os.stat(process / name)
-                    sizes[file.st_dev, file.st_ino] = file.st_blocks * 512
-        except OSError:  # the process has ended, or belongs to another user
-            continue
+                with contextlib.suppress(FileNotFoundError):  # the process has closed this file
+                    target = os.readlink(process / name)
+                    if target.startswith(root.rstrip("/") + "/") and target.endswith(" (deleted)"):
+                        file = os.stat(process / name)
+                        sizes[file.st_dev, file.st_ino] = file.st_blocks * 512
     return sum(sizes.values())

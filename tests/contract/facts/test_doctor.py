@@ -264,6 +264,8 @@ def test_deleted_files_that_are_open(small, monkeypatch):
     cluster, disk = small
     monkeypatch.setattr("spark_log.facts.doctor.limits.DELETED_BYTES_MAX", 1 << 20)
     file = disk / "log-dir" / "deleted"
+    descriptors, closed = os.listdir, ["1000000"]
+    monkeypatch.setattr(os, "listdir", lambda of: (closed if str(of).endswith("/fd") else []) + descriptors(of))
     with file.open("wb") as opened:
         opened.write(bytes(2 << 20))
         opened.flush()
