@@ -53,18 +53,18 @@ class LogFiles:
 
 
 _checkpointed: dict[str, int] = {}
-"""A version at or below the last checkpoint of each table, by application id."""
+"""A version at or below the last checkpoint of each table, by the id of the table."""
 
 
 def is_due(table: TopicTable, version: int) -> bool:
     """Whether the log of a table that now has this version has CHECKPOINT_COMMITS commits since its last checkpoint."""
-    if version - _checkpointed.get(table.application, -1) < CHECKPOINT_COMMITS:
+    if version - _checkpointed.get(table.table_id, -1) < CHECKPOINT_COMMITS:
         return False
     try:
-        _checkpointed[table.application] = _checkpointed_version(table.log_dir, table.folder)
+        _checkpointed[table.table_id] = _checkpointed_version(table.log_dir, table.folder)
     except (SparkLogError, OSError):  # the next publication asks again
         return False
-    return version - _checkpointed[table.application] >= CHECKPOINT_COMMITS
+    return version - _checkpointed[table.table_id] >= CHECKPOINT_COMMITS
 
 
 def try_maintain_logs(cluster: Cluster, topic: Topic) -> None:

@@ -140,14 +140,14 @@ def commit_changes(
     what: Difference,
     active: Mapping[str, dict[str, Any]],
     cursors: Mapping[int, Cursor],
-    application: str,
+    applications: Sequence[str],
     transaction_version: int,
 ) -> None:
     """Make one Delta commit on exactly the version that was compared.
 
     `active` are the active files of that version, and `cursors` decide which added files are data changes. The commit
-    has an app transaction of `application` with `transaction_version`. Raises CommitFailedError if another process
-    committed first.
+    has an app transaction of each of the `applications` with `transaction_version`. Raises CommitFailedError if another
+    process committed first.
     """
     from deltalake import CommitProperties, PostCommitHookProperties, Transaction
     from deltalake.transaction import AddAction, RemoveAction
@@ -175,7 +175,7 @@ def commit_changes(
         schema=table.schema(),
         partition_by=PARTITION_COLUMNS,
         commit_properties=CommitProperties(
-            app_transactions=[Transaction(application, transaction_version)], max_commit_retries=0
+            app_transactions=[Transaction(each, transaction_version) for each in applications], max_commit_retries=0
         ),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
     )
@@ -190,7 +190,8 @@ class OpenDelta(OpenTable):
 
     @property
     def at(self) -> tuple[int, int]:
-        return self._delta.transaction_version(self._table.application) or 0, self._delta.version()
+        versions = [self._delta.transaction_version(each) or 0 for each in self._table.applications]
+        return max(versions), self._delta.version()
 
     def _active_paths(self) -> Collection[str]:
         if self._active is None:
@@ -235,7 +236,7 @@ class OpenDelta(OpenTable):
         version = self._delta.version() + 1
         assert self._active is not None, "compared before"
         try:
-            commit_changes(self._delta, what, self._active, before, self._table.application, transaction_version)
+            commit_changes(self._delta, what, self._active, before, self._table.applications, transaction_version)
         except CommitFailedError as error:
             raise ConflictingCommitError from error
         self._sync(version)

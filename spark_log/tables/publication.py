@@ -256,13 +256,13 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
         try:
             there = _open(table, create=table.listing)
             if there is None:
-                opened.setdefault(table.application, None)
+                opened.setdefault(table.table_id, None)
                 if table.target != DELTA:  # someone has deleted it
                     cluster.store.transact(lambda c, _: publication_state.forget(c, table.key))
                 return None
             version = _publish_once(cluster, table, there)
             if version is not None:
-                opened.setdefault(table.application, None)
+                opened.setdefault(table.table_id, None)
                 return version
         except (ConflictingCommitError, CommitFailedError):  # another process was first: compare with the new state
             continue
@@ -326,7 +326,7 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
     if there.has_to_change_first(columns):
         return None
     there.prepare(what, changes.cursors, due.cursors, columns)
-    opened[table.application] = None if columns is None else columns.fields
+    opened[table.table_id] = None if columns is None else columns.fields
     intent = Intent(topic, table.key, recorded, compared, what.add, due)
     transaction_version = cluster.store.transact(lambda c, _attempt: publication_intent.note(c, [intent])).get(
         intent.key

@@ -4,7 +4,6 @@ import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PUBLICATION
-from spark_log.tables.publication_state import CURRENT
 
 
 def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
@@ -16,8 +15,9 @@ def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: 
         c = table.c
         above = (c.topic_id == key[0]) & (c.partition == key[1]) & (c.seen_offset > offset)
         connection.execute(table.update().where(above).values(seen_offset=offset))
-    # a current-state table may have hidden earlier records for the sake of those that are gone
-    compare_whole_tables(connection, key[0], PUBLICATION.target == CURRENT)
+    # A publication that read the offsets before this change is refused when it records them, since the recorded state
+    # is another one. A current-state table may have hidden earlier records for the sake of those that are gone.
+    compare_whole_tables(connection, key[0], sa.true())
 
 
 def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.ColumnElement[bool]) -> None:

@@ -68,10 +68,22 @@ class TopicTable:
         return f"{self.target.capitalize()} table of topic {self.topic.name}"
 
     @property
-    def application(self) -> str:
-        """Return the id of the table, in Delta the application id of our transactions."""
-        suffix = "" if self.target == publication_state.DELTA else f"/{self.target}"
-        return f"spark-log/{self.topic.uuid}/{self.info.uuid}{suffix}"
+    def table_id(self) -> str:
+        """Return the id of the table while the topic is in its present store: another one has other ids of log dirs."""
+        return f"spark-log/{self.topic.uuid}/{self.info.uuid}{self._suffix}"
+
+    @property
+    def applications(self) -> tuple[str, str]:
+        """Return the application ids of our transactions in Delta: each commit has the same version for both.
+
+        The first stays the same if the topic moves to another store. Tables of earlier releases have the second only,
+        and processes of these, which may run beside this one during an upgrade, read no other.
+        """
+        return f"spark-log/{self.topic.uuid}{self._suffix}", self.table_id
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.target == publication_state.DELTA else f"/{self.target}"
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def commit_content(
     add: Sequence[PublishedFile],
     remove: Sequence[str],
     cursors: Mapping[int, Cursor],
-    application: str,
+    applications: Sequence[str],
     transaction_version: int,
     now_ms: int,
 ) -> bytes:
@@ -84,7 +84,7 @@ def commit_content(
         }
         for file in add
     ]
-    actions.append({"txn": {"appId": application, "version": transaction_version}})
+    actions += [{"txn": {"appId": each, "version": transaction_version}} for each in applications]
     return as_lines(actions)
 
 

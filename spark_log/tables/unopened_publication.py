@@ -23,7 +23,7 @@ from spark_log.tables.unopened_commit import commit_content, commit_path, is_new
 logger = logging.getLogger(__name__)
 
 opened: dict[str, pa.StructType | None] = {}
-"""The typed columns that each table had when this process opened it last, by application id; None if none are known.
+"""The typed columns that each table had when this process opened it last, by the table's id; None if none are known.
 Columns are never removed. A power loss, which may tear a log (`delta_log_repair`), ends every process of the host. So
 it is enough that each process opens a table once, which finds a torn log.
 """
@@ -36,7 +36,7 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
     opened by this process; or if there is something to commit and its log dir is an object store where spark-log cannot
     create a commit file (`LogDir.creates_whole`).
     """
-    tables = _verified([table for table in tables if table.target == DELTA and table.application in opened])
+    tables = _verified([table for table in tables if table.target == DELTA and table.table_id in opened])
     if not tables:
         return {}
     changes = _changes(cluster, tables)
@@ -96,7 +96,7 @@ def _can_commit(table: TopicTable, found: Changes) -> bool:
 
 
 def _may_lack_columns(table: TopicTable, found: Changes) -> bool:
-    known = opened[table.application]
+    known = opened[table.table_id]
     return found.columns is not None and (known is None or not contains(known, found.columns.fields))
 
 
@@ -132,7 +132,7 @@ def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Differenc
         failpoint("publish.before-commit")
         version = found.recorded[1] + 1
         content = commit_content(
-            what.add, what.remove, found.cursors, table.application, transaction_version, clock.wall_ms()
+            what.add, what.remove, found.cursors, table.applications, transaction_version, clock.wall_ms()
         )
         try:
             done = table.log_dir.create_whole(commit_path(table.folder, version), content)

@@ -40,7 +40,7 @@ _OPENED_MAX = 1_000
 """The number of tables that a process remembers."""
 
 _opened: dict[str, tuple[CurrentTable, bytes]] = {}
-"""The last versions of tables that this process has written, by application id, with the content of the commit."""
+"""The last versions of tables that this process has written, by the id of the table, with the content of the commit."""
 
 
 class OpenCurrent(OpenTable):
@@ -56,9 +56,9 @@ class OpenCurrent(OpenTable):
     @classmethod
     def open(cls, table: TopicTable, *, create: bool) -> "OpenCurrent | None":
         """Open the table. If there is none, it is created with `create`, else the result is None."""
-        current, content = _opened.get(table.application, (None, b""))
+        current, content = _opened.get(table.table_id, (None, b""))
         if current is None or not _is_as_left(table, current.version, content):
-            current = open_table(table.log_dir, table.folder, table.application)
+            current = open_table(table.log_dir, table.folder, table.applications)
         opened = cls(table, current)
         if current.version < 0:
             if not create:
@@ -157,7 +157,7 @@ class OpenCurrent(OpenTable):
             remove,
             schema_of(columns),
             self._rule(columns),
-            table.application,
+            table.applications,
             transaction_version,
             ends,
             max(clock.wall_ms(), current.committed_ms),
@@ -165,10 +165,10 @@ class OpenCurrent(OpenTable):
         version, content = current.version + 1, as_lines(actions)
         if not table.log_dir.create_whole(commit_path(table.folder, version), content):
             raise ConflictingCommitError
-        self._current = current.after(version, actions, table.application)
+        self._current = current.after(version, actions, table.applications)
         if len(_opened) >= _OPENED_MAX:
             _opened.clear()
-        _opened[table.application] = self._current, content
+        _opened[table.table_id] = self._current, content
 
     def force(self, after: int) -> None:
         force_commits(self._table.log_dir, self._table.folder, after)

@@ -7,7 +7,7 @@ deltalake writes no vectors, so the commits are made here; it opens the table el
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -88,7 +88,9 @@ class CurrentTable:
     committed_ms: int = 0
     files: Mapping[str, CurrentFile] = field(default_factory=dict)
 
-    def after(self, version: int, actions: Iterable[Mapping[str, Any]], application: str) -> "CurrentTable":
+    def after(
+        self, version: int, actions: Iterable[Mapping[str, Any]], applications: Collection[str]
+    ) -> "CurrentTable":
         """Return the table after a commit, or after the actions of a checkpoint on an empty table.
 
         The actions of a commit have no order: a file is removed with its old vector and added with its new one.
@@ -101,8 +103,8 @@ class CurrentTable:
         for action in commit:
             if added := action.get("add"):
                 files[CurrentFile(added).path] = CurrentFile(added)
-            elif (txn := action.get("txn")) and txn["appId"] == application:
-                changed["transaction_version"] = txn["version"]
+            elif (txn := action.get("txn")) and txn["appId"] in applications:
+                changed["transaction_version"] = max(txn["version"], changed.get("transaction_version", 0))
             elif metadata := action.get("metaData"):
                 properties = metadata.get("configuration") or {}
                 changed |= {"schema": metadata["schemaString"], "table_id": metadata["id"]}
@@ -113,7 +115,7 @@ class CurrentTable:
         return replace(self, version=version, files=files, **changed)
 
 
-def open_table(log_dir: LogDir, folder: str, application: str) -> CurrentTable:
+def open_table(log_dir: LogDir, folder: str, applications: Collection[str]) -> CurrentTable:
     """Return the newest version of the table in this folder. Raises TornLogError if a power loss has torn its log."""
     versions: dict[str, set[int]] = {"json": set(), "checkpoint.parquet": set()}
     for entry in log_dir.entries(f"{folder}/_delta_log"):
@@ -123,14 +125,14 @@ def open_table(log_dir: LogDir, folder: str, application: str) -> CurrentTable:
     checkpointed = max(versions["checkpoint.parquet"], default=-1)
     if checkpointed >= 0:
         actions = _checkpoint(_content(log_dir, f"{folder}/_delta_log/{checkpointed:020d}.checkpoint.parquet"))
-        table = table.after(checkpointed, actions, application)
+        table = table.after(checkpointed, actions, applications)
         if checkpointed in commits:  # no checkpoint has the time of its commit
             info = (action.get("commitInfo", {}) for action in read_commit(log_dir, folder, checkpointed))
             table = replace(table, committed_ms=max(each.get("timestamp", 0) for each in info))
     elif commits and 0 not in commits:
         raise TornLogError(f"{folder}: neither the first commit nor a checkpoint exists")
     while table.version + 1 in commits:
-        table = table.after(table.version + 1, read_commit(log_dir, folder, table.version + 1), application)
+        table = table.after(table.version + 1, read_commit(log_dir, folder, table.version + 1), applications)
     if commits and max(commits) > table.version:
         raise TornLogError(f"{folder}: commit {table.version + 1} is missing")
     return table
@@ -180,7 +182,7 @@ def commit_actions(
     remove: Iterable[str],
     schema: str,
     rule: CurrentRule,
-    application: str,
+    applications: Collection[str],
     transaction_version: int | None,
     offsets: Mapping[int, int],
     now_ms: int,
@@ -223,7 +225,7 @@ def commit_actions(
     ]
     actions += [{"add": _addition(file, vector, changes, now_ms)} for file, vector, changes in added.values()]
     if transaction_version is not None:
-        actions.append({"txn": {"appId": application, "version": transaction_version}})
+        actions += [{"txn": {"appId": each, "version": transaction_version}} for each in applications]
     return actions
 
 

@@ -75,11 +75,11 @@ class CatalogTable:
         earlier = (each.metadata_file for each in self.table.metadata.metadata_log)
         return {path.rpartition("/")[2] for path in (self.table.metadata_location, *earlier)}
 
-    def opened(self, log_dir: LogDir, folder: str, application: str) -> IcebergTable:
+    def opened(self, log_dir: LogDir, folder: str, table_id: str) -> IcebergTable:
         metadata = json.loads(self.table.metadata.model_dump_json())
         snapshot = self.table.current_snapshot()
         version = 0 if snapshot is None else int(snapshot.sequence_number or 0)
-        return IcebergTable(log_dir, folder, application, version, metadata)
+        return IcebergTable(log_dir, folder, table_id, version, metadata)
 
     def commit(self, before: IcebergTable, metadata: Mapping[str, Any]) -> bool:
         """Make these metadata those of the table. Returns False if another process has committed since it was loaded.

@@ -17,7 +17,7 @@ from spark_log.tables.iceberg.table import IcebergTable
 _METADATA = re.compile(r"v(\d+)\.metadata\.json")
 
 
-def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
+def open_table(log_dir: LogDir, folder: str, table_id: str) -> IcebergTable:
     """Return the newest version of the table in a topic's folder; version 0 if there is none yet."""
     if not log_dir.creates_whole:
         raise InvalidConfigurationError(
@@ -25,9 +25,9 @@ def open_table(log_dir: LogDir, folder: str, application: str) -> IcebergTable:
         )
     version = newest_version(log_dir, folder)
     if version == 0:
-        return IcebergTable(log_dir, folder, application, 0, None)
+        return IcebergTable(log_dir, folder, table_id, 0, None)
     content = b"".join(map(bytes, log_dir.read_blocks(_metadata_path(folder, version))))
-    return IcebergTable(log_dir, folder, application, version, json.loads(content))
+    return IcebergTable(log_dir, folder, table_id, version, json.loads(content))
 
 
 def commit(table: IcebergTable, metadata: Mapping[str, Any]) -> bool:

@@ -29,7 +29,7 @@ class OpenIceberg(OpenTable):
         if name is None:
             if create:
                 metadata_files.point_readers(log_dir, folder)  # a publisher may have died before it did so
-            iceberg = metadata_files.open_table(log_dir, folder, table.application)
+            iceberg = metadata_files.open_table(log_dir, folder, table.table_id)
             return cls(table, iceberg) if create or iceberg.version else None
         if not table.listing and ICEBERG in table.topic.config.table_formats:
             metadata_files.delete_versions(log_dir, folder)
@@ -42,7 +42,7 @@ class OpenIceberg(OpenTable):
             return None
         if create:
             metadata_files.delete_versions(log_dir, folder)
-        return cls(table, in_catalog.opened(log_dir, folder, table.application), in_catalog)
+        return cls(table, in_catalog.opened(log_dir, folder, table.table_id), in_catalog)
 
     def clean_up(self, now_ms: int) -> int:
         """Delete the files that are not needed any more. Returns their number."""

@@ -38,7 +38,7 @@ class IcebergTable:
 
     log_dir: LogDir
     folder: str
-    application: str
+    table_id: str
     version: int
     metadata: Mapping[str, Any] | None
 
@@ -165,7 +165,7 @@ class _Writer:
         metadata, table = self._metadata, self._table
         parent = metadata.get("current-snapshot-id")
         sequence = metadata["last-sequence-number"] = metadata["last-sequence-number"] + 1
-        snapshot_id = _snapshot_id(table.application, self._version, sequence)
+        snapshot_id = _snapshot_id(table.table_id, self._version, sequence)
         self._manifests = [each for each in self._manifests if avro.live_files(each)]
         if operation.remove:
             self._remove({each.path: each for each in operation.remove}, snapshot_id, sequence)
@@ -338,7 +338,7 @@ def _entry(location: str, file: PublishedFile, columns: TopicColumns | None, sna
     }
 
 
-def _snapshot_id(application: str, version: int, sequence: int) -> int:
+def _snapshot_id(table_id: str, version: int, sequence: int) -> int:
     """Return 63 bits that are the same at each try of one intent on the same table."""
-    digest = hashlib.sha256(f"{application}/{version}/{sequence}".encode()).digest()
+    digest = hashlib.sha256(f"{table_id}/{version}/{sequence}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

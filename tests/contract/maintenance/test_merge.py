@@ -27,6 +27,7 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables.checkpoints import COMMITS_MAX
 from spark_log.tables.publication import delta_tables
+from spark_log.tables.table_changes import TopicTable
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change, rows
 from tests.support.python_process import killed_at, output_of
@@ -145,6 +146,20 @@ def test_files_that_a_table_lists_above_a_tail_are_merged_after_the_tail_is_publ
     assert shape(cluster, topic) == [(0, 19)]
     run(cluster, "delta")
     writer.close()
+    assert_delta_is_the_log(cluster)
+
+
+def test_a_table_of_an_earlier_release_is_continued(cluster, log, monkeypatch):
+    """It has one application id, which names the log dir. A process of that release may publish again."""
+    topic = make(cluster, "t", **FILES)
+    append_files(log, topic, *range(6))
+    earlier = property(lambda table: (table.table_id,))
+    for of_release in (earlier, TopicTable.applications, earlier):
+        monkeypatch.setattr(TopicTable, "applications", of_release)
+        append_files(log, topic, *range(2))
+        run(cluster, "delta")
+    monkeypatch.undo()
+    run(cluster, "merge")
     assert_delta_is_the_log(cluster)
 
 

@@ -372,6 +372,21 @@ def test_tables_and_files_stay_whole(stores, address, way):
     assert_delta_is_the_log(stores)
 
 
+@pytest.mark.delta
+def test_files_that_are_merged_after_a_move_are_not_new_to_a_stream_of_the_table(stores, way):
+    source, target = way
+    create_topic(stores, "t", configs=MIXED | {"inline.max.bytes": "0"}, store=source)
+    for store in (target, source):
+        for text in "abcdef":
+            append(stores, text)
+        move_topic(stores, "t", store)
+        moved = stores.store.read(lambda connection: find_topic(connection, "t"))
+        publish(stores, moved)
+        [report] = run_tasks(stores.of(moved), ["merge"])
+        assert report.after.files == 1
+        assert_delta_is_the_log(stores.of(moved))
+
+
 def test_a_store_is_drained_and_removed(stores):
     for name in ("a", "b"):
         create_topic(stores, name, store="east")

@@ -20,8 +20,9 @@ from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas import catch_up as catch_up_module
 from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
-from spark_log.tables import publication_state
+from spark_log.tables import publication_intent, publication_state
 from spark_log.tables.publication import delta_tables, publish, try_publish
+from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_state import TableKey
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.replicas import add_brokers
@@ -373,6 +374,27 @@ def test_a_full_comparison_requested_during_a_publication_is_kept(tables):
     tables.publish()
     with tables.cluster.store.snapshot() as connection:
         assert publication_state.recorded(connection, table) == before
+
+
+def test_a_publication_during_a_truncation_does_not_record_offsets_that_are_gone_as_seen(tables):
+    """A stream of the table would miss the records that get these offsets, if their files are merged at first."""
+    tables.append("a")
+    tables.leave(2, 3)
+    tables.append("b")
+    tables.sql(t.partition.update().values(change=PARTITION.change + 1))
+    store, topic = tables.cluster.store, tables.topic
+    [info] = [info for info in tables.cluster.log_dirs().values() if info.broker_id == 1]
+    table = TableKey(topic.topic_id, info.log_dir_id)
+    with store.snapshot() as connection:
+        recorded = publication_state.recorded(connection, table)
+        due = publication_state.due(connection, table)
+    assert due.cursors[0].seen_offset == 2
+    tables.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
+    [_] = elect_leaders(store, unfenced, unclean=[(topic.topic_id, 0)]).truncations
+    intent = Intent(topic, table, recorded, recorded, [], due)
+    store.transact(lambda connection, _: publication_state.record(connection, topic, table, recorded, recorded, due))
+    assert store.transact(lambda connection, _: publication_intent.note(connection, [intent])) == {}
+    assert max(store.read(lambda connection: publication_state.seen_offsets(connection, topic, 0))) == 1
 
 
 def test_a_log_dir_that_returns_empty_gets_a_new_table(tables):
