@@ -14,6 +14,7 @@ from spark_log.maintenance.rewrite.column_backfill import backfill, files_to_bac
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
 from spark_log.registry.external_ids import learn_schemas
+from spark_log.tables.publication import publish_above_tails
 from spark_log.text import count_of
 
 _THREADS = min(4, os.cpu_count() or 1)
@@ -57,10 +58,13 @@ def backfill_columns(context: MaintenanceContext) -> Iterator[Report]:
                 with failure.attempt():
                     learn_schemas(context.cluster, topic)
         with failure.attempt():
+            partitions = _partitions_to_backfill(context)
+            for topic, _ in partitions:
+                publish_above_tails(context.cluster, topic)
             yield from rewrite_partitions(
                 context,
                 "columns",
-                _partitions_to_backfill(context),
+                partitions,
                 lambda topic, partition: backfill(context.cluster, context.writer, topic, partition, context.fence),
                 _THREADS,
             )

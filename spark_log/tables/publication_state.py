@@ -300,16 +300,19 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
     return list(connection.execute(sa.union(known, noted)).scalars())
 
 
-def listed_above_tail(connection: sa.Connection, topic: Topic, partition: int) -> list[tuple[int, int]]:
-    """Return the ranges [seen offset, limit) of the topic's tables, also of commits that were noted and not recorded.
+def listed_above_tail(connection: sa.Connection, topic: Topic, partition: int | None = None) -> list[tuple[int, int]]:
+    """Return the ranges [seen offset, limit) of the topic's tables, also of commits that were noted and not recorded;
+    with `partition`, those of this partition.
 
     The tables list the files in such a range, above records that were inline then and may be a file now. A file that
-    two of these files were merged into would hold both old and new records for a stream that reads the table.
+    two of these files were merged into would hold both old and new records for a stream that reads the table; and one
+    that is written again would be new to it (`Cursor.has_seen`).
     """
+    numbers = sa.true() if partition is None else sa.column("partition") == partition
     known, noted = (
         sa.select(table.c.seen_offset, table.c.high_watermark).where(
             table.c.topic_id == topic.topic_id,
-            table.c.partition == partition,
+            numbers,
             table.c.target != CURRENT,
             table.c.seen_offset < table.c.high_watermark,
         )

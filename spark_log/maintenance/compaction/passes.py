@@ -32,8 +32,8 @@ from spark_log.maintenance.rewrite.segment_rewrite import Segment, discard, plan
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import COMPACTION, PARTITION
-from spark_log.tables.publication import publish, try_publish
-from spark_log.tables.publication_state import seen_offsets
+from spark_log.tables.publication import publish_above_tails, try_publish
+from spark_log.tables.publication_state import listed_above_tail, seen_offsets
 from spark_log.text import count_of
 
 
@@ -47,8 +47,6 @@ class Due:
     bytes: int
     inline: bool
     now_ms: int
-    tail_below_files: bool = False
-    """Some inline segments lie below files that Delta tables may list: see `plan_pass`."""
     dirty_records: int = 0
     """Records in segments that end above the end of the last pass."""
 
@@ -118,10 +116,9 @@ def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force
     if not due_segments or not (force or is_due(due_segments, first_dirty, passes, now_ms, topic.config)):
         return None
     size = sum(each.bytes for each in due_segments)
-    inline = [each.inline for each in due_segments]
-    below = True in inline and not all(inline[inline.index(True) :])
+    inline = any(each.inline for each in due_segments)
     dirty = sum(each.record_count for each in due_segments if each.end_offset > first_dirty)
-    return Due(topic, partition, due_segments[-1].end_offset, size, any(inline), now_ms, below, dirty)
+    return Due(topic, partition, due_segments[-1].end_offset, size, inline, now_ms, dirty)
 
 
 def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
@@ -132,9 +129,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
     if due.inline:
         for _ in sealing(cluster, context.writer, topic, partition, context.fence, due.end_offset):
             pass
-    # otherwise one file could hold records that a Delta table has shown and records that are new to it
-    if due.tail_below_files:
-        publish(cluster, topic)
+    publish_above_tails(cluster, topic)
 
     def plan(connection: sa.Connection) -> CompactionPass | None:
         found, _, passes = _cleanable(connection, topic, partition, due.now_ms)
@@ -146,7 +141,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
         end_passed = first_dirty_offset(passes)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0
         units: list[Unit] = []
-        for run in runs(files, topic.config.segment_bytes, seen_offsets(connection, topic, partition)):
+        for run in runs(files, topic.config.segment_bytes, _boundaries(connection, topic, partition, files)):
             rewriting = plan_rewriting(connection, topic, partition, run)
             if rewriting is None:
                 return None
@@ -164,6 +159,19 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
         return CompactionPass(topic, partition, tuple(units), files[-1].end_offset, state.partition_epoch, carried)
 
     return cluster.store.read(plan)
+
+
+def _boundaries(connection: sa.Connection, topic: Topic, partition: int, files: Sequence[Segment]) -> set[int]:
+    """Return the offsets that no output of a pass may cross: it could hold records that a table has shown and records
+    that are new to it. In a range that a table lists above a tail, which may be that of an offline log dir, each file
+    stays a file.
+    """
+    listed = listed_above_tail(connection, topic, partition)
+    in_range = [
+        file for file in files if any(file.base_offset < end and start < file.end_offset for start, end in listed)
+    ]
+    ends = {offset for file in in_range for offset in (file.base_offset, file.end_offset)}
+    return ends | set(seen_offsets(connection, topic, partition))
 
 
 def _cleanable(

@@ -47,7 +47,7 @@ from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.replication.controller.fallback_controller import FallbackController
-from spark_log.tables.publication import publish, try_publish
+from spark_log.tables.publication import publish, publish_above_tails
 from spark_log.text import count_of
 
 _FRUITLESS_MAX = 10
@@ -188,8 +188,7 @@ class _Run:
                 seal(self.cluster, self.writer, self.topic, partition, waits_for_schemas=False)
             except SparkLogError as error:
                 self.error = error
-        if tails:  # publish before these files are replaced: Delta tables may list files above the sealed tail
-            try_publish(self.cluster, [self.topic])
+        publish_above_tails(self.cluster, self.topic)
         left = len(self._with_tails())
         failpoint("erase.sealed")
         return left

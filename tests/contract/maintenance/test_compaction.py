@@ -337,6 +337,20 @@ def test_no_file_spans_the_end_of_the_published_offsets(local, local_log):
     assert read(local_log, topic) == "1:b1 4:a3 5:c2"
 
 
+@pytest.mark.delta
+def test_a_pass_completes_although_an_offline_table_lists_files_above_a_tail(local, local_log):
+    """It listed them before it went offline: a merged file could hold records that are new to its streams."""
+    topic = make(local, "t", cleanup_policy="compact", inline_max_bytes="0")
+    append(local_log, topic, "a1 b1", "a2 c1", "a3 c2")
+    offline = t.publication_cursor.update().values(seen_offset=2)
+    local.store.transact(lambda connection, _: connection.execute(offline))
+    compact(local)
+    files = local.store.read(lambda c: segments(c, topic, 0, inline=False))
+    assert [(file.base_offset, file.end_offset) for file in files] == [(0, 2), (2, 4), (4, 6)]
+    assert [each.end_offset for each in passes(local, topic)] == [6]
+    assert read(local_log, topic) == "1:b1 4:a3 5:c2"
+
+
 def test_compaction_and_retention_of_one_topic(local, local_log):
     day_ms = 24 * 60 * 60 * 1000
     topic = make(local, "t", cleanup_policy="compact,delete", retention_ms=str(day_ms), **FILES)

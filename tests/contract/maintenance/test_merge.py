@@ -126,6 +126,30 @@ def test_no_file_spans_the_end_of_the_published_offsets(cluster, log):
     assert shape(cluster, topic) == [(0, 18)]
 
 
+@pytest.mark.parametrize("rewrite", ["erase", "columns", "compact"])
+def test_a_file_that_a_table_lists_above_a_tail_is_not_new_when_it_is_written_again(cluster, log, rewrite):
+    """The tail was sealed, and is not published yet. A stream of the table has seen the file."""
+    policy = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0"} if rewrite == "compact" else {}
+    topic = make(cluster, "t", inline_max_bytes="1000", retention_ms="-1", **policy)
+    append(log, topic, "tail", key=b"a")
+    alter_configs(cluster, "t", {"inline.max.bytes": "0"})
+    log.append(log.find_topic("t"), [Records(0, table(*"123").set_column(0, "key", pa.array([b"k", b"l", b"l"])))])
+    append(log, "t", *"456", key=b"l")
+    run(cluster, "delta")
+    writer = Writer(cluster.store, "test", 60_000)
+    assert seal(cluster, writer, topic, 0) == 1
+    if rewrite == "erase":
+        assert erase(cluster, "t", [b"k"]).records == 1
+    else:
+        if rewrite == "columns":
+            alter_configs(cluster, "t", {"value.format": "json", "value.schema": "n BIGINT"})
+        [report] = run(cluster, rewrite)
+        assert report.before.files
+    run(cluster, "delta")
+    writer.close()
+    assert_delta_is_the_log(cluster)
+
+
 def test_files_that_a_table_lists_above_a_tail_are_merged_after_the_tail_is_published(cluster, log):
     """The tail was sealed, and is not published, for example since a promotion of the store is not accepted. A stream
     of the table has seen the files above it, and not the records of the tail.
