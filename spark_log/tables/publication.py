@@ -42,7 +42,7 @@ from spark_log.tables.table_changes import (
     TopicTable,
     find_changes,
 )
-from spark_log.tables.unopened_publication import opened, publish_unopened, settle
+from spark_log.tables.unopened_publication import opened, publish_unopened, settle, withdraw_if_absent
 
 logger = logging.getLogger(__name__)
 
@@ -342,7 +342,11 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
     if transaction_version is None:
         return None
     failpoint("publish.before-commit")
-    version = there.commit(what, changes.cursors, columns, transaction_version)
+    try:
+        version = there.commit(what, changes.cursors, columns, transaction_version)
+    except BaseException:
+        withdraw_if_absent(cluster, table, compared[1] + 1, transaction_version)
+        raise
     failpoint("publish.committed")
     settle(cluster, [(table, transaction_version)])
     return version

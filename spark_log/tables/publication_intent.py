@@ -98,6 +98,15 @@ def note(connection: sa.Connection, intents: Sequence[Intent]) -> dict[TableKey,
     return versions
 
 
+def withdraw(connection: sa.Connection, key: TableKey, version: int) -> None:
+    """Delete an intent that was certainly not carried out, and never will be. Without this, a table whose commits
+    fail each time would get one each time, and no file could be merged across their seen offsets.
+    """
+    for table in (t.publication_intent, t.publication_intent_cursor):
+        here = (table.c[name] == value for name, value in key._asdict().items())
+        connection.execute(table.delete().where(*here, table.c.transaction_version == version))
+
+
 def _last_versions(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TableKey, int]:
     """Return the highest noted version of each of the topics' tables that has intents."""
     keys = [PUBLICATION_INTENT[name] for name in TableKey._fields]

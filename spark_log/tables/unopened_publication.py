@@ -16,7 +16,7 @@ from spark_log.ids import LogDirId
 from spark_log.log.columns.field_paths import contains
 from spark_log.tables import publication_intent, publication_state
 from spark_log.tables.publication_intent import Intent
-from spark_log.tables.publication_state import DELTA, TableKey
+from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
 from spark_log.tables.table_changes import Changes, Difference, TopicTable, find_changes
 from spark_log.tables.unopened_commit import commit_content, commit_path, is_newest
 
@@ -138,6 +138,7 @@ def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Differenc
             done = table.log_dir.create_whole(commit_path(table.folder, version), content)
         except (SparkLogError, OSError) as error:  # the table is opened, which raises it if it lasts
             logger.info("topic %s: commit %s failed: %s", table.topic.name, version, error)
+            withdraw_if_absent(cluster, table, version, transaction_version)
             continue
         if done:  # otherwise another process committed first
             failpoint("publish.committed")
@@ -146,6 +147,14 @@ def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Differenc
     if commits:
         settle(cluster, commits)
     return versions
+
+
+def withdraw_if_absent(cluster: Cluster, table: TopicTable, version: int, transaction_version: int) -> None:
+    """Withdraw the intent of a commit of this process that has failed, if it is certain that it was not made. In an
+    object store and in a catalog it may still be made: the answer was lost.
+    """
+    if table.target != ICEBERG and table.log_dir.local and _is_newest(table, version - 1):
+        cluster.store.transact(lambda c, _attempt: publication_intent.withdraw(c, table.key, transaction_version))
 
 
 def settle(cluster: Cluster, commits: Sequence[tuple[TopicTable, int]], *, durable: bool = False) -> None:

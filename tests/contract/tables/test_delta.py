@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import deltalake
 import pyarrow as pa
@@ -11,13 +12,16 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
+from spark_log.errors import StorageUnavailableError
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from spark_log.tables import publication, publication_intent, unopened_publication
+from spark_log.tables import delta_table, publication, publication_intent, unopened_publication
 from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.delta_check import assert_delta_is_the_log
@@ -203,6 +207,23 @@ def test_vacuum_deletes_no_unpublished_file(topic):
     orphan.write_bytes(b"a file whose append is under way")
     foreign_vacuum(topic)
     assert orphan.exists()
+    topic.is_whole()
+
+
+def test_commits_that_fail_each_time_leave_no_intents(topic, monkeypatch):
+    """A file could not be merged across the offsets that each intent may have shown."""
+    fails = mock.Mock(side_effect=StorageUnavailableError("the disk is full"))
+    count = sa.select(sa.func.count()).select_from(t.publication_intent)
+    with monkeypatch.context() as patch:
+        patch.setattr(LogDir, "create_whole", fails)
+        patch.setattr(delta_table, "commit_changes", fails)
+        for _ in range(3):
+            topic.log.append(topic.topic, [Records(0, table("unpublished"))])
+            with pytest.raises(StorageUnavailableError, match="full"):
+                topic.publish()
+        assert fails.call_count >= 6
+        assert topic.cluster.store.read(lambda connection: connection.execute(count).scalar_one()) == 0
+    topic.publish()
     topic.is_whole()
 
 
