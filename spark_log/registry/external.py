@@ -7,7 +7,6 @@ from http.client import HTTPException
 from typing import Any, ParamSpec, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
 from spark_log.errors import (
     InvalidConfigurationError,
@@ -18,6 +17,7 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.metadata.remembered import Remembered
+from spark_log.registry import bounded_requests
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
 
 P = ParamSpec("P")
@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 _RETRIABLE = (408, 429)
 """HTTP's Request Timeout and Too Many Requests."""
-_TIMEOUT_S = 10
 _ANSWER_BYTES_MAX = 4 << 20
 _REMEMBERED_CHARACTERS_MAX = 16 << 20
 """The characters of all versions, and of all schemas with an id, that are remembered: servers choose their length."""
@@ -39,11 +38,11 @@ def _remembered(function: Callable[P, T]) -> Remembered[P, T]:
 def find_subject(url: str, subject: str, version: int | None) -> tuple[RegisteredSchema, list[tuple[int, SchemaText]]]:
     """Return the version, or the latest one for None, and all versions as pairs of schema id and text.
 
-    `url` has one or more addresses, separated by commas. Raises SchemaRegistryUnavailableError if none answers,
+    `url` has one or more addresses, separated by commas. Raises SchemaRegistryUnavailableError if none answers in time,
     SchemaNotFoundError, SchemaRegistryError if the registry refuses the request, and InvalidConfigurationError if an
     address is not http:// or https://.
     """
-    with _expected_answers(url):
+    with _expected_answers(url), bounded_requests.time_limit():
         numbers = _get(url, f"/subjects/{quote(subject, safe='')}/versions")
         versions = [_version(url, subject, number) for number in numbers]
         if version is not None and version not in numbers:
@@ -56,7 +55,7 @@ def find_subject(url: str, subject: str, version: int | None) -> tuple[Registere
 def find_id(url: str, schema_id: int) -> SchemaText:
     """Return the schema with this id, with its imports. Raises the errors of `find_subject`."""
     path = f"/schemas/ids/{schema_id}"
-    with _expected_answers(url):
+    with _expected_answers(url), bounded_requests.time_limit():
         return _text(url, _schema(schema_id, _serialized(url, path, _get(url, path))))
 
 
@@ -114,8 +113,7 @@ def _get(urls: str, path: str) -> Any:
                 f"schema.registry.url: expected http:// or https://, got {redact(address)!r}"
             )
         try:
-            with urlopen(Request(address + path, headers={"Accept": _ACCEPT}), timeout=_TIMEOUT_S) as response:
-                return json.loads(response.read(_ANSWER_BYTES_MAX))
+            return json.loads(bounded_requests.get(address + path, _ACCEPT, _ANSWER_BYTES_MAX))
         except HTTPError as error:
             if error.code < 500 and error.code not in _RETRIABLE:
                 raise _refused(address, error) from error

@@ -20,6 +20,7 @@ from spark_log.errors import (
 )
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.definitions import SubjectSchemas
+from spark_log.registry.bounded_requests import time_limit
 from spark_log.registry.external import find_id
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.schema_types import column_source
@@ -56,10 +57,12 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
     if columns is None or not config.schema_registry_url:
         return topic
     learnt = {}
-    for part in config.parts:
-        definition, name = columns.of(part.source), subject_name(part)
-        if definition is not None and name is not None:
-            learnt[part.source] = _schemas_of(topic, part.source, definition, name, ids.get(part.source, frozenset()))
+    with time_limit():
+        for part in config.parts:
+            definition, name = columns.of(part.source), subject_name(part)
+            if definition is not None and name is not None:
+                asked = ids.get(part.source, frozenset())
+                learnt[part.source] = _schemas_of(topic, part.source, definition, name, asked)
     if not learnt:
         return topic
 
