@@ -42,6 +42,8 @@ _WROTE = "pg_current_xact_id_if_assigned() IS NOT NULL"
 
 _FORGET_ALWAYS = "DELETE FROM commit_token WHERE token = ANY(%s)"
 _FORGET = f"{_FORGET_ALWAYS} AND {_WROTE}"
+"""At READ COMMITTED a token that it does not find is gone: its commit was answered before."""
+_FORGET_SEEN = f"{_FORGET_ALWAYS} RETURNING token"
 _INSERT_ALWAYS = f"INSERT INTO commit_token (token, committed, at_ms) SELECT %s, true, {_NOW_MS}"
 _INSERT = f"{_INSERT_ALWAYS} WHERE {_WROTE}"
 _ASK = (
@@ -57,7 +59,8 @@ def new_token() -> str:
 def commit(connection: sa.Connection, token: str, answered: deque[str], *, durable: bool, always: bool = False) -> None:
     """Commit the open transaction under `token`, in one round trip with its last changes (`sent_with_commit`).
 
-    A transaction that wrote nothing leaves no token, except with `always`. With `durable=False` the server does not
+    A transaction that wrote nothing leaves no token, except with `always`, for REPEATABLE READ: its snapshot may be
+    older than some of the answered tokens, which are deleted later. With `durable=False` the server does not
     wait until the commit is on disk. Raise OperationalError, as for a lost answer, if the server sends a warning.
     `answered` are the tokens of the store's transactions that nobody will ask about; threads share it.
     """
@@ -68,7 +71,7 @@ def commit(connection: sa.Connection, token: str, answered: deque[str], *, durab
     with one_message(connection):
         if last is not None:
             last.send(connection)
-        deleted = driver.execute(_FORGET_ALWAYS if always else _FORGET, (forgotten,)) if forgotten else None
+        deleted = driver.execute(_FORGET_SEEN if always else _FORGET, (forgotten,)) if forgotten else None
         if not durable:
             driver.execute("SET LOCAL synchronous_commit = off")
         inserted = driver.execute(_INSERT_ALWAYS if always else _INSERT, (token,))
@@ -76,8 +79,11 @@ def commit(connection: sa.Connection, token: str, answered: deque[str], *, durab
     _refuse_warnings(connection)
     if inserted.rowcount == 1:
         answered.append(token)
-    if deleted is not None and deleted.rowcount < len(forgotten):  # the snapshot may be older than some of them
+    else:  # nothing was written, and none deleted
         answered.extend(forgotten)
+    if always and deleted is not None:
+        seen = {row[0] for row in deleted}
+        answered.extend(each for each in forgotten if each not in seen)
 
 
 def _taken(answered: deque[str]) -> list[str]:

@@ -48,7 +48,8 @@ def python_records(
         if deserializer is not None:
             made, failed = _deserialized(deserializer, topic, headers, column)
             column[:] = made  # a shorter column ends the records below
-            error = failed or error
+            if failed is not None and (error is None or len(values) < len(keys)):
+                error = failed
     records = list(
         map(
             partial(tuple.__new__, record_class),  # without Python code; `_make` is a Python function
@@ -80,12 +81,16 @@ def _deserialized(
     of_object = getattr(deserializer, "deserialize", None)
     made: list[Any] = []
     try:
+        # loops, since `map` would take a StopIteration of the function for the end of the column
         if of_object is None:
-            made.extend(map(deserializer, column))
+            for data in column:
+                made.append(deserializer(data))
         elif takes_headers(of_object):
-            made.extend(map(of_object, repeat(topic), headers, column))
+            for of_record, data in zip(headers, column, strict=True):
+                made.append(of_object(topic, of_record, data))
         else:
-            made.extend(map(of_object, repeat(topic), column))
+            for data in column:
+                made.append(of_object(topic, data))
     except Exception as error:  # a user's function may raise any error: it is raised again when its record is due
         return made, error
     return made, None

@@ -436,14 +436,13 @@ def _close(
     sender.join(timeout_s)
     if not sender.is_alive():
         return
-    sender.abandon_batches()
+    error = IllegalStateError(f"the producer was closed before the record was stored (timeout {timeout_s} s)")
+    sender.abandon_batches(error)
     left = accumulator.flush()
     if left:
         logger.error("producer closed with records that were not stored within %s s", timeout_s)
     for topic_batch in left:
-        topic_batch.fail(
-            IllegalStateError(f"the producer was closed before the record was stored (timeout {timeout_s} s)")
-        )
+        topic_batch.fail(error)
 
 
 def _after_fork() -> None:

@@ -103,7 +103,8 @@ class Sender(threading.Thread):
     ) -> None:
         super().__init__(name=f"{settings.client_id} sender", daemon=True)
         self.metrics = Metrics()
-        self.aborted = False
+        self.aborted: Exception | None = None
+        """The error of the records that are not stored, once the timeout of `close` has expired."""
         self._cluster, self._log, self._settings = cluster, log, settings
         self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
         self._identity = Identity(lambda: register_producer(cluster.store, int(settings.request_timeout_ms)))
@@ -117,9 +118,9 @@ class Sender(threading.Thread):
         accumulator.sender = self
         stop_at_exit(self)
 
-    def abandon_batches(self) -> None:
+    def abandon_batches(self, error: Exception) -> None:
         """Stop appending and start no sealing, because the timeout of `close` has expired."""
-        self.aborted = True
+        self.aborted = error
         self._log.stop_sealing()
 
     def request_stop(self) -> list[threading.Thread]:
@@ -332,7 +333,7 @@ class Sender(threading.Thread):
         not, finish it, or retry it later.
         """
         if self.aborted or (batch.done and self._settings.acks != 0):
-            self._finish(batch, -1, batch.error)
+            self._finish(batch, -1, batch.error or self.aborted)
             return False
         if now_s >= batch.deadline_s:
             late = KafkaTimeoutError(

@@ -196,6 +196,20 @@ def test_close_returns_within_its_timeout(produce, cluster, log):
     assert rows(log, "t") == [] and not producer._sender.is_alive()
 
 
+def test_a_record_that_the_sender_finds_after_the_timeout_of_close_fails(produce, cluster):
+    """The sender may see that the timeout has expired before `close` has failed the record."""
+    create_topic(cluster, "t")
+    take_offline(cluster)
+    producer = produce(retry_backoff_ms=5)
+    future = producer.send("t", b"v")
+    with pytest.raises(kafka.errors.KafkaTimeoutError):
+        producer.flush(timeout=0.01)
+    producer._sender.abandon_batches(kafka.errors.IllegalStateError("closed"))
+    with pytest.raises(kafka.errors.IllegalStateError, match="closed"):
+        future.get(timeout=30)
+    assert producer.metrics()["producer-metrics"]["record-send-total"] == 0
+
+
 def test_many_threads_share_a_producer(produce, cluster, log):
     create_topic(cluster, "t", 3)
     producer = produce(linger_ms=1)

@@ -118,6 +118,19 @@ def test_commit_tokens_do_not_accumulate(proxied):
     assert not tokens() & after
 
 
+def test_a_token_whose_row_is_gone_is_not_deleted_again(proxied):
+    """The server has lost it in a crash, or it was older than the time for which tokens are kept."""
+    store = proxied[0].store
+    for number in range(3):
+        register(store, f"holder {number}", 1_000)
+    store.transact(lambda connection, _: connection.execute(t.commit_token.delete()))
+    for number in range(100):
+        register(store, f"holder {number}", 1_000)
+        assert len(store._answered) <= commit_tokens._ANSWERED_MAX
+    count = sa.select(sa.func.count()).select_from(t.commit_token)
+    assert store.read(lambda connection: connection.execute(count).scalar_one()) <= commit_tokens._ANSWERED_MAX
+
+
 def test_the_tokens_of_reads_as_primary_do_not_accumulate(proxied):
     """Such a transaction writes nothing but its token."""
     store = proxied[0].store

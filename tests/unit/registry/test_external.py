@@ -77,7 +77,7 @@ def test_a_server_that_never_ends_its_answer_is_given_up(monkeypatch: pytest.Mon
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(SchemaRegistryUnavailableError, match="timed out|no complete answer"):
+        with pytest.raises(SchemaRegistryUnavailableError, match=r"timed out|no complete answer"):
             find_subject(f"http://127.0.0.1:{server.getsockname()[1]}", "s", None)
         thread.join(timeout=60)
         assert not thread.is_alive()

@@ -1,6 +1,9 @@
 """ConsumerRecords are equal to the Arrow rows, for slices of arrays too."""
 
+from functools import partial
+
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.consumer.fetcher import ConsumerRecord
@@ -78,3 +81,28 @@ def test_records_before_a_failed_deserialization_are_returned_with_its_error():
     records, error = python_records(batch_of(bad), "t", 3, Deserializers(None, int))
     assert [record.offset for record in records] == [10, 11, 12]
     assert isinstance(error, ValueError)
+
+
+class Ends(DefaultSerializer):
+    def deserialize(self, topic, headers, data):
+        return next(each for each in [data] if each != b"3")
+
+
+class EndsWithoutHeaders:
+    def deserialize(self, topic, data):
+        return next(each for each in [data] if each != b"3")
+
+
+@pytest.mark.parametrize("deserializer", [Ends(), EndsWithoutHeaders(), partial(EndsWithoutHeaders().deserialize, "")])
+def test_a_stop_iteration_of_a_deserializer_is_an_error(deserializer):
+    records, error = python_records(batch_of(ROWS), "t", 3, Deserializers(None, deserializer))
+    assert [record.offset for record in records] == [10, 11, 12]
+    assert isinstance(error, StopIteration)
+
+
+@pytest.mark.parametrize(("key", "value", "named"), [(b"x", b"y", "x"), (b"1", b"y", "y")])
+def test_the_error_is_that_of_the_first_record_that_cannot_be_deserialized(key, value, named):
+    bad = [{**ROWS[0], "key": b"0"}, {**ROWS[1], "key": key}, {**ROWS[2], "key": b"2", "value": value}]
+    records, error = python_records(batch_of(bad), "t", 3, Deserializers(int, int))
+    assert len(records) == (1 if named == "x" else 2)
+    assert f"b'{named}'" in str(error)
