@@ -389,7 +389,8 @@ def test_the_coordinator_runs_the_tasks_on_its_schedule(cluster, log):
         append(log, topic, f"{number}")
         while shape(cluster, topic)[-1][2:] == ("blob",):  # by PostgreSQL's clock it may be younger than a millisecond
             run(cluster, "seal")
-    assert shape(cluster, topic) == [(number, number + 1) for number in range(10)]
+    # a slow machine may give the loop of the log the time to merge some of these files
+    assert not any(each[2:] for each in shape(cluster, topic)), "all are files"
 
     def is_done():
         runs = topics_view(cluster).store.read(lambda connection: runs_of(connection, topic, 0, BACKGROUND_GROWTH))
