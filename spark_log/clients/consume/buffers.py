@@ -105,7 +105,8 @@ class Buffers:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._streams: OrderedDict[TopicPartition, Stream] = OrderedDict()
-        self._error: Exception | None = None
+        self._error: tuple[TopicPartition, int, Exception] | None = None
+        """An error of reading that `take` will raise, with the position at which it is due."""
 
     def __contains__(self, partition: TopicPartition) -> bool:
         return partition in self._streams
@@ -144,6 +145,8 @@ class Buffers:
 
         Return the ended streams without records at the last offsets of their plan: their positions move to `end`.
         """
+        if self._error is not None and positions.get(self._error[0]) != self._error[1]:
+            self._error = None
         moved: dict[TopicPartition, Stream] = {}
         for partition, stream in list(self._streams.items()):
             position = positions.get(partition)
@@ -164,7 +167,7 @@ class Buffers:
         is dropped, so that the partition is planned again.
         """
         if self._error is not None:
-            error, self._error = self._error, None
+            (_, _, error), self._error = self._error, None
             raise error
         taken: list[Fetched] = []
         bytes_taken = 0
@@ -197,7 +200,7 @@ class Buffers:
                     del self._streams[partition]
                     if not taken:
                         raise
-                    self._error = error
+                    self._error = partition, stream.next_offset, error
                     return taken
             if gave:
                 self._streams.move_to_end(partition)

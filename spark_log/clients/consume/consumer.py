@@ -371,17 +371,22 @@ class Consumer(ConsumerQueries):
                     if autocommit:
                         left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
                         self._polling.commits.auto_now(self._polling.to_commit(), left_ms)
-                    self._polling.leave_and_drop_partitions()
                 finally:
-                    self._closed = True
-                    self._background.close(max(0.0, deadline_s - clock.monotonic_s()))
-                    self.cluster.close()
-                    self._forgotten.detach()
-                    for deserializer in self._deserializers:
-                        with contextlib.suppress(AttributeError):
-                            deserializer.close()
+                    try:
+                        self._polling.leave_and_drop_partitions()
+                    finally:
+                        self._release(max(0.0, deadline_s - clock.monotonic_s()))
             finally:
                 self.lock.release()
+
+    def _release(self, timeout_s: float) -> None:
+        self._closed = True
+        self._background.close(timeout_s)
+        self.cluster.close()
+        self._forgotten.detach()
+        for deserializer in self._deserializers:
+            with contextlib.suppress(AttributeError):
+                deserializer.close()
 
     # --- inside -------------------------------------------------------------------------------------------------
 

@@ -45,8 +45,11 @@ class Commits:
         """
         self.call_back()
         if offsets:
-            timeout = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
-            self._background.run(lambda: self._commit(offsets), timeout / 1000)
+            self._wait(offsets, timeout_ms)
+
+    def _wait(self, offsets: Offsets, timeout_ms: float | None) -> None:
+        timeout = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
+        self._background.run(lambda: self._commit(offsets), timeout / 1000)
 
     def later(self, offsets: Offsets, callback: Callback | None = None) -> Future:
         """Commit in the background. A later `call_back` calls `callback(offsets, None or the error)`."""
@@ -90,16 +93,18 @@ class Commits:
 
     def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
         """Commit automatically and wait, before partitions are revoked. A failure is only logged: the records after the
-        last commit are read again (at-least-once).
+        last commit are read again (at-least-once). The callbacks of earlier commits are called last, since they may
+        raise any error.
         """
         if not self._settings.auto_commit or not offsets:
             return
         try:
-            self.now(offsets, timeout_ms)
+            self._wait(offsets, timeout_ms)
         except SparkLogError as error:
             logger.warning("automatic commit failed, records will be read again: %s", error)
         else:
             self._auto_done = offsets
+        self.call_back()
 
     def postpone_auto(self) -> None:
         self._auto_due_s = clock.monotonic_s() + self._settings.auto_commit_interval_ms / 1000

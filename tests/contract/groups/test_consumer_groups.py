@@ -228,6 +228,20 @@ def test_a_commit_callback_may_close_the_consumer(cluster, log, consume):
         consumer.poll(0)
 
 
+def test_close_commits_and_leaves_the_group_although_a_commit_callback_fails(cluster, log, consume):
+    fill(log, make(cluster, "t", 1), [2])
+    consumer = consume("t", auto_commit_interval_ms=60_000)
+    settle(consumer, share=[1])
+    wait_until(lambda: consumer.position(P0) == 2 or consumer.poll(100) is None)
+    commit = consumer.commit_async({P0: OffsetAndMetadata(1, "", -1)}, callback=lambda *_: 1 / 0)
+    wait_until(lambda: commit.is_done)
+    with pytest.raises(ZeroDivisionError):
+        consumer.close()
+    assert members(cluster) == ()
+    with consume("t") as after:
+        assert after.committed(P0) == 2
+
+
 @pytest.mark.parametrize("ends", ["close", "unsubscribe"])
 @pytest.mark.parametrize("event", ["assigned", "revoked", "lost"])
 def test_a_listener_may_close_or_unsubscribe_the_consumer(event, ends, cluster, log, consume):

@@ -133,6 +133,21 @@ def test_read_error_is_raised_after_earlier_records_and_drops_the_stream():
     assert (name, batch.num_rows) == (partition(1), 4)
 
 
+@pytest.mark.parametrize("positions", [{}, {0: 1}])
+def test_a_read_error_of_a_partition_that_was_revoked_or_moved_is_not_raised(positions):
+    def broken():
+        yield from batches_of([3])
+        raise OSError("unreadable")
+
+    buffers = Buffers(PLENTY)
+    buffers.add(partition(0), stream([3, 3], source=broken()))
+    buffers.add(partition(1), stream([4]))
+    assert len(buffers.take([partition(0)], None)) == 1
+    buffers.settle({partition(number): position for number, position in positions.items()})
+    [(name, _, _)] = buffers.take([partition(1)], None)
+    assert name == partition(1)
+
+
 def test_new_stream_above_the_limit_replaces_an_idle_one():
     buffers = Buffers(PLENTY)
     for number in range(STREAMS_MAX):
