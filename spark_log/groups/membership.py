@@ -31,7 +31,7 @@ from spark_log.groups.group_names import check_group_id, check_instance_id, chec
 from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats, renew_sessions
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
-from spark_log.metadata.store import Attempt
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt
 
 _NOT_JOINED = -1
 """The generation of a consumer that is not a member."""
@@ -91,8 +91,11 @@ class Membership(ABC):
         This does not wait for a heartbeat that runs in another thread.
         """
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit next offsets to read. Only a live member may commit, in the generation of its assignment.
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_ms: int = DEFAULT_TIMEOUT_MS
+    ) -> None:
+        """Commit next offsets to read. Only a live member may commit, in the generation of its assignment. While the
+        store does not answer, heartbeats wait too: at most `timeout_ms`.
 
         Raises IllegalGenerationError (also if one of the partitions has been assigned to another member since),
         UnknownMemberIdError, FencedInstanceIdError, IllegalArgumentError, OffsetMetadataTooLargeError, or
@@ -108,7 +111,7 @@ class Membership(ABC):
                 return write_commits(connection, now, self.group_id, commits)
 
             try:
-                unknown = self._store.transact(body)
+                unknown = self._store.transact(body, timeout_ms=timeout_ms)
             except StaleMemberEpochError as error:
                 raise IllegalGenerationError(str(error)) from error
         refuse_unknown(unknown)

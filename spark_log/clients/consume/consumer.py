@@ -118,7 +118,7 @@ class Consumer(ConsumerQueries):
     @exclusive
     def unsubscribe(self) -> None:
         """Commit if commits are automatic, drop all partitions and leave the group."""
-        self._polling.commits.auto_now(self._polling.to_commit())
+        self._polling.commits.finish(self._polling.to_commit())
         self._polling.leave_and_drop_partitions()
         self._subscription.unsubscribe()
         self._iterator = None
@@ -370,7 +370,7 @@ class Consumer(ConsumerQueries):
                 try:
                     if autocommit:
                         left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
-                        self._polling.commits.auto_now(self._polling.to_commit(), left_ms)
+                        self._polling.commits.finish(self._polling.to_commit(), left_ms)
                 finally:
                     try:
                         self._polling.leave_and_drop_partitions()

@@ -219,7 +219,8 @@ class GroupSide:
         if not self.joined or self._overdue:
             raise CommitFailedError("not a member of the group: the commit is of partitions that others may own")
         try:
-            self.member.commit({ids.TopicPartition(*partition): offset for partition, offset in offsets.items()})
+            ours = {ids.TopicPartition(*partition): offset for partition, offset in offsets.items()}
+            self.member.commit(ours, timeout_ms=self._settings.request_timeout_ms)
         except (UnknownMemberIdError, IllegalGenerationError, FencedInstanceIdError):
             self._due = True  # the heartbeat of the next poll handles the error
             raise

@@ -36,6 +36,7 @@ class Commits:
         self._completed: deque[tuple[Callback, Offsets, Any]] = deque()
         self._auto_due_s = clock.monotonic_s() + settings.auto_commit_interval_ms / 1000
         self._auto_done: Offsets = {}
+        self._submitted: Future | None = None
         self._again_s = 0.0
         self.count = 0
 
@@ -59,15 +60,15 @@ class Commits:
     def _submit(self, offsets: Offsets, callback: Callback) -> Future:
         def commit() -> None:
             try:
-                if offsets:
-                    self._commit(offsets)
+                self._commit(offsets)
             except SparkLogError as error:
                 translated = kafka_error(error)
                 self._completed.append((callback, offsets, translated))
                 raise translated from error
             self._completed.append((callback, offsets, None))
 
-        return self._background.submit(commit)
+        self._submitted = self._background.submit(commit)
+        return self._submitted
 
     def call_back(self) -> None:
         """Call the callbacks of finished commits, oldest first."""
@@ -91,19 +92,20 @@ class Commits:
             self._auto_done, self._again_s = offsets, now_s + AGAIN_S
             self._submit(offsets, self._auto_outcome)  # without `call_back`: a callback may close the consumer
 
-    def auto_now(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
-        """Commit automatically and wait, before partitions are revoked. A failure is only logged: the records after the
-        last commit are read again (at-least-once). The callbacks of earlier commits are called last, since they may
-        raise any error.
+    def finish(self, offsets: Offsets, timeout_ms: float | None = None) -> None:
+        """Commit `offsets` if commits are automatic, and wait for this commit and those in the background, before
+        partitions are revoked. A failure is only logged: the records after the last commit are read again
+        (at-least-once). The callbacks of earlier commits are called last, since they may raise any error.
         """
-        if not self._settings.auto_commit or not offsets:
+        last = offsets if self._settings.auto_commit else {}
+        if not last and (self._submitted is None or self._submitted.is_done):
             return
         try:
-            self._wait(offsets, timeout_ms)
+            self._wait(last, timeout_ms)
         except SparkLogError as error:
-            logger.warning("automatic commit failed, records will be read again: %s", error)
+            logger.warning("commit failed, records will be read again: %s", error)
         else:
-            self._auto_done = offsets
+            self._auto_done = last or self._auto_done
         self.call_back()
 
     def postpone_auto(self) -> None:
@@ -118,6 +120,8 @@ class Commits:
         (self._settings.default_offset_commit_callback or _log_failure)(offsets, outcome)
 
     def _commit(self, offsets: Offsets) -> None:
+        if not offsets:
+            return
         try:
             self._write(offsets)
         except (IllegalGenerationError, UnknownMemberIdError) as error:

@@ -278,7 +278,7 @@ class Polling:
         return unstable
 
     def _commit_before_revocation(self) -> None:
-        self.commits.auto_now(self.to_commit())
+        self.commits.finish(self.to_commit())
 
     def _write_commit(self, offsets: Offsets) -> None:
         if self.subscription.automatic:
