@@ -8,6 +8,7 @@ from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
+from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata.connections import server_identity
 from tests.support.postgres_pair import postgres_pair
@@ -49,6 +50,7 @@ def test_each_promotion_of_each_store_is_accepted(pairs, tmp_path, monkeypatch):
             after = 0
             for failover in range(2):
                 wait_until(lambda after=after: have_beaten(after))
+                assert all(each.synchronous for each in read_cluster(cluster).replication.values())
                 before = accepted_ms(stores)
                 for pair in pairs:
                     pair.fail_over()
