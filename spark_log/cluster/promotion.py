@@ -16,8 +16,7 @@ import sqlalchemy as sa
 from spark_log.cluster import promotion_rules as acceptance_rules
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
-from spark_log.cluster.log_dir import LogDirInfo
-from spark_log.cluster.log_dir_requests import ANSWER_S_MAX, send_request
+from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDirInfo
 from spark_log.cluster.promotion_rules import Promotion
 from spark_log.config import ClusterSettings
 from spark_log.errors import CorruptRecordError, SparkLogError, StoreChangedError, redact
@@ -25,6 +24,7 @@ from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Beat, Identity
 from spark_log.metadata.sql_columns import LOG_DIR
 from spark_log.metadata.store import Attempt, Store
+from spark_log.process import ask_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
 
     online = set(_online(store))
     infos = [info for log_dir_id, info in cluster.log_dirs().items() if log_dir_id in online]
-    _answers({info: send_request("spark-log-beat", info, partial(write, info)) for info in infos})
+    _answers({info: ask_in_thread("spark-log-beat", info, partial(write, info)) for info in infos})
 
 
 def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded: Identity, now: Identity) -> None:
@@ -117,7 +117,7 @@ def _beats_of_log_dirs(cluster: Cluster, now: Identity) -> list[int | None]:
             return None
 
     infos = cluster.log_dirs().values()
-    return _answers({info: send_request("spark-log-read-beat", (info, now), partial(read, info)) for info in infos})
+    return _answers({info: ask_in_thread("spark-log-read-beat", (info, now), partial(read, info)) for info in infos})
 
 
 def _answers(requests: "Mapping[LogDirInfo, Future[T]]") -> list[T]:

@@ -18,8 +18,7 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
-from spark_log.cluster.log_dir import LogDir, Marker, segment_path
-from spark_log.cluster.log_dir_requests import ANSWER_S_MAX, send_request
+from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDir, Marker, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import LogDirMismatchError, SparkLogError, redact
 from spark_log.ids import BrokerId, LogDirId, StoreId
@@ -28,6 +27,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, fence_wri
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
+from spark_log.process import ask_in_thread
 from spark_log.tables.publication_resets import compare_whole_tables
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirI
 
 def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: frozenset[str]) -> "Future[LogDirAnswer]":
     question = replace(known, online=True, counter=0), cluster_id, uuids  # `_ask` needs neither of the two
-    return send_request("spark-log-inspection", question, lambda: _ask(known, cluster_id, uuids))
+    return ask_in_thread("spark-log-inspection", question, lambda: _ask(known, cluster_id, uuids))
 
 
 def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from spark_log.cluster import log_dir_requests
+from spark_log import process
 from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
@@ -49,7 +49,7 @@ def hanging(monkeypatch):
             patches.setattr(LogDir, method.__name__, hangs(method))
         yield folders, calls
         release.set()
-        wait_until(lambda: not log_dir_requests._unanswered)
+        wait_until(lambda: not process._asking)
 
 
 def beat(cluster):
