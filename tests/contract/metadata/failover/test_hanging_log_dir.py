@@ -39,7 +39,7 @@ def hanging(monkeypatch):
         def call(self, *arguments):
             if any(self.uri.endswith(f"/{name}") for name in folders):
                 calls.append(method.__name__)
-                release.wait(60)
+                assert release.wait(60), "the caller waited for it"
             return method(self, *arguments)
 
         return call
