@@ -19,8 +19,9 @@ import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from spark_log import clock
 
@@ -75,6 +76,58 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], threads: int, name: 
         raise errors.pop(0)
     return [results[number] for number in range(len(items))]
 
+
+class _Asking(NamedTuple):
+    """A thread that has not answered. After monotonic time `until_s` it counts as hanging, and another one may ask."""
+
+    answer: "Future[Any]"
+    until_s: float
+    pause_s: float
+
+
+_asking: dict[tuple[str, Hashable], _Asking] = {}
+_asking_lock = threading.Lock()
+_ASK_AGAIN_S = 60.0
+
+
+def ask_in_thread(name: str, question: Hashable, work: Callable[[], R]) -> "Future[R]":
+    """Call `work`, which may never return (a mount that hangs), in a thread with this name. Return its answer, or that
+    of an earlier call with the same name and question for which a thread still waits.
+
+    What hangs blocks daemon threads of its own: one at first, one more after a minute, and so on after twice the time,
+    because the mount may have been replaced, but the threads of the old one still hang.
+    """
+    key = name, question
+    now_s = clock.monotonic_s()
+    with _asking_lock:
+        earlier = _asking.get(key)
+        if earlier is not None and now_s < earlier.until_s:
+            return earlier.answer
+        pause_s = _ASK_AGAIN_S if earlier is None else 2 * earlier.pause_s
+        mine = _asking[key] = _Asking(Future(), now_s + pause_s, pause_s)
+
+    def ask() -> None:
+        try:
+            mine.answer.set_result(work())
+        except BaseException as error:
+            mine.answer.set_exception(error)
+        finally:
+            with _asking_lock:
+                if _asking.get(key) is mine:
+                    del _asking[key]
+
+    if start_thread(ask, name) is None:
+        ask()  # an append at the exit of the program still finds the replica that can lead
+    return mine.answer
+
+
+def _forget_threads_of_parent() -> None:
+    global _asking_lock
+    _asking_lock = threading.Lock()
+    _asking.clear()
+
+
+os.register_at_fork(after_in_child=_forget_threads_of_parent)
 
 EXIT_S_MAX = 30.0
 """The longest time for which the exit of the interpreter waits for threads, in total."""

@@ -41,6 +41,11 @@ from spark_log.errors import (
 )
 from spark_log.ids import HOME, BrokerId, LogDirId, StoreId
 
+ANSWER_S_MAX = 5.0
+"""The time that a check waits for the answers of all log dirs together; one that takes longer does not answer. It is
+shorter than controller.lease.ms, because a client that acts as the controller does not renew its lease.
+"""
+
 MARKER = "spark_log_dir.json"
 """The marker file of the home store. Each data store has its own, and decides in which state a log dir comes back."""
 _MARKER = re.compile(r"spark_log_dir(-[0-9]+)?\.json")

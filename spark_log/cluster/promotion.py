@@ -6,12 +6,17 @@ on PostgreSQL with the cluster setting store.promotion.accept=synchronous.
 """
 
 import logging
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from spark_log.cluster import promotion_rules as acceptance_rules
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
+from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDirInfo
 from spark_log.cluster.promotion_rules import Promotion
 from spark_log.config import ClusterSettings
 from spark_log.errors import CorruptRecordError, SparkLogError, StoreChangedError, redact
@@ -19,8 +24,11 @@ from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Beat, Identity
 from spark_log.metadata.sql_columns import LOG_DIR
 from spark_log.metadata.store import Attempt, Store
+from spark_log.process import ask_in_thread
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BEAT_MS = 10_000
 
@@ -29,8 +37,8 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
     """Commit a beat and write it to the online log dirs. If the server is not the recorded one, first accept its
     promotion.
 
-    Does nothing if beats are not needed, or if the identity of the server is unknown. A log dir that cannot be written
-    is skipped. Raises StoreChangedError if the promotion needs a person.
+    Does nothing if beats are not needed, or if the identity of the server is unknown. A log dir that cannot be written,
+    or does not answer within ANSWER_S_MAX, is skipped. Raises StoreChangedError if the promotion needs a person.
     """
     store = cluster.store
     if store.sqlite or settings.store_promotion_accept != "synchronous":
@@ -46,22 +54,21 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
         server_identity.check_identity(connection)
         return server_identity.beat(connection, store.clock(connection).wall_ms)
 
-    number = store.transact(commit)
+    number, file_name = store.transact(commit), _file_of(cluster)
+
+    def write(info: LogDirInfo) -> None:
+        file = cluster.log_dir(info).replace(file_name)
+        file.write(str(number).encode())
+        file.commit()
+
     online = set(_online(store))
-    for log_dir_id, info in cluster.log_dirs().items():
-        if log_dir_id not in online:
-            continue
-        try:
-            file = cluster.log_dir(info).replace(_file_of(cluster))
-            file.write(str(number).encode())
-            file.commit()
-        except (SparkLogError, OSError) as error:
-            logger.info("beat %s was not written to log dir %s: %s", number, log_dir_id, redact(str(error)))
+    infos = [info for log_dir_id, info in cluster.log_dirs().items() if log_dir_id in online]
+    _answers({info: ask_in_thread("spark-log-beat", info, partial(write, info)) for info in infos})
 
 
 def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded: Identity, now: Identity) -> None:
     store = cluster.store
-    beats = _beats_of_log_dirs(cluster)
+    beats = _beats_of_log_dirs(cluster, now)
 
     def accept(connection: sa.Connection, _attempt: Attempt) -> tuple[Beat, str | None]:
         fence(connection)
@@ -95,19 +102,37 @@ def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded:
     logger.warning("the metadata store was promoted from %s to %s, and accepted at beat %s", recorded, now, last.number)
 
 
-def _beats_of_log_dirs(cluster: Cluster) -> list[int | None]:
-    """Return the beat of each log dir that can be read, None for a log dir without a beat."""
-    counters: list[int | None] = []
-    for info in cluster.log_dirs().values():
+def _beats_of_log_dirs(cluster: Cluster, now: Identity) -> list[int | None]:
+    """Return the beat of each log dir that answers in time, None for a log dir without a beat. `now` is the promoted
+    server: an answer to a request from before its promotion may lack the last beats of the primary.
+    """
+    file_name = _file_of(cluster)
+
+    def read(info: LogDirInfo) -> int | None:
         try:
             log_dir = cluster.log_dir(info)
             log_dir.verify(info.uuid)
-            counters.append(int(b"".join(map(bytes, log_dir.read_blocks(_file_of(cluster))))))
+            return int(b"".join(map(bytes, log_dir.read_blocks(file_name))))
         except CorruptRecordError:
-            counters.append(None)
+            return None
+
+    infos = cluster.log_dirs().values()
+    return _answers({info: ask_in_thread("spark-log-read-beat", (info, now), partial(read, info)) for info in infos})
+
+
+def _answers(requests: "Mapping[LogDirInfo, Future[T]]") -> list[T]:
+    """Return the answers of the log dirs that answer within ANSWER_S_MAX. The other log dirs are logged."""
+    wait(requests.values(), ANSWER_S_MAX)
+    answers: list[T] = []
+    for info, request in requests.items():
+        if not request.done():
+            logger.info("log dir %s: no answer about its beat in %s s", redact(info.uri), ANSWER_S_MAX)
+            continue
+        try:
+            answers.append(request.result())
         except (SparkLogError, OSError, ValueError) as error:
-            logger.info("log dir %s shows no beat: %s", redact(info.uri), redact(str(error)))
-    return counters
+            logger.info("log dir %s has no beat: %s", redact(info.uri), redact(str(error)))
+    return answers
 
 
 def _file_of(cluster: Cluster) -> str:

@@ -11,6 +11,12 @@ file.delete.delay.ms after it.
 """
 
 
+BEAT_AHEAD_MS_MAX = 60_000
+"""The last beat may be this much later than the present time: the clocks of the two servers may differ so far. If they
+differ more, the age of the beat is unknown.
+"""
+
+
 @dataclass(frozen=True)
 class Promotion:
     """A PostgreSQL server that is not the recorded one, as the coordinator sees it."""
@@ -22,7 +28,7 @@ class Promotion:
     beat: int
     """The number of the last beat that this server has."""
     beat_ms: int | None
-    """The time of the last beat, None if there was none."""
+    """The time of the last beat by the clock of the server that was the primary then, None if there was none."""
     synchronous: bool
     """Whether synchronous_standby_names was set at that beat."""
     beats_of_log_dirs: Collection[int | None]
@@ -34,9 +40,9 @@ class Promotion:
 def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
     """Return why the promotion needs a person, or None if it is accepted. `setting` is store.promotion.accept.
 
-    It is accepted if the server is a promoted standby of the recorded one, its last beat is at most `age_ms_max` old,
-    replication was synchronous then, and the log dirs have beats, but none later than the server's. Then the server
-    lacks no acknowledged transaction.
+    It is accepted if the server is a promoted standby of the recorded one, its last beat is at most `age_ms_max` old
+    and at most BEAT_AHEAD_MS_MAX in the future, replication was synchronous then, and the log dirs have beats, but none
+    later than the server's. Then the server lacks no acknowledged transaction.
     """
     if setting != "synchronous":
         return "store.promotion.accept is manual"
@@ -48,6 +54,11 @@ def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
         return "replication was not synchronous at its last beat"
     if promotion.beat_ms is None or promotion.now_ms - promotion.beat_ms > age_ms_max:
         return f"its last beat is older than store.promotion.max.age.ms={age_ms_max}"
+    if promotion.beat_ms - promotion.now_ms > BEAT_AHEAD_MS_MAX:
+        return (
+            f"its last beat is {(promotion.beat_ms - promotion.now_ms) // 1000} s in the future: the servers' clocks"
+            " differ, so that its age is unknown"
+        )
     if not promotion.beats_of_log_dirs:
         return "no log dir answers"
     newest = max((number for number in promotion.beats_of_log_dirs if number is not None), default=None)

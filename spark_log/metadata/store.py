@@ -194,12 +194,6 @@ class Store:
         except _DATABASE_ERRORS as error:
             raise self._translate(error) from error
 
-    @contextlib.contextmanager
-    def snapshot_without_limit(self) -> Iterator[sa.Connection]:
-        """Open a snapshot whose statements may take longer than store.answer.timeout.ms. Only for PostgreSQL."""
-        with self.snapshot() as connection, engines.without_answer_limit(connection):
-            yield connection
-
     def read(self, body: Callable[[sa.Connection], T], *, timeout_ms: int | None = None) -> T:
         """Return the result of `body` in a snapshot. Retry for at most `timeout_ms` (default: `read_timeout_ms`) while
         the store is unavailable.
@@ -234,6 +228,25 @@ class Store:
         return self._transact(
             lambda connection, _attempt: body(connection), timeout_ms, token_unless_none=True, repeatable_read=True
         )
+
+    @contextlib.contextmanager
+    def snapshot_as_primary(self) -> Iterator[sa.Connection]:
+        """Open a snapshot of a server that was still the primary after it, as for `read_as_primary`. Only for
+        PostgreSQL. Its statements may take longer than store.answer.timeout.ms, and nothing is retried.
+
+        The caller keeps nothing of what it has read if the block raises an error at its end.
+        """
+        try:
+            with self._writing_connection(durable=True, unlimited=False) as connection:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+                with connection.begin():
+                    with engines.without_answer_limit(connection):
+                        yield connection
+                    # with the limit again: an old primary waits for its standby for ever
+                    token = commit_tokens.new_token()
+                    commit_tokens.commit(connection, token, self._answered, durable=True, always=True)
+        except _DATABASE_ERRORS as error:
+            raise self._translate(error) from error
 
     def transact(
         self,

@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from spark_log.cli.main import app
+from spark_log.cluster import store_directory
 from spark_log.config import ClusterSettings
 from spark_log.gateway.gateway_settings import limits_of
 from spark_log.spark.jobs.options.arguments import parse_pairs
@@ -98,6 +99,10 @@ def test_no_object_has_a_password(rendered: str) -> None:
         ("store.password=x", "password"),
         ("store.address=postgresql://me:secret@db/log", "/store/address"),
         ("store.address=postgresql://me@db/log?password=secret", "/store/address"),
+        ("stores.east.address=postgresql://me@db/log", "address"),
+        ("stores.east.caSecret=ca", "existingSecret"),
+        ("stores.home.existingSecret=x", "home"),
+        ("stores.East.existingSecret=x", "East"),
         ("logDir.uri=s3://key:secret@bucket/log", "/logDir/uri"),
         ("logDir.uri=s3://bucket/log", "existingClaim"),
         ("logDir.existingClaim=", "existingClaim"),
@@ -119,6 +124,20 @@ def test_every_value_has_a_use() -> None:
         used = [section] if not isinstance(values, dict) else [f"{section}.{name}" for name in values]
         for name in used:
             assert f"Values.{name}" in text or section == "resources", name
+
+
+def test_each_pod_has_the_addresses_of_the_data_stores_as_files() -> None:
+    found = objects(render("--values", str(FOLDER / "values" / "several-stores.yaml")))
+    for component, pod in pods(found):
+        [container] = pod["containers"]
+        given = {each["name"]: each.get("value") for each in container["env"]}
+        for name in ("east", "eu-west"):
+            assert given[store_directory.variable(name)] == f"/etc/spark-log/stores/{name}/address", component
+        [volume] = [each["projected"]["sources"] for each in pod["volumes"] if each["name"] == "stores"]
+        files = {(each["secret"]["name"], item["path"]) for each in volume for item in each["secret"]["items"]}
+        assert files == {
+            ("east-db", "east/address"), ("eu-west-db", "eu-west/address"), ("eu-west-db-ca", "eu-west/ca.crt")
+        }, component  # fmt: skip
 
 
 def test_options_of_the_commands_exist(everything: list[Object]) -> None:

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PASSWORD = "p@ss/w:rd %2F"
+EAST_PASSWORD = f"east {PASSWORD}"
 TIME_S_MAX = 60
 
 
@@ -50,6 +52,7 @@ class OnThisMachine:
             "console.allow": "{produce,offsets}",
             "registry.enabled": "true",
             "registry.port": free_port(),
+            "stores.east.existingSecret": "east",
         }
         text = render(*(part for name, value in values.items() for part in ("--set", f"{name}={value}")))
         for old, new in {
@@ -110,14 +113,16 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 def here(tmp_path: Path, authority: Authority) -> Iterator[OnThisMachine]:
     """A PostgreSQL that needs TLS and a password, and the Secrets of the chart as files."""
-    secrets = {name: tmp_path / name for name in ("store", "tls", "console")}
+    secrets = {name: tmp_path / name for name in ("store", "tls", "console", "stores/east")}
     for folder in secrets.values():
-        folder.mkdir()
+        folder.mkdir(parents=True)
     server = PostgresServer()
     try:
         server.start()
         server.execute("CREATE DATABASE log")
         server.execute(f"ALTER USER {USER} PASSWORD '{PASSWORD}'")
+        server.execute(f"CREATE USER east PASSWORD '{EAST_PASSWORD}'")
+        server.execute("CREATE DATABASE east OWNER east")
         (server.data / "pg_hba.conf").write_text("hostssl all all 127.0.0.1/32 scram-sha-256\n")
         server.stop()
         issued = authority.issue("server", CN="localhost")
@@ -130,6 +135,8 @@ def here(tmp_path: Path, authority: Authority) -> Iterator[OnThisMachine]:
         shutil.copy(authority.certificate, secrets["store"] / "ca.crt")
         (secrets["store"] / "address").write_text(f"postgresql+psycopg://{USER}@localhost:{server.port}/log\n")
         (secrets["store"] / "password").write_text(f"{PASSWORD}\n")
+        east = f"postgresql+psycopg://east:{quote(EAST_PASSWORD, safe='')}@localhost:{server.port}/east"
+        (secrets["stores/east"] / "address").write_text(f"{east}\n")
         shutil.copy(issued.certificate, secrets["tls"] / "tls.crt")
         shutil.copy(issued.key, secrets["tls"] / "tls.key")
         user = f'[users.ann]\npassword = "{hash_password(PASSWORD)}"\n'
@@ -145,6 +152,12 @@ def test_pods_make_the_cluster_and_serve_it(here: OnThisMachine, authority: Auth
         with here.start(here.container("init")) as process:
             said, errors = process.communicate(timeout=TIME_S_MAX)
         assert process.returncode == 0 and said.startswith(words), errors
+    add = here.container("coordinator")
+    east = next(each["value"] for each in add["env"] if each["name"] == "SPARK_LOG_STORE_EAST")
+    for words in (["store", "add", "east", east], ["cluster", "config", "--set", "topic.default.store=east"]):
+        with here.start({**add, "args": ["spark-log", *words]}) as process:
+            said, errors = process.communicate(timeout=TIME_S_MAX)
+        assert process.returncode == 0, errors
     servers = {
         "bootstrap.servers": f"127.0.0.1:{here.kafka_port}",
         "security.protocol": "SSL",

@@ -29,6 +29,19 @@ class PostgresPair:
         """Whether the primary has a synchronous standby that is connected."""
         return self.primary.query("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == "1"
 
+    def fail_over(self) -> None:
+        """Kill the primary, and promote the standby. A new synchronous standby starts at the killed server's port."""
+        killed, self.primary = self.primary, self.standby
+        killed.kill()
+        killed.remove()
+        self.primary.promote()
+        self.standby = PostgresServer(standby_of=self.primary)
+        self.standby.port = killed.port
+        self.standby.start()
+        self.primary.require_standby()
+        while not self.has_standby():
+            time.sleep(0.01)
+
     def remove(self) -> None:
         for server in (self.primary, self.standby):
             server.kill()

@@ -133,9 +133,9 @@ def _checks(
         Check(cluster_rules.TRANSACTIONS, partial(_check_transactions, cluster)),
         Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
     ]
-    for info in [] if store.sqlite else list_stores(cluster):
-        if info.state != ADDING:
-            asking_store += _data_store_checks(cluster, info)
+    data_stores = [] if store.sqlite else [info for info in list_stores(cluster) if info.state != ADDING]
+    for info in data_stores:
+        asking_store += _data_store_checks(cluster, info)
     asking_log_dirs = [
         Check(f"{LOG_DIR} {info.log_dir_id}", partial(_check_log_dir, info, growth.result, limit_s / 2))
         for info in log_dirs
@@ -143,6 +143,7 @@ def _checks(
     return [
         *asking_log_dirs,
         *(replace(check, lane=check.lane or "store") for check in asking_store),
+        *(_data_store_hosts(info, limit_s / 2) for info in data_stores),
         Check(file_rules.PERMISSIONS, partial(_check_modes, given, cluster, log_dirs), Severity.NOTE),
         Check(cluster_rules.TABLES, partial(_check_tables, cluster, topics, limit_s / 2)),
         Check(cluster_rules.TASKS, partial(_check_tasks, cluster), Severity.NOTE),
@@ -151,11 +152,6 @@ def _checks(
 
 def _data_store_checks(cluster: Cluster, info: StoreInfo) -> list[Check]:
     """Return the checks of a data store. One that has to be upgraded first has a finding of its schema only."""
-
-    def named(check: Callable[[], Sequence[Finding]]) -> list[Finding]:
-        with contextlib.suppress(UnsupportedVersionError):
-            return [replace(each, seen=f"store {info.name}: {each.seen}") for each in check()]
-        return []
 
     def store() -> Store:
         return cluster.at(info.store_id).store
@@ -166,7 +162,22 @@ def _data_store_checks(cluster: Cluster, info: StoreInfo) -> list[Check]:
         store_rules.CLOCK: lambda: [store_rules.check_clock(*stores.measure_clock(store()))],
         file_rules.CLEAN_UP: lambda: [file_rules.check_retired(stores.read_retired(cluster.at(info.store_id)))],
     }
-    return [Check(name, partial(named, check), lane=f"store {info.name}") for name, check in checks.items()]
+    return [Check(name, partial(_of_store, info, check), lane=f"store {info.name}") for name, check in checks.items()]
+
+
+def _of_store(info: StoreInfo, check: Callable[[], Sequence[Finding]]) -> list[Finding]:
+    """Return the findings of a check of a data store, with its name."""
+    with contextlib.suppress(UnsupportedVersionError):
+        return [replace(each, seen=f"store {info.name}: {each.seen}") for each in check()]
+    return []
+
+
+def _data_store_hosts(info: StoreInfo, limit_s: float) -> Check:
+    def check() -> list[Finding]:
+        address = Address.parse(info.address_to_open())
+        return _check_hosts(address, limit_s) if address.hosts else []
+
+    return Check(HOSTS, partial(_of_store, info, check), Severity.WARNING)
 
 
 def _file_checks(given: str, address: Address) -> list[Check]:

@@ -46,7 +46,8 @@ class PostgresFacts:
     """Settings and activity of the server. `oldest_transaction_s` is the age of the oldest transaction of another
     session in this database, and `oldest_session` its process id and application; None if there is none.
     `synchronous_standbys` and `standbys` are numbers of connected standbys. Unless `sees_standbys`, the role does not
-    see which of them are synchronous.
+    see which of them are synchronous. `accepts_promotions`: store.promotion.accept is synchronous, in the cluster or in
+    the coordinator that beats.
     """
 
     version: str
@@ -64,6 +65,7 @@ class PostgresFacts:
     sees_standbys: bool
     transaction_id_age: int
     bytes: int
+    accepts_promotions: bool = False
 
 
 def store_failure(failure: Exception) -> Finding:
@@ -198,6 +200,12 @@ def check_postgres(facts: PostgresFacts) -> list[Finding]:
     )
 
 
+_MAKE_SYNCHRONOUS = (
+    "with Patroni: patronictl edit-config -s synchronous_mode=true -s synchronous_mode_strict=true; else: ALTER SYSTEM"
+    " SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()"
+)
+
+
 def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
     if facts.connections > limits.CONNECTIONS_SHARE_MAX * facts.max_connections:
         yield warning(
@@ -226,8 +234,14 @@ def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
             STORE,
             f"replication to {count_of(facts.standbys, 'standby')} is asynchronous: a failover loses acknowledged"
             " records",
-            "with Patroni: patronictl edit-config -s synchronous_mode=true -s synchronous_mode_strict=true; else: ALTER"
-            " SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()",
+            _MAKE_SYNCHRONOUS,
+        )
+    if facts.accepts_promotions and not facts.synchronous_standby_names:
+        yield warning(
+            STORE,
+            "store.promotion.accept is synchronous, but replication is not (synchronous_standby_names is empty): after"
+            " a failover clean-up and publication wait for a person",
+            _MAKE_SYNCHRONOUS,
         )
     if facts.autovacuum != "on":
         yield note(

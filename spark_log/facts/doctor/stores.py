@@ -12,6 +12,7 @@ from spark_log.config import TopicConfig
 from spark_log.facts.doctor.file_rules import RetiredFiles
 from spark_log.facts.doctor.store_rules import FolderFacts, PostgresFacts, SqliteFacts
 from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE
+from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import RETIRED_FILE
 from spark_log.metadata.store import Store
 
@@ -86,14 +87,20 @@ def measure_postgres(store: Store) -> PostgresFacts:
     """Read the settings and the activity. A role that is no member of pg_monitor sees neither
     sessions of other roles nor which standbys are synchronous.
     """
+    settings = store.settings
 
     def read(connection: sa.Connection) -> PostgresFacts:
         row = connection.execute(_SETTINGS).one()
         oldest = connection.execute(_OLDEST).first()
+        last = server_identity.last_beat(connection)
+        # a coordinator with settings of its own may accept promotions too: it is known by its beats
+        age_ms = None if last.at_ms is None else store.clock(connection).wall_ms - last.at_ms
+        beats = age_ms is not None and age_ms <= settings.store_promotion_max_age_ms
         return PostgresFacts(
             **row._mapping,
             oldest_transaction_s=None if oldest is None else float(oldest.seconds),
             oldest_session=None if oldest is None else (oldest.pid, oldest.application_name or ""),
+            accepts_promotions=beats or settings.store_promotion_accept == "synchronous",
         )
 
     return store.read(read)

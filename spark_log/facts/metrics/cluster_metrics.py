@@ -10,7 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts, SizeSnapshot
+from spark_log.facts.metrics.cluster_snapshot import (
+    ClusterSnapshot,
+    GroupPartitionFacts,
+    PartitionFacts,
+    ReplicationFacts,
+    SizeSnapshot,
+)
 from spark_log.facts.metrics.exposition import Gauges
 from spark_log.tables.topic_tables import targets
 
@@ -43,6 +49,7 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
                  ("store",), (((name,), int(waits)) for name, waits in snapshot.unaccepted.items()))  # fmt: skip
     yield Gauges("spark_log_store_clock_ahead_seconds", "Clock of the store minus that of the home store.",
                  ("store",), (((name,), ms / 1000) for name, ms in snapshot.ahead_ms.items()))  # fmt: skip
+    yield from _replication_metrics(snapshot.replication)
     now_ms, oldest_ms = snapshot.now_ms, snapshot.oldest_transaction_ms
     yield _gauge("spark_log_open_transactions", "Open transactions.", snapshot.open_transactions)
     yield _gauge("spark_log_oldest_transaction_seconds", "Age of the oldest open transaction; 0: there is none.",
@@ -63,6 +70,15 @@ def size_metrics(snapshot: SizeSnapshot) -> Iterator[Metric]:
     yield _by_topic("spark_log_small_segments", "Segment files below 1 MiB.", small)
     yield _by_topic("spark_log_bad_records", "Keys and values in files that do not fit the topic's schemas.",
                     snapshot.bad_records)  # fmt: skip
+
+
+def _replication_metrics(replication: Mapping[str, ReplicationFacts]) -> Iterator[Metric]:
+    yield Gauges("spark_log_store_synchronous", "1: commits wait for a standby (synchronous_standby_names is set).",
+                 ("store",), (((name,), int(each.synchronous)) for name, each in replication.items()))  # fmt: skip
+    ages_ms = {name: each.beat_age_ms for name, each in replication.items() if each.beat_age_ms is not None}
+    yield Gauges("spark_log_store_beat_age_seconds",
+                 "Age of the last beat by which a promotion of the store is accepted without a person.",
+                 ("store",), (((name,), ms / 1000) for name, ms in ages_ms.items()))  # fmt: skip
 
 
 def _broker_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:

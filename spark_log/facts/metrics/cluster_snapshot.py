@@ -79,6 +79,16 @@ class GroupPartitionFacts:
 
 
 @dataclass(frozen=True)
+class ReplicationFacts:
+    """The replication of a store's PostgreSQL server, and the age of the coordinator's last beat there, by which it
+    accepts a promotion; None if there was none.
+    """
+
+    synchronous: bool
+    beat_age_ms: int | None
+
+
+@dataclass(frozen=True)
 class ClusterSnapshot:
     """The state of a cluster at `now_ms`. `members` has the number of live members of each group. `record_locks` has
     share.partition.max.record.locks of each share group. Times are in ms since 1970, by the store's clock.
@@ -103,6 +113,8 @@ class ClusterSnapshot:
     """Whether each store that answered is on a server that nobody has accepted, by its name (`check_identity`)."""
     ahead_ms: Mapping[str, int] = field(default_factory=dict)
     """By how much the clock of each store that answered is ahead of the home store's, by its name."""
+    replication: Mapping[str, ReplicationFacts] = field(default_factory=dict)
+    """The replication of each store that answered, by its name; empty on SQLite."""
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -154,6 +166,17 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         unaccepted={**snapshot.unaccepted, **elsewhere},
         ahead_ms={HOME_NAME: 0, **{names[store_id]: there.ahead_ms for store_id, there in answers.results.items()}},
         answering={names[store_id]: store_id not in answers.failures for store_id in stores},
+        replication={
+            **snapshot.replication,
+            **{names[store_id]: there.replication for store_id, there in answers.results.items()},
+        },
+    )
+
+
+def _replication(connection: sa.Connection, now: StoreClock) -> ReplicationFacts:
+    beat_ms = server_identity.last_beat(connection).at_ms
+    return ReplicationFacts(
+        server_identity.is_synchronous(connection), None if beat_ms is None else max(0, now.wall_ms - beat_ms)
     )
 
 
@@ -185,6 +208,7 @@ class _DataStoreFacts:
     table_lags: Mapping[TableKey, TableLag]
     unaccepted: bool
     ahead_ms: int
+    replication: ReplicationFacts
 
 
 def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
@@ -204,7 +228,8 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
             given = sa.values(*columns, name="given").data(rows)
             groups += _group_partitions(connection, now.wall_ms, given)
         lags, unaccepted = table_lags(connection), server_identity.problem_of(connection) is not None
-        return _DataStoreFacts(partitions, tuple(groups), lags, unaccepted, ahead_ms)
+        replication = _replication(connection, now)
+        return _DataStoreFacts(partitions, tuple(groups), lags, unaccepted, ahead_ms, replication)
 
     return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
 
@@ -238,6 +263,7 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         _record_locks(connection, share_groups, cluster.store.settings) if share_groups else {},
         unaccepted={HOME_NAME: server_identity.problem_of(connection) is not None},
         ahead_ms={HOME_NAME: 0},
+        replication={} if cluster.store.sqlite else {HOME_NAME: _replication(connection, now)},
     )
 
 

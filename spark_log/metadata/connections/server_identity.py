@@ -190,9 +190,17 @@ def last_beat(connection: sa.Connection) -> Beat:
     return Beat(row.beat, row.beat_ms, bool(row.synchronous))
 
 
+_SYNCHRONOUS = sa.text("current_setting('synchronous_standby_names') <> ''")
+
+
+def is_synchronous(connection: sa.Connection) -> bool:
+    """Whether synchronous_standby_names of the PostgreSQL server is set, so that commits wait for a standby."""
+    synchronous: bool = connection.execute(sa.select(_SYNCHRONOUS)).scalar_one()
+    return synchronous
+
+
 def beat(connection: sa.Connection, now_ms: int) -> int:
     """Record a beat on PostgreSQL, and return its number."""
-    synchronous = sa.text("current_setting('synchronous_standby_names') <> ''")
-    statement = t.cluster.update().values(beat=CLUSTER.beat + 1, beat_ms=now_ms, synchronous=synchronous)
+    statement = t.cluster.update().values(beat=CLUSTER.beat + 1, beat_ms=now_ms, synchronous=_SYNCHRONOUS)
     number: int = connection.execute(statement.returning(CLUSTER.beat)).scalar_one()
     return number

@@ -8,21 +8,17 @@ A log dir is declared failed only if another one answers: a host that lost all i
 """
 
 import logging
-import os
-import threading
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log import clock
 from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
-from spark_log.cluster.log_dir import LogDir, Marker, segment_path
+from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDir, Marker, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import LogDirMismatchError, SparkLogError, redact
 from spark_log.ids import BrokerId, LogDirId, StoreId
@@ -31,40 +27,10 @@ from spark_log.log.partitions.replication_rules import PartitionState, fence_wri
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
-from spark_log.process import start_thread
+from spark_log.process import ask_in_thread
 from spark_log.tables.publication_resets import compare_whole_tables
 
 logger = logging.getLogger(__name__)
-
-ANSWER_S_MAX = 5.0
-
-_ASK_AGAIN_S = 60.0
-
-
-class _Asking(NamedTuple):
-    """A thread that asks a log dir. After monotonic time `until_s` it counts as hanging, and another one may ask."""
-
-    answer: "Future[LogDirAnswer]"
-    until_s: float
-    pause_s: float
-
-
-_asking: dict[object, _Asking] = {}
-"""The threads that have not answered yet, by what they were asked."""
-_asking_lock = threading.Lock()
-
-
-def _forget_threads_of_parent() -> None:
-    global _asking_lock
-    _asking_lock = threading.Lock()
-    _asking.clear()
-
-
-os.register_at_fork(after_in_child=_forget_threads_of_parent)
-"""The time that an inspection waits for each log dir; one that takes longer (a hanging mount) counts as failed. It is
-shorter than controller.lease.ms, because a client that acts as the controller does not renew its lease. Log dirs that
-hang are waited for one after the other.
-"""
 
 
 @dataclass(frozen=True)
@@ -167,11 +133,7 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
 
 
 def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
-    """Ask all log dirs in parallel, and wait ANSWER_S_MAX for all of them together.
-
-    A mount that hangs blocks daemon threads of its own: one at first, one more after a minute, and so on after twice
-    the time, because the mount may have been replaced, but the threads of the old one still hang.
-    """
+    """Ask all log dirs in parallel, and wait ANSWER_S_MAX for all of them together."""
     ours = frozenset(one.uuid for one in known)
     asked = {one.log_dir_id: _answer_of(one, cluster_id, ours) for one in known}
     wait(asked.values(), ANSWER_S_MAX)
@@ -180,32 +142,8 @@ def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirI
 
 
 def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: frozenset[str]) -> "Future[LogDirAnswer]":
-    """Ask a log dir in a thread, or return the answer for which an earlier call with the same question still waits."""
     question = replace(known, online=True, counter=0), cluster_id, uuids  # `_ask` needs neither of the two
-    now_s = clock.monotonic_s()
-    with _asking_lock:
-        earlier = _asking.get(question)
-        if earlier is not None and now_s < earlier.until_s:
-            return earlier.answer
-        pause_s = _ASK_AGAIN_S if earlier is None else 2 * earlier.pause_s
-        mine = _asking[question] = _Asking(Future(), now_s + pause_s, pause_s)
-
-    def answered() -> None:
-        with _asking_lock:
-            if _asking.get(question) is mine:
-                del _asking[question]
-
-    def ask() -> None:
-        try:
-            mine.answer.set_result(_ask(known, cluster_id, uuids))
-        except BaseException as error:
-            mine.answer.set_exception(error)
-        finally:
-            answered()
-
-    if start_thread(ask, "spark-log-inspection") is None:
-        ask()  # an append at the exit of the program still finds the replica that can lead
-    return mine.answer
+    return ask_in_thread("spark-log-inspection", question, lambda: _ask(known, cluster_id, uuids))
 
 
 def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:

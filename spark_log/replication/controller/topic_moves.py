@@ -12,8 +12,9 @@
 The steps may be repeated, by several processes at once, and continued by another process: a coordinator does so
 (`continue_moves`). Whoever changes a store for a move does that with `change_copy`: under the lock of the topic in this
 store, and knowing what home, as the primary, says under this lock. Home decides by one statement, which needs the
-recorded move. So it decides for a complete copy, of partitions that have not changed since. If home gets the topic, it
-copies and decides in one transaction.
+recorded move. So it decides for a complete copy, of partitions that have not changed since: the rows are read from the
+primary of the store that has the topic (`Store.snapshot_as_primary`). If home gets the topic, it copies and decides in
+one transaction.
 """
 
 import logging
@@ -212,7 +213,8 @@ def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> No
         if target.store_id != HOME and there is not None and there.move == move:
             return
         delete_moved_rows(connection, topic.topic_id)  # of another move
-        with source.store.snapshot_without_limit() as reading:
+        # an old primary of the source may have partitions that were frozen for an earlier move, and lack appends since
+        with source.store.snapshot_as_primary() as reading:
             copied = stated_topic(reading, topic.topic_id)
             if copied is None or not are_frozen(reading, topic.topic_id):
                 raise IllegalStateError(f"topic {topic.name!r}: its partitions are not frozen")

@@ -1,6 +1,14 @@
-"""The doctor on a store with several hosts: it asks each of them, also as a role that does not see the standbys."""
+"""The doctor on stores that may fail over: it asks each host, also as a role that does not see the standbys, and names
+asynchronous replication.
+"""
 
+from dataclasses import replace
+
+from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import unfenced
+from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.stores import add_store
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
 from tests.support.ports import free_port
@@ -13,7 +21,7 @@ def findings_of(address, check):
     return [(each.severity, each.seen) for each in examine(address) if each.check == check]
 
 
-def test_the_doctor_asks_each_host(tmp_path):
+def test_the_doctor_asks_each_host_of_each_store(tmp_path, monkeypatch):
     with postgres_pair() as pair:
         pair.primary.execute(f"CREATE ROLE {ROLE} LOGIN")
         pair.primary.execute(f"CREATE DATABASE log OWNER {ROLE}")
@@ -32,7 +40,36 @@ def test_the_doctor_asks_each_host(tmp_path):
         assert severity is Severity.WARNING
         assert seen.startswith(f"{away} does not answer: connection failed") and "Connection refused;" in seen
 
+        pair.primary.execute(f"CREATE DATABASE east OWNER {ROLE}")
+        east = f"{address.removesuffix('log')}east"
+        with Cluster.open(address) as cluster:
+            add_store(cluster, "east", east)
+        all_well = f"all 2 hosts answer, {hosts[1]} is the primary"
+        assert findings_of(address, "hosts") == [(Severity.OK, all_well), (Severity.OK, f"store east: {all_well}")]
+        monkeypatch.setenv("SPARK_LOG_STORE_EAST", east.replace(hosts[0], away))
+        [_, (severity, seen)] = findings_of(address, "hosts")
+        assert severity is Severity.WARNING and seen.startswith(f"store east: {away} does not answer")
+
         pair.standby.execute("SELECT pg_promote()")
-        [(severity, seen)] = findings_of(address, "hosts")
+        [(severity, seen), *_] = findings_of(address, "hosts")
         assert severity is Severity.ERROR
         assert f"{hosts[0]} (timeline 2), {hosts[1]} (timeline 1) both take writes" in seen
+
+
+def test_promotions_that_will_not_be_accepted(postgres_server, tmp_path):
+    """Because replication is not synchronous. Also of a coordinator that has the setting for itself."""
+    address = postgres_server.create_database()
+
+    def warnings():
+        return [seen for severity, seen in findings_of(address, "store") if severity is Severity.WARNING]
+
+    with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
+        assert warnings() == []
+        settings = cluster.store.settings
+        acceptance.beat(cluster, replace(settings, store_promotion_accept="synchronous"), unfenced)
+        [seen] = warnings()
+        assert "store.promotion.accept is synchronous, but replication is not" in seen
+        alter_settings(cluster, {"store.promotion.max.age.ms": "1"})
+        assert warnings() == [], "that coordinator has stopped"
+        alter_settings(cluster, {"store.promotion.accept": "synchronous"})
+        assert warnings() == [seen]

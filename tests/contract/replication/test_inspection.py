@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from spark_log import clock
+from spark_log import clock, process
 from spark_log.cluster.lease import unfenced
 from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
@@ -31,11 +31,11 @@ def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers
     now_s = clock.monotonic_s()
     with monkeypatch.context() as later:
         for seconds, count in ((61, 2), (121, 2), (182, 3)):  # a mount that was replaced answers
-            later.setattr(log_dir_inspection.clock, "monotonic_s", lambda seconds=seconds: now_s + seconds)
+            later.setattr(clock, "monotonic_s", lambda seconds=seconds: now_s + seconds)
             inspect_log_dirs(three_brokers, unfenced)
             assert asked.count(2) == asked.count(3) == count
     release.set()
-    while log_dir_inspection._asking:
+    while process._asking:
         threading.Event().wait(0.01)
     inspect_log_dirs(three_brokers, unfenced)
     assert asked.count(2) == asked.count(3) == 4
@@ -43,7 +43,7 @@ def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers
 
 def test_without_a_thread_the_caller_inspects(three_brokers, monkeypatch, tmp_path):
     """At the exit of the program, and at the limit of threads."""
-    monkeypatch.setattr(log_dir_inspection, "start_thread", lambda *_: None)
+    monkeypatch.setattr(process, "start_thread", lambda *_: None)
     assert inspect_log_dirs(three_brokers, unfenced).out == {}
     (tmp_path / "d2").rename(tmp_path / "away")
     assert len(inspect_log_dirs(three_brokers, unfenced).out) == 1

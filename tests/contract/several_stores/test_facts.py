@@ -10,8 +10,11 @@ from typer.testing import CliRunner
 from spark_log import Consumer
 from spark_log.cli.main import app
 from spark_log.clients.admin.client import Admin
+from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import unfenced
+from spark_log.cluster.settings import alter_settings
 from spark_log.errors import ElectionNotNeededError, IllegalArgumentError
 from spark_log.facts.groups import group_lag
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics
@@ -92,6 +95,20 @@ def test_a_store_whose_clock_differs_is_shown(stores, monkeypatch):
     ]
     ahead = {sample.labels["store"]: sample.value for sample in metric.samples}
     assert ahead == {"home": 0, "east": pytest.approx(-5, abs=1)}
+
+
+def test_the_replication_and_the_last_beat_of_each_store_are_shown(stores):
+    alter_settings(stores, {"store.promotion.accept": "synchronous"})
+    acceptance.beat(stores.at(1), stores.store.settings, unfenced)
+    gauges = {each.name: each for each in cluster_metrics(read_cluster(stores))}
+    by_store = {
+        name: {sample.labels["store"]: sample.value for sample in gauges[f"spark_log_store_{name}"].samples}
+        for name in ("synchronous", "beat_age_seconds")
+    }
+    assert by_store == {
+        "synchronous": {"home": 0, "east": 0},
+        "beat_age_seconds": {"east": pytest.approx(0, abs=5)},
+    }
 
 
 def test_offsets_in_topics_of_all_stores_are_reset(stores, address):

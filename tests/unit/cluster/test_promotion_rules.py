@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_log.cluster.promotion_rules import BEFORE_PROMOTION_MS, Promotion, kept_since_ms, refusal
+from spark_log.cluster.promotion_rules import BEAT_AHEAD_MS_MAX, BEFORE_PROMOTION_MS, Promotion, kept_since_ms, refusal
 
 NOW_MS, AGE_MS, DAY_MS = 10**12, 300_000, 86_400_000
 FAILOVER = Promotion(
@@ -22,6 +22,7 @@ FAILOVER = Promotion(
 def test_a_failover_to_a_synchronous_standby_is_accepted():
     assert refusal(FAILOVER, "synchronous", AGE_MS) is None
     assert refusal(replace(FAILOVER, timeline=5, beats_of_log_dirs=(3,)), "synchronous", AGE_MS) is None
+    assert refusal(replace(FAILOVER, beat_ms=NOW_MS + BEAT_AHEAD_MS_MAX), "synchronous", AGE_MS) is None
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def test_a_failover_to_a_synchronous_standby_is_accepted():
         ({"synchronous": False}, "not synchronous"),
         ({"beat_ms": NOW_MS - AGE_MS - 1}, "older than"),
         ({"beat_ms": None}, "older than"),
+        ({"beat_ms": NOW_MS + BEAT_AHEAD_MS_MAX + 1}, "60 s in the future"),
         ({"beats_of_log_dirs": ()}, "no log dir answers"),
         ({"beats_of_log_dirs": (None,)}, "no log dir has a beat"),
         ({"beats_of_log_dirs": (3, 8)}, "beat 8"),

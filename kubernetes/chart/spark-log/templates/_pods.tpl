@@ -61,6 +61,23 @@ volumes:
             items:
               - {key: ca.crt, path: ca.crt}
         {{- end }}
+  {{- with $root.Values.stores }}
+  - name: stores
+    projected:
+      sources:
+        {{- range $name, $store := . }}
+        - secret:
+            name: {{ $store.existingSecret }}
+            items:
+              - {key: address, path: {{ $name }}/address}
+        {{- with $store.caSecret }}
+        - secret:
+            name: {{ . }}
+            items:
+              - {key: ca.crt, path: {{ $name }}/ca.crt}
+        {{- end }}
+        {{- end }}
+  {{- end }}
   {{- with $root.Values.logDir.existingClaim }}
   - name: segments
     persistentVolumeClaim:
@@ -93,6 +110,10 @@ env:
   - name: PGSSLROOTCERT
     value: {{ eq $root.Values.store.ca "secret" | ternary "/etc/spark-log/store/ca.crt" "/etc/ssl/certs/ca-certificates.crt" }}
   {{- end }}
+  {{- range $name, $store := $root.Values.stores }}
+  - name: SPARK_LOG_STORE_{{ $name | upper | replace "-" "_" }}
+    value: /etc/spark-log/stores/{{ $name }}/address
+  {{- end }}
   {{- with $root.Values.s3.region }}
   - name: AWS_REGION
     value: {{ . | quote }}
@@ -118,6 +139,9 @@ envFrom:
 volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: store, mountPath: /etc/spark-log/store, readOnly: true}
+  {{- if $root.Values.stores }}
+  - {name: stores, mountPath: /etc/spark-log/stores, readOnly: true}
+  {{- end }}
   {{- if $root.Values.logDir.existingClaim }}
   - {name: segments, mountPath: {{ $root.Values.logDir.mountPath }}}
   {{- end }}
