@@ -1,5 +1,6 @@
 """`stream_topic`: the history from files, then new records, each once."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_log import stream_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError, UnknownTopicOrPartitionError
+from spark_log.errors import (
+    DataLossError,
+    InvalidConfigurationError,
+    InvalidOptionError,
+    UnknownTopicOrPartitionError,
+)
 from spark_log.ids import TopicPartition
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
+from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, delete_topic
 from spark_log.spark.streams import topic_stream
 from tests.support.topics import append, make, read
+from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.delta
 
@@ -193,6 +200,68 @@ def test_a_query_whose_history_was_lost_does_not_continue_with_another_one(
     append(log, "t", "b")
     with pytest.raises(StreamingQueryException, match="DELTA"):
         query()
+
+
+def start(frame: DataFrame, folder: Path) -> None:
+    """Run a stream up to the present."""
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    running = writer.option("path", str(folder / "out")).trigger(availableNow=True).start()
+    try:
+        assert running.awaitTermination(120)
+    finally:
+        running.stop()
+
+
+def test_a_history_of_records_that_were_truncated_since_ends_the_query(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    """Later records have offsets of the history: neither they nor those of the history would be read by a new one."""
+    topic = make(cluster, "t", inline_max_bytes="0", **KEPT)
+    append(log, topic, "a"), append(log, topic, "b"), append(log, topic, "c")
+    history = str(tmp_path / "history")
+    frame = stream_topic(spark, cluster, "t", history=history)
+    truncate(cluster, "t", 1)
+    append(log, topic, "d"), append(log, topic, "e"), append(log, topic, "f")
+    with pytest.raises(StreamingQueryException, match="lost by an unclean leader election"):
+        start(frame, tmp_path)
+    with pytest.raises(DataLossError, match=r"t-0 up to offset 3, .* from offset 1 on .* new checkpoint and history"):
+        stream_topic(spark, cluster, "t", history=history)
+    start(stream_topic(spark, cluster, "t", history=str(tmp_path / "new")), tmp_path / "again")
+    assert sorted(bytes(row.value) for row in spark.read.parquet(str(tmp_path / "again" / "out")).collect()) == [
+        b"a", b"d", b"e", b"f",
+    ]  # fmt: skip
+
+
+def test_a_history_of_a_topic_that_was_created_again_ends_the_query(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    append(log, make(cluster, "t", inline_max_bytes="0", **KEPT), "a")
+    history = str(tmp_path / "history")
+    frame = stream_topic(spark, cluster, "t", history=history)
+    delete_topic(cluster, "t")
+    append(log, make(cluster, "t", inline_max_bytes="0", **KEPT), "b")
+    append(log, "t", "c")
+    with pytest.raises(StreamingQueryException, match="deleted and created again"):
+        start(frame, tmp_path)
+    with pytest.raises(InvalidOptionError, match=r"topic_uuid .* use another folder, and a new checkpoint"):
+        stream_topic(spark, cluster, "t", history=history)
+
+
+def test_a_history_of_an_older_version_has_no_epochs(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    append(log, make(cluster, "t", inline_max_bytes="0", **KEPT), "a")
+    stream_topic(spark, cluster, "t", history=str(tmp_path / "history"))
+    (commit,) = (tmp_path / "history" / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    configuration = actions[2]["metaData"]["configuration"]
+    facts = json.loads(configuration["spark-log.history"])
+    assert facts.pop("epochs") == {"0": 0}
+    configuration["spark-log.history"] = json.dumps(facts)
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    (commit.parent / f".{commit.name}.crc").unlink(missing_ok=True)
+    append(log, "t", "b")
+    check_equal(spark, cluster, query())
 
 
 ROWS = {"value_format": "json", "value_schema": "item STRING, price DOUBLE", **KEPT}
