@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_log import stream_topic
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import (
     DataLossError,
     InvalidConfigurationError,
@@ -24,6 +26,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, delete_topic
 from spark_log.spark.streams import topic_stream
+from tests.support.s3 import S3Server
 from tests.support.topics import append, make, read
 from tests.support.truncation import truncate
 
@@ -177,6 +180,33 @@ def test_of_two_processes_that_begin_a_history_the_second_uses_that_of_the_first
     commits = list(Path(history, "_delta_log").glob("*.json"))
     assert len(commits) == 1
     assert '"add"' not in commits[0].read_text()
+
+
+@pytest.mark.parametrize("obstore", [True, False])
+def test_a_history_in_s3_is_that_of_the_first_process(
+    cluster: Cluster, log: ClientLog, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, obstore: bool
+) -> None:
+    """Both processes have found no history. Without obstore, the second finds that of the first before it writes."""
+    topic = make(cluster, "t", inline_max_bytes="0", **KEPT)
+    monkeypatch.setattr(topic_stream, "check_file_systems", lambda *_: None)  # the tests have no JARs of S3
+    if not obstore:
+        monkeypatch.setattr("spark_log.cluster.log_dir.can_create", lambda _uri: False)
+    folder = LogDir(s3_server.uri(f"{uuid4().hex}/history"))
+    snapshots = []
+    for value in ("a", "b"):
+        append(log, topic, value)
+        snapshots.append(topic_stream._snapshot(cluster, "t", False, False, None))
+    sizes = LogDir.sizes
+    if obstore:  # the conditional put decides, not the look before it
+        monkeypatch.setattr(LogDir, "sizes", lambda self, relatives: [None for _ in relatives])
+    for snapshot in snapshots:
+        topic_stream._create(None, folder, snapshot)  # type: ignore[arg-type]
+    monkeypatch.setattr(LogDir, "sizes", sizes)
+    commit = topic_stream._read(folder)
+    assert commit is not None
+    facts = topic_stream._History.from_json(commit["metaData"]["configuration"]["spark-log.history"])
+    assert [snapshot.facts.ranges for snapshot in snapshots] == [{0: (0, 1)}, {0: (0, 2)}]
+    assert facts == snapshots[0].facts
 
 
 def test_a_file_that_is_gone_ends_the_query_with_its_name(

@@ -216,13 +216,18 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
 
 
 def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
-    """Write the Delta log of a history, unless another process was first: its only commit makes the history exist."""
+    """Write the Delta log of a history, unless another process was first: its only commit makes the history exist.
+
+    In object stores that have no exclusive creation here, a process may replace a commit that another has just written.
+    Delta then refuses the checkpoint of the other, since the id of its table differs.
+    """
     check_file_systems(spark, [for_spark(each) for each in (*snapshot.locations[:1], folder.location(""))])
     content = b"".join(json.dumps(action).encode() + b"\n" for action in _actions(snapshot))
     if folder.local:
         make_folders(Path(folder.location("_delta_log")), Path("/"))
+    if folder.creates_whole:
         folder.create_whole(_COMMIT, content)
-    else:
+    elif folder.sizes([_COMMIT]) == [None]:
         file = folder.replace(_COMMIT)
         file.write(content)
         file.commit()
