@@ -26,8 +26,10 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, delete_topic
 from spark_log.spark.streams import topic_stream
+from tests.support.python_process import killed_at, run_process
 from tests.support.s3 import S3Server
-from tests.support.topics import append, make, read
+from tests.support.spark_driver import gateway
+from tests.support.topics import all_stored, append, make, read
 from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.delta
@@ -180,6 +182,52 @@ def test_of_two_processes_that_begin_a_history_the_second_uses_that_of_the_first
     commits = list(Path(history, "_delta_log").glob("*.json"))
     assert len(commits) == 1
     assert '"add"' not in commits[0].read_text()
+
+
+DRIVER = """
+import sys
+from spark_log import stream_topic
+from spark_log.spark.streams import TopicOutput, write_stream
+from tests.support.spark_driver import connect
+
+address, folder, *gateway = sys.argv[1:]
+frame = stream_topic(connect(*gateway), address, "t", history=f"{folder}/history", max_files_per_trigger=1)
+outputs = [TopicOutput(address, name) for name in ("out", "copy")]
+query = write_stream(frame.select("value"), outputs, checkpoint=f"{folder}/checkpoint", trigger="available-now")
+query.awaitTermination()
+"""
+
+
+def test_each_record_is_streamed_once_when_the_driver_is_killed_around_the_making_of_the_history(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    """The topic has a new file after each kill: the history is the same from its commit on, and not before it."""
+    topic = make(cluster, "t", inline_max_bytes="0", **KEPT)
+    make(cluster, "out", **KEPT), make(cluster, "copy", **KEPT)
+    append(log, topic, "a")
+    commit = tmp_path / "history" / "_delta_log" / f"{0:020d}.json"
+    with gateway(spark) as place:
+        driver = ("-c", DRIVER, cluster.store.address, tmp_path, *place)
+        killed_at("stream.history-planned", *driver)
+        assert not commit.exists() and not (tmp_path / "checkpoint").exists()
+        commit.parent.mkdir(parents=True)
+        left = commit.parent / f".{commit.name}-0123456789ab.tmp"  # as a killed process leaves it
+        left.write_text('{"commitInfo":')
+        append(log, topic, "b")
+        killed_at("stream.history-written", *driver)
+        written = commit.read_text()
+        assert written.count('{"add"') == 2 and not (tmp_path / "checkpoint").exists()
+        append(log, topic, "c")
+        killed_at("append.decided", *driver)
+        assert all_stored(cluster, "out") == []
+        append(log, topic, "d")
+        killed_at("append.committed:2", *driver)
+        assert all_stored(cluster, "out") == ["a", "b", "c", "d"]
+        append(log, topic, "e")
+        done = run_process(*driver)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert all_stored(cluster, "out") == all_stored(cluster, "copy") == ["a", "b", "c", "d", "e"]
+    assert commit.read_text() == written
 
 
 @pytest.mark.parametrize("obstore", [True, False])

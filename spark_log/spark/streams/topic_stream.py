@@ -27,6 +27,7 @@ from spark_log.cluster.log_dir_uris import normalise_uri
 from spark_log.cluster.new_file import make_folders
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import DataLossError, InvalidConfigurationError, InvalidOptionError, redact
+from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.columns.key_and_value import TYPED
 from spark_log.log.partitions.lineage import diverging_offset
@@ -223,6 +224,7 @@ def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
     """
     check_file_systems(spark, [for_spark(each) for each in (*snapshot.locations[:1], folder.location(""))])
     content = b"".join(json.dumps(action).encode() + b"\n" for action in _actions(snapshot))
+    failpoint("stream.history-planned")
     if folder.local:
         make_folders(Path(folder.location("_delta_log")), Path("/"))
     if folder.creates_whole:
@@ -231,6 +233,7 @@ def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
         file = folder.replace(_COMMIT)
         file.write(content)
         file.commit()
+    failpoint("stream.history-written")
 
 
 def _actions(snapshot: _Snapshot) -> list[dict[str, Any]]:
