@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts, SizeSnapshot
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts
 from spark_log.facts.metrics.exposition import Gauges
+from spark_log.facts.metrics.size_snapshot import SizeSnapshot
 from spark_log.tables.topic_tables import targets
 
 PARTITIONS_MAX = 20_000

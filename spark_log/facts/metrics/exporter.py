@@ -17,7 +17,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ASK_TIMEOUT_MS
 from spark_log.errors import SparkLogError
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics, size_metrics
-from spark_log.facts.metrics.cluster_snapshot import read_cluster, read_sizes
+from spark_log.facts.metrics.cluster_snapshot import read_cluster
+from spark_log.facts.metrics.size_snapshot import read_sizes
 from spark_log.facts.metrics.task_runs import TaskRuns
 
 CACHED_S = 15.0
