@@ -30,7 +30,7 @@ from spark_log.metadata.sql_columns import (
 )
 from spark_log.metadata.store import StoreClock
 from spark_log.tables.publication_state import DELTA, TableKey
-from spark_log.tables.table_lag import TableLag, table_lags
+from spark_log.tables.table_lag import TableLag, publications, table_lags
 from spark_log.transactions.rules import ONGOING
 
 
@@ -100,6 +100,8 @@ class ClusterSnapshot:
     """Whether each store that answered is on a server that nobody has accepted, by its name (`check_identity`)."""
     ahead_ms: Mapping[str, int] = field(default_factory=dict)
     """By how much the clock of each store that answered is ahead of the home store's, by its name."""
+    publications: Mapping[TableKey, int] = field(default_factory=dict)
+    """The number of commits to each table."""
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -131,6 +133,7 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         partitions=(*snapshot.partitions, *(each for there in found for each in there.partitions)),
         groups=(*snapshot.groups, *(each for there in found for each in there.groups)),
         table_lags={**snapshot.table_lags, **{key: lag for there in found for key, lag in there.table_lags.items()}},
+        publications={**snapshot.publications, **{key: n for there in found for key, n in there.publications.items()}},
         unaccepted={**snapshot.unaccepted, **elsewhere},
         ahead_ms={HOME_NAME: 0, **{names[store_id]: there.ahead_ms for store_id, there in answers.results.items()}},
         answering={names[store_id]: store_id not in answers.failures for store_id in stores},
@@ -165,6 +168,7 @@ class _DataStoreFacts:
     table_lags: Mapping[TableKey, TableLag]
     unaccepted: bool
     ahead_ms: int
+    publications: Mapping[TableKey, int]
 
 
 def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
@@ -184,7 +188,7 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
             given = sa.values(*columns, name="given").data(rows)
             groups += _group_partitions(connection, now.wall_ms, given)
         lags, unaccepted = table_lags(connection), server_identity.problem_of(connection) is not None
-        return _DataStoreFacts(partitions, tuple(groups), lags, unaccepted, ahead_ms)
+        return _DataStoreFacts(partitions, tuple(groups), lags, unaccepted, ahead_ms, publications(connection))
 
     return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
 
@@ -218,6 +222,7 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         _record_locks(connection, share_groups, cluster.store.settings) if share_groups else {},
         unaccepted={HOME_NAME: server_identity.problem_of(connection) is not None},
         ahead_ms={HOME_NAME: 0},
+        publications=publications(connection),
     )
 
 
