@@ -79,6 +79,8 @@ POINTS = {
     "move.followed": "a moved topic is live in its new store; the old store still has its rows",
     "broker.registered": "a served broker's lease is durable; it has done nothing yet",
     "coordinator.lease-taken": "the coordinator's lease is durable; it has done nothing yet",
+    "stream.history-planned": "the files of a stream's history are known; its folder has no list of them",
+    "stream.history-written": "the list of a stream's history is in its folder; the query has not begun",
     "stream.batch-begun": "inside foreachBatch, before the first output of a micro-batch is written",
     "stream.table-noted": "inside foreachBatch, the table version of the batch is recorded, not used yet",
     "stream.output-written": "an output of a micro-batch is durable; the next one, or Spark's commit, has not begun",

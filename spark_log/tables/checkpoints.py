@@ -16,7 +16,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
-from spark_log.tables import publication_state, topic_tables
+from spark_log.tables import publication_state, table_work, topic_tables
 from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
 from spark_log.tables.delta_log_repair import TornLogError
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS
@@ -36,7 +36,7 @@ COMMITS_MAX = 10
 """A checkpoint is due after this number of commits: Delta's own default of delta.checkpointInterval."""
 
 _METADATA_FOLDERS = {DELTA: ("/_delta_log",), CURRENT: ("", "/_delta_log"), ICEBERG: ("/metadata",)}
-"""The folders, in that of a table of each format, into which publication writes metadata."""
+"""The folders, in that of a table of each format, into which publication writes metadata; last that of the log."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> Lo
     log_dir, table_folder = cluster.log_dir(info), publication_state.table_folder(topic, key.target)
     if cluster.store.clock_is_steady():
         folders = [table_folder + each for each in _METADATA_FOLDERS[key.target]]
-        delete_unfinished(log_dir, folders, cluster.store.now().wall_ms)
+        counts = delete_unfinished(log_dir, folders, cluster.store.now().wall_ms)
+        if counts.get(folders[-1]):  # the last one is that of the log
+            table_work.maintained(topic, key.target, key.log_dir_id, counts[folders[-1]])
     if key.target != DELTA and cluster.store.clock_is_steady():
         now_ms = cluster.store.now().wall_ms
         with _delta_errors(topic, info):
@@ -172,6 +174,7 @@ def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> Lo
         if cluster.store.clock_is_steady():
             clean_up(log_dir, table_folder, topic.config, cluster.store.now().wall_ms)
     after = log_dir.list_files(folder)
+    table_work.maintained(topic, key.target, key.log_dir_id, len(after))
     return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))
 
 

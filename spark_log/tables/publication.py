@@ -25,7 +25,7 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, TopicId
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import accepted_at_ms
-from spark_log.tables import checkpoints, publication_intent, publication_state, topic_tables
+from spark_log.tables import checkpoints, publication_intent, publication_state, table_work, topic_tables
 from spark_log.tables.current.cut import NO_CUTS, Cut
 from spark_log.tables.current.open_current import OpenCurrent
 from spark_log.tables.delta_log_repair import TornLogError, repair
@@ -349,6 +349,7 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
         raise
     failpoint("publish.committed")
     settle(cluster, [(table, transaction_version)])
+    table_work.published(topic, table.target, clock.monotonic_s() - _began_s[topic.uuid, table.target])
     return version
 
 

@@ -12,7 +12,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION_CURSOR, REPLICA, SEGMENT, TOPIC
+from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, PUBLICATION_CURSOR, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store_schema import read_overrides
 from spark_log.tables.current.cut import HAS_CURRENT
 from spark_log.tables.publication_state import (
@@ -38,6 +38,27 @@ class TableLag:
     records: int
     oldest_ms: int
     sealed_ms: int | None
+
+
+LAG_BOUND_MS_MIN = 1_000
+"""A delta.max.lag.ms below it, which no table can keep, counts as this."""
+
+
+def lag_bound_ms(topic: Topic, target: str) -> int | None:
+    """Return the age by which the topic's table of this format is to list a record, or None if there is no such bound.
+
+    An Iceberg table lists a segment file within iceberg.max.lag.ms, and the record gets into one before.
+    """
+    sealed_ms = topic.config.delta_max_lag_ms
+    if sealed_ms < 0:
+        return None
+    return max(sealed_ms, LAG_BOUND_MS_MIN) + (topic.config.iceberg_max_lag_ms if target == ICEBERG else 0)
+
+
+def publications(connection: sa.Connection) -> dict[TableKey, int]:
+    """Return the number of commits that spark-log has made to each table: the version of its app transaction."""
+    query = sa.select(PUBLICATION.topic_id, PUBLICATION.log_dir_id, PUBLICATION.target, PUBLICATION.transaction_version)
+    return {TableKey(*key): version for *key, version in connection.execute(query)}
 
 
 def _replicas_with_cursors(target: str) -> sa.FromClause:

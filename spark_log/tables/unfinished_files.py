@@ -2,7 +2,7 @@
 created whole (`cluster.new_file`), so no reader needs these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spark_log.cluster.log_dir import LogDir
 from spark_log.config.values import DAY_MS
@@ -13,13 +13,20 @@ def is_unfinished(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def delete_unfinished(log_dir: LogDir, folders: Sequence[str], now_ms: int) -> None:
-    """Delete the temporary files in these folders a day after the last write. Object stores have none."""
+def delete_unfinished(log_dir: LogDir, folders: Sequence[str], now_ms: int) -> Mapping[str, int]:
+    """Delete the temporary files in these folders a day after the last write. Object stores have none.
+
+    Returns the number of files in each folder of a local log dir.
+    """
     if not log_dir.local:
-        return
+        return {}
+    counts: dict[str, int] = {}
     for folder in folders:
-        if not any(map(is_unfinished, log_dir.names(folder))):
+        names = log_dir.names(folder)
+        counts[folder] = len(names)
+        if not any(map(is_unfinished, names)):
             continue
         for entry in log_dir.entries(folder):
             if is_unfinished(entry.name) and entry.modified_ms < now_ms - DAY_MS:
                 log_dir.delete(entry.path)
+    return counts

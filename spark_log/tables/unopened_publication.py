@@ -14,7 +14,7 @@ from spark_log.errors import SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.columns.field_paths import contains
-from spark_log.tables import publication_intent, publication_state
+from spark_log.tables import publication_intent, publication_state, table_work
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
 from spark_log.tables.table_changes import Changes, Difference, TopicTable, find_changes
@@ -36,6 +36,7 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
     opened by this process; or if there is something to commit and its log dir is an object store where spark-log cannot
     create a commit file (`LogDir.creates_whole`).
     """
+    began_s = clock.monotonic_s()
     tables = _verified([table for table in tables if table.target == DELTA and table.table_id in opened])
     if not tables:
         return {}
@@ -51,7 +52,11 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
         elif found.recorded == at and found.incremental and _can_commit(table, found):
             due.append((table, found, Difference(found.wanted, found.gone)))
     versions |= _record_without_commit(cluster, [(table, found) for table, found, what in due if not what])
-    return versions | _commit(cluster, [each for each in due if each[2]])
+    committed = _commit(cluster, [each for each in due if each[2]])
+    for table, _, _ in due:
+        if table.key in committed:  # they share the time, as they share the transactions
+            table_work.published(table.topic, table.target, (clock.monotonic_s() - began_s) / len(committed))
+    return versions | committed
 
 
 def _verified(tables: Sequence[TopicTable]) -> list[TopicTable]:

@@ -10,17 +10,20 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
-from spark_log.errors import TransactionCommitPendingError
+from spark_log.errors import DataLossError, InvalidConfigurationError, TransactionCommitPendingError
 from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic
 from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write import write_commit
 from spark_log.spark.streams import batch_transaction, transacted_batch
+from spark_log.spark.streams.topic_stream import stream_topic
 from spark_log.transactions import transaction_parts
 from tests.support.spark import uncommit
-from tests.support.topics import fails, fill, read, read_stream, stored
+from tests.support.topics import fails, fill, read, read_stream, stored, values
+from tests.support.truncation import truncate
 
 TOPICS = {"near": None, "far": "east", "near-out": None, "far-out": "east"}
 
@@ -49,6 +52,46 @@ def test_batch_reads_topics_of_both_stores(spark, stores):
     some = read(spark, stores, subscribe="near,far", startingOffsets=starts).select("topic", "partition", "offset")
     assert sorted(tuple(row) for row in some.collect()) == [("far", 1, 2), ("near", 0, 4)]
     assert sorted(bytes(row.value).decode() for row in read_topic(spark, stores, "far").collect()) == expected
+
+
+def streamed(spark, frame, folder):
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    writer.option("path", str(folder / "out")).trigger(availableNow=True).start().awaitTermination()
+    return spark.read.schema(frame.schema).parquet(str(folder / "out"))
+
+
+@pytest.mark.delta
+def test_a_topic_of_a_data_store_is_streamed_with_its_history(spark, stores, tmp_path):
+    log, history = ClientLog(stores), str(tmp_path / "history")
+    log.seal(log.find_topic("far"), [0, 1])
+    fill(log, "far", [1, 1], first=5)
+    frame = stream_topic(spark, stores, "far", history=history)
+    assert (tmp_path / "history/_delta_log" / f"{0:020d}.json").read_text().count('{"add"') == 2
+    assert values(streamed(spark, frame, tmp_path)) == stored(stores, "far")
+    add_partitions(stores, "far", 3)
+    fill(log, "far", [1, 0, 2], first=6)
+    log.close()
+    again = stream_topic(spark, stores.store.address.with_password, "far", history=history)
+    assert values(streamed(spark, again, tmp_path)) == stored(stores, "far")
+    truncate(stores, "far", 0)
+    with pytest.raises(DataLossError, match="begin again with a new checkpoint and history"):
+        stream_topic(spark, stores, "far", history=history)
+
+
+@pytest.mark.delta
+def test_typed_columns_that_files_of_a_topic_of_a_data_store_lack_are_refused(spark, stores, tmp_path):
+    log, history = ClientLog(stores), str(tmp_path / "history")
+    with pytest.raises(InvalidConfigurationError, match="topic 'far' has no typed columns"):
+        stream_topic(spark, stores, "far", history=history, record=True)
+    log.seal(log.find_topic("far"), [0, 1])
+    log.close()
+    alter_configs(stores, "far", {"value.format": "json", "value.schema": "n INT"})
+    with pytest.raises(InvalidConfigurationError, match="spark-log maintenance columns --topic far` first"):
+        stream_topic(spark, stores, "far", history=history, record=True)
+    for _ in run_tasks(stores, ["columns"], topics=["far"]):
+        pass
+    rows = streamed(spark, stream_topic(spark, stores, "far", history=history, record=True), tmp_path)
+    assert rows.filter("record_error IS NOT NULL").count() == 8
 
 
 def to_outputs(frame):

@@ -1,9 +1,11 @@
 """`stream_topic`: the history from files, then new records, each once."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -11,14 +13,24 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_log import stream_topic
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError, UnknownTopicOrPartitionError
+from spark_log.cluster.log_dir import LogDir
+from spark_log.errors import (
+    DataLossError,
+    InvalidConfigurationError,
+    InvalidOptionError,
+    UnknownTopicOrPartitionError,
+)
 from spark_log.ids import TopicPartition
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
+from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, delete_topic
 from spark_log.spark.streams import topic_stream
-from tests.support.topics import append, make, read
+from tests.support.python_process import killed_at, run_process
+from tests.support.s3 import S3Server
+from tests.support.spark_driver import gateway
+from tests.support.topics import all_stored, append, make, read
+from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.delta
 
@@ -172,6 +184,79 @@ def test_of_two_processes_that_begin_a_history_the_second_uses_that_of_the_first
     assert '"add"' not in commits[0].read_text()
 
 
+DRIVER = """
+import sys
+from spark_log import stream_topic
+from spark_log.spark.streams import TopicOutput, write_stream
+from tests.support.spark_driver import connect
+
+address, folder, *gateway = sys.argv[1:]
+frame = stream_topic(connect(*gateway), address, "t", history=f"{folder}/history", max_files_per_trigger=1)
+outputs = [TopicOutput(address, name) for name in ("out", "copy")]
+query = write_stream(frame.select("value"), outputs, checkpoint=f"{folder}/checkpoint", trigger="available-now")
+query.awaitTermination()
+"""
+
+
+def test_each_record_is_streamed_once_when_the_driver_is_killed_around_the_making_of_the_history(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    """The topic has a new file after each kill: the history is the same from its commit on, and not before it."""
+    topic = make(cluster, "t", inline_max_bytes="0", **KEPT)
+    make(cluster, "out", **KEPT), make(cluster, "copy", **KEPT)
+    append(log, topic, "a")
+    commit = tmp_path / "history" / "_delta_log" / f"{0:020d}.json"
+    with gateway(spark) as place:
+        driver = ("-c", DRIVER, cluster.store.address, tmp_path, *place)
+        killed_at("stream.history-planned", *driver)
+        assert not commit.exists() and not (tmp_path / "checkpoint").exists()
+        commit.parent.mkdir(parents=True)
+        left = commit.parent / f".{commit.name}-0123456789ab.tmp"  # as a killed process leaves it
+        left.write_text('{"commitInfo":')
+        append(log, topic, "b")
+        killed_at("stream.history-written", *driver)
+        written = commit.read_text()
+        assert written.count('{"add"') == 2 and not (tmp_path / "checkpoint").exists()
+        append(log, topic, "c")
+        killed_at("append.decided", *driver)
+        assert all_stored(cluster, "out") == []
+        append(log, topic, "d")
+        killed_at("append.committed:2", *driver)
+        assert all_stored(cluster, "out") == ["a", "b", "c", "d"]
+        append(log, topic, "e")
+        done = run_process(*driver)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert all_stored(cluster, "out") == all_stored(cluster, "copy") == ["a", "b", "c", "d", "e"]
+    assert commit.read_text() == written
+
+
+@pytest.mark.parametrize("obstore", [True, False])
+def test_a_history_in_s3_is_that_of_the_first_process(
+    cluster: Cluster, log: ClientLog, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, obstore: bool
+) -> None:
+    """Both processes have found no history. Without obstore, the second finds that of the first before it writes."""
+    topic = make(cluster, "t", inline_max_bytes="0", **KEPT)
+    monkeypatch.setattr(topic_stream, "check_file_systems", lambda *_: None)  # the tests have no JARs of S3
+    if not obstore:
+        monkeypatch.setattr("spark_log.cluster.log_dir.can_create", lambda _uri: False)
+    folder = LogDir(s3_server.uri(f"{uuid4().hex}/history"))
+    snapshots = []
+    for value in ("a", "b"):
+        append(log, topic, value)
+        snapshots.append(topic_stream._snapshot(cluster, "t", False, False, None))
+    sizes = LogDir.sizes
+    if obstore:  # the conditional put decides, not the look before it
+        monkeypatch.setattr(LogDir, "sizes", lambda self, relatives: [None for _ in relatives])
+    for snapshot in snapshots:
+        topic_stream._create(None, folder, snapshot)  # type: ignore[arg-type]
+    monkeypatch.setattr(LogDir, "sizes", sizes)
+    commit = topic_stream._read(folder)
+    assert commit is not None
+    facts = topic_stream._History.from_json(commit["metaData"]["configuration"]["spark-log.history"])
+    assert [snapshot.facts.ranges for snapshot in snapshots] == [{0: (0, 1)}, {0: (0, 2)}]
+    assert facts == snapshots[0].facts
+
+
 def test_a_file_that_is_gone_ends_the_query_with_its_name(
     cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame], tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -193,6 +278,68 @@ def test_a_query_whose_history_was_lost_does_not_continue_with_another_one(
     append(log, "t", "b")
     with pytest.raises(StreamingQueryException, match="DELTA"):
         query()
+
+
+def start(frame: DataFrame, folder: Path) -> None:
+    """Run a stream up to the present."""
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    running = writer.option("path", str(folder / "out")).trigger(availableNow=True).start()
+    try:
+        assert running.awaitTermination(120)
+    finally:
+        running.stop()
+
+
+def test_a_history_of_records_that_were_truncated_since_ends_the_query(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    """Later records have offsets of the history: neither they nor those of the history would be read by a new one."""
+    topic = make(cluster, "t", inline_max_bytes="0", **KEPT)
+    append(log, topic, "a"), append(log, topic, "b"), append(log, topic, "c")
+    history = str(tmp_path / "history")
+    frame = stream_topic(spark, cluster, "t", history=history)
+    truncate(cluster, "t", 1)
+    append(log, topic, "d"), append(log, topic, "e"), append(log, topic, "f")
+    with pytest.raises(StreamingQueryException, match="lost by an unclean leader election"):
+        start(frame, tmp_path)
+    with pytest.raises(DataLossError, match=r"t-0 up to offset 3, .* from offset 1 on .* new checkpoint and history"):
+        stream_topic(spark, cluster, "t", history=history)
+    start(stream_topic(spark, cluster, "t", history=str(tmp_path / "new")), tmp_path / "again")
+    assert sorted(bytes(row.value) for row in spark.read.parquet(str(tmp_path / "again" / "out")).collect()) == [
+        b"a", b"d", b"e", b"f",
+    ]  # fmt: skip
+
+
+def test_a_history_of_a_topic_that_was_created_again_ends_the_query(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    append(log, make(cluster, "t", inline_max_bytes="0", **KEPT), "a")
+    history = str(tmp_path / "history")
+    frame = stream_topic(spark, cluster, "t", history=history)
+    delete_topic(cluster, "t")
+    append(log, make(cluster, "t", inline_max_bytes="0", **KEPT), "b")
+    append(log, "t", "c")
+    with pytest.raises(StreamingQueryException, match="deleted and created again"):
+        start(frame, tmp_path)
+    with pytest.raises(InvalidOptionError, match=r"topic_uuid .* use another folder, and a new checkpoint"):
+        stream_topic(spark, cluster, "t", history=history)
+
+
+def test_a_history_of_an_older_version_has_no_epochs(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    append(log, make(cluster, "t", inline_max_bytes="0", **KEPT), "a")
+    stream_topic(spark, cluster, "t", history=str(tmp_path / "history"))
+    (commit,) = (tmp_path / "history" / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    configuration = actions[2]["metaData"]["configuration"]
+    facts = json.loads(configuration["spark-log.history"])
+    assert facts.pop("epochs") == {"0": 0}
+    configuration["spark-log.history"] = json.dumps(facts)
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    (commit.parent / f".{commit.name}.crc").unlink(missing_ok=True)
+    append(log, "t", "b")
+    check_equal(spark, cluster, query())
 
 
 ROWS = {"value_format": "json", "value_schema": "item STRING, price DOUBLE", **KEPT}

@@ -11,6 +11,7 @@ from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.facts.share_partitions import SharePartition
 from spark_log.facts.transactions import TransactionDescription
 from spark_log.ids import TopicId
+from spark_log.tables.table_lag import lag_bound_ms
 from spark_log.text import count_of, duration_of, time_of
 
 PARTITIONS, BROKERS, COORDINATOR, TASKS = "partitions", "brokers", "coordinator", "tasks"
@@ -144,16 +145,21 @@ def check_tasks(newest_runs: Collection[TaskRun]) -> list[Finding]:
     )
 
 
-def stale_tables(
-    snapshot: ClusterSnapshot, topic_ids: Collection[TopicId], older_than_s: float = limits.TABLE_LAG_S_MAX
-) -> list[StaleTable]:
-    """Return the tables that lack records older than the limit, without reasons."""
-    return [
-        StaleTable(snapshot.topics[key.topic_id].name, key.target, lag.records, age_ms, None)
-        for key, lag in snapshot.table_lags.items()
-        if key.topic_id in topic_ids and key.topic_id in snapshot.topics
-        if (age_ms := snapshot.now_ms - lag.oldest_ms) > older_than_s * 1000
-    ]
+def tables_behind(
+    snapshot: ClusterSnapshot, topic_ids: Collection[TopicId], tried_age_s: float
+) -> dict[StaleTable, bool]:
+    """Return the tables that lack records for longer than the limit of their bound, or than `tried_age_s`, without
+    reasons. The value is whether the limit is exceeded.
+    """
+    behind: dict[StaleTable, bool] = {}
+    for key, lag in snapshot.table_lags.items():
+        if key.topic_id in topic_ids and key.topic_id in snapshot.topics:
+            topic, age_ms = snapshot.topics[key.topic_id], snapshot.now_ms - lag.oldest_ms
+            bound_ms = lag_bound_ms(topic, key.target)
+            stale = bound_ms is not None and age_ms > limits.TABLE_LAG_BOUNDS_MAX * bound_ms
+            if stale or age_ms > tried_age_s * 1000:
+                behind[StaleTable(topic.name, key.target, lag.records, age_ms, None)] = stale
+    return behind
 
 
 def check_tables(stale: Sequence[StaleTable]) -> list[Finding]:
@@ -169,7 +175,7 @@ def check_tables(stale: Sequence[StaleTable]) -> list[Finding]:
         )
         for table in stale
     )
-    return or_ok(findings, TABLES, f"no table lacks records older than {limits.TABLE_LAG_S_MAX // 60} min")
+    return or_ok(findings, TABLES, "no table lacks records for longer than twice its delta.max.lag.ms")
 
 
 def check_transactions(open_: Sequence[TransactionDescription]) -> list[Finding]:

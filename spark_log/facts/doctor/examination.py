@@ -275,8 +275,7 @@ def _check_tables(cluster: Cluster, names: Collection[str], limit_s: float) -> l
     snapshot = read_cluster(cluster)
     topics = {topic.topic_id: topic for topic in _chosen(snapshot, names)}
     by_name = {topic.name: topic for topic in topics.values()}
-    behind = cluster_rules.stale_tables(snapshot, topics.keys(), _TRIED_AGE_S)
-    stale = set(cluster_rules.stale_tables(snapshot, topics.keys()))
+    behind = cluster_rules.tables_behind(snapshot, topics.keys(), _TRIED_AGE_S)
     oldest = sorted(behind, key=lambda table: -table.age_ms)
     tried = {table.topic: by_name[table.topic] for table in oldest[:_TRIED_MAX]}
     trials = {
@@ -285,10 +284,8 @@ def _check_tables(cluster: Cluster, names: Collection[str], limit_s: float) -> l
     }
     until_s = clock.monotonic_s() + limit_s
     reasons = {name: _reason(trial, until_s) for name, trial in trials.items()}
-    found = [replace(table, reason=reasons.get(table.topic)) for table in oldest]
-    return cluster_rules.check_tables(
-        [table for table in found if table.reason is not None or replace(table, reason=None) in stale]
-    )
+    found = [(replace(table, reason=reasons.get(table.topic)), behind[table]) for table in oldest]
+    return cluster_rules.check_tables([table for table, stale in found if stale or table.reason is not None])
 
 
 def _reason(trial: "Future[None]", until_s: float) -> str | None:

@@ -4,8 +4,8 @@ conf/prometheus/alerts.yaml.
 
 from spark_log.text import parse_bytes
 
-TABLE_LAG_S_MAX = 900
-"""Alert SparkLogTableStale."""
+TABLE_LAG_BOUNDS_MAX = 2
+"""Multiple of the bound of a table's lag. Alert SparkLogTableStale."""
 GROUP_LAG_S_MAX = 600
 """Alert SparkLogLagGrows."""
 TRANSACTION_S_MAX = 1_800

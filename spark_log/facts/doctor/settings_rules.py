@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-from spark_log.facts.doctor import limits
 from spark_log.facts.doctor.findings import Finding, error, note, or_ok, some_of, warning
 from spark_log.text import count_of
 
@@ -52,11 +51,6 @@ _UNCLEAN = Rule(
     "unclean.leader.election.enable is true: an election may lose acknowledged records",
     "spark-log topic alter TOPIC --config unclean.leader.election.enable=false",
 )
-_STALE = Rule(
-    False,
-    f"delta.max.lag.ms is above the limit of the alert for stale tables ({limits.TABLE_LAG_S_MAX} s)",
-    "lower delta.max.lag.ms, or raise the limit in conf/prometheus/alerts.yaml",
-)
 
 
 def check_topics(topics: Sequence[Topic], brokers: int) -> list[Finding]:
@@ -90,8 +84,6 @@ def _rules_of(topic: Topic, brokers: int) -> Iterator[Rule]:
         yield _NOT_FORCED
     if config.unclean_leader_election_enable:
         yield _UNCLEAN
-    if config.delta_max_lag_ms > limits.TABLE_LAG_S_MAX * 1000:
-        yield _STALE
 
 
 def check_cluster(settings: ClusterSettings, stored: Mapping[str, str]) -> list[Finding]:

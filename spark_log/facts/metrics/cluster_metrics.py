@@ -15,10 +15,10 @@ from spark_log.facts.metrics.cluster_snapshot import (
     GroupPartitionFacts,
     PartitionFacts,
     ReplicationFacts,
-    SizeSnapshot,
 )
 from spark_log.facts.metrics.exposition import Gauges
-from spark_log.tables.topic_tables import targets
+from spark_log.facts.metrics.size_snapshot import SizeSnapshot
+from spark_log.facts.metrics.table_metrics import table_metrics
 
 PARTITIONS_MAX = 20_000
 """The maximum number of partitions that have metrics of their own. Sums include all partitions."""
@@ -40,7 +40,7 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield from _partition_metrics(shown)
     yield from _group_metrics(snapshot, [group for group in snapshot.groups if not group.share])
     yield from _share_metrics(snapshot)
-    yield from _table_metrics(snapshot)
+    yield from table_metrics(snapshot)
     if snapshot.answering:
         yield Gauges("spark_log_store_up", "Whether the metadata store answers.", ("store",),
                      (((name,), int(up)) for name, up in snapshot.answering.items()))  # fmt: skip
@@ -214,24 +214,6 @@ def _beyond_retention(
     starts = {(p.topic, p.partition): p.log_start_offset for p in snapshot.partitions}
     for g in groups:
         yield (g.group, g.topic, str(g.partition)), g.committed < starts[g.topic, g.partition]
-
-
-def _table_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
-    topics = snapshot.topics
-    records: dict[tuple[str, ...], float] = {
-        (topic.name, target): 0 for topic in topics.values() for target in targets(topic)
-    }
-    age = dict(records)
-    for key, lag in snapshot.table_lags.items():
-        labels = (topics[key.topic_id].name, key.target) if key.topic_id in topics else ()
-        if labels in records:
-            records[labels] = max(records[labels], lag.records)
-            age[labels] = max(age[labels], max(0, snapshot.now_ms - lag.oldest_ms) / 1000)
-    for name, text, values in (
-        ("spark_log_unpublished_records", "Records that the topic's table does not list yet.", records),
-        ("spark_log_publication_age_seconds", "Age of the oldest of these records; 0: there is none.", age),
-    ):
-        yield Gauges(name, text, ("topic", "target"), values.items())
 
 
 def _is_offline(partition: PartitionFacts) -> bool:

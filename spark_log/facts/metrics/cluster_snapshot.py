@@ -1,6 +1,5 @@
 """Reads the facts of a cluster that its metrics need, in one snapshot of the metadata store."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,13 +12,11 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores, store_names
 from spark_log.cluster.lease import read_lease
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
 from spark_log.config import ClusterSettings
 from spark_log.facts.groups import SHARE_TYPE, read_groups, records_behind
 from spark_log.facts.share_partitions import SharePartition, share_partitions
 from spark_log.groups.share.rows import parsed_configs
-from spark_log.ids import HOME, HOME_NAME, LogDirId, TopicId, TopicPartition
-from spark_log.log.columns.key_and_value import PARTS
+from spark_log.ids import HOME, HOME_NAME, LogDirId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import (
@@ -33,7 +30,7 @@ from spark_log.metadata.sql_columns import (
 )
 from spark_log.metadata.store import StoreClock
 from spark_log.tables.publication_state import DELTA, TableKey
-from spark_log.tables.table_lag import TableLag, table_lags
+from spark_log.tables.table_lag import TableLag, publications, table_lags
 from spark_log.transactions.rules import ONGOING
 
 
@@ -115,6 +112,8 @@ class ClusterSnapshot:
     """By how much the clock of each store that answered is ahead of the home store's, by its name."""
     replication: Mapping[str, ReplicationFacts] = field(default_factory=dict)
     """The replication of each store that answered, by its name; empty on SQLite."""
+    publications: Mapping[TableKey, int] = field(default_factory=dict)
+    """The number of commits to each table."""
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -125,23 +124,6 @@ class ClusterSnapshot:
     def needs_coordinator(self) -> bool:
         """Whether a process has to run the periodic tasks. If all brokers are embedded, clients run them too."""
         return any(broker.served for broker in self.brokers)
-
-
-@dataclass(frozen=True)
-class PartitionSize:
-    """The segments of a partition: number, bytes, and how many are small files."""
-
-    segments: int
-    bytes: int
-    small: int
-
-
-@dataclass(frozen=True)
-class SizeSnapshot:
-    """The facts that need a read of every row of table segment. `bad_records` counts bad keys and values, by topic."""
-
-    sizes: Mapping[TopicPartition, PartitionSize]
-    bad_records: Mapping[str, int]
 
 
 def read_cluster(cluster: Cluster) -> ClusterSnapshot:
@@ -163,6 +145,7 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         partitions=(*snapshot.partitions, *(each for there in found for each in there.partitions)),
         groups=(*snapshot.groups, *(each for there in found for each in there.groups)),
         table_lags={**snapshot.table_lags, **{key: lag for there in found for key, lag in there.table_lags.items()}},
+        publications={**snapshot.publications, **{key: n for there in found for key, n in there.publications.items()}},
         unaccepted={**snapshot.unaccepted, **elsewhere},
         ahead_ms={HOME_NAME: 0, **{names[store_id]: there.ahead_ms for store_id, there in answers.results.items()}},
         answering={names[store_id]: store_id not in answers.failures for store_id in stores},
@@ -209,6 +192,7 @@ class _DataStoreFacts:
     unaccepted: bool
     ahead_ms: int
     replication: ReplicationFacts
+    publications: Mapping[TableKey, int]
 
 
 def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
@@ -229,7 +213,9 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
             groups += _group_partitions(connection, now.wall_ms, given)
         lags, unaccepted = table_lags(connection), server_identity.problem_of(connection) is not None
         replication = _replication(connection, now)
-        return _DataStoreFacts(partitions, tuple(groups), lags, unaccepted, ahead_ms, replication)
+        return _DataStoreFacts(
+            partitions, tuple(groups), lags, unaccepted, ahead_ms, replication, publications(connection)
+        )
 
     return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
 
@@ -264,6 +250,7 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         unaccepted={HOME_NAME: server_identity.problem_of(connection) is not None},
         ahead_ms={HOME_NAME: 0},
         replication={} if cluster.store.sqlite else {HOME_NAME: _replication(connection, now)},
+        publications=publications(connection),
     )
 
 
@@ -384,42 +371,3 @@ def _group_partitions(
             at_ms = min(max(low_ms + part * (high_ms - low_ms), before_ms), appended_ms)
             lag_s = max(0.0, (now_ms - at_ms) / 1000)
         yield GroupPartitionFacts(group, topic, partition, committed, records_behind(committed, end), lag_s)
-
-
-def read_sizes(cluster: Cluster) -> SizeSnapshot:
-    """Read the sizes of all partitions whose store answers. It reads every row of table segment, about 1 µs for
-    each.
-    """
-    answers = ask_stores(cluster, lambda each: each.store.read(_read_sizes, timeout_ms=ASK_TIMEOUT_MS))
-    sizes: dict[TopicPartition, PartitionSize] = {}
-    bad_records: dict[str, int] = {}
-    for found in answers.results.values():
-        sizes |= found.sizes
-        bad_records |= found.bad_records
-    return SizeSnapshot(sizes, bad_records)
-
-
-def _read_sizes(connection: sa.Connection) -> SizeSnapshot:
-    small = sa.case((~SEGMENT.inline & (SEGMENT.bytes < SMALL_SEGMENT_BYTES), 1), else_=0)
-    query = (
-        sa.select(TOPIC.name, SEGMENT.partition, sa.func.count(), sa.func.sum(SEGMENT.bytes), sa.func.sum(small))
-        .join(t.topic, TOPIC.topic_id == SEGMENT.topic_id)
-        .group_by(TOPIC.name, SEGMENT.partition)
-    )
-    sizes = {
-        TopicPartition(topic, partition): PartitionSize(segments, int(bytes_), int(small_files))
-        for topic, partition, segments, bytes_, small_files in connection.execute(query).all()
-    }
-    typed = (
-        sa.select(TOPIC.name, SEGMENT.record_count, SEGMENT.stats)
-        .join(t.topic, TOPIC.topic_id == SEGMENT.topic_id)
-        .where(SEGMENT.stats.is_not(None))
-    )
-    bad_records = {
-        row.name: 0 for row in connection.execute(sa.select(TOPIC.name).where(TOPIC.typed_columns.is_not(None)))
-    }
-    for topic, record_count, stats in connection.execute(typed):
-        nulls = json.loads(stats)["nullCount"]
-        bad = sum(record_count - nulls.get(part.error, record_count) for part in PARTS)
-        bad_records[topic] = bad_records.get(topic, 0) + bad
-    return SizeSnapshot(sizes, bad_records)

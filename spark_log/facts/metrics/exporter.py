@@ -17,8 +17,11 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ASK_TIMEOUT_MS
 from spark_log.errors import SparkLogError
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics, size_metrics
-from spark_log.facts.metrics.cluster_snapshot import read_cluster, read_sizes
+from spark_log.facts.metrics.cluster_snapshot import read_cluster
+from spark_log.facts.metrics.size_snapshot import read_sizes
+from spark_log.facts.metrics.table_metrics import work_metrics
 from spark_log.facts.metrics.task_runs import TaskRuns
+from spark_log.tables.table_work import of_this_process
 
 CACHED_S = 15.0
 """Scrapes within this time get the same facts of the cluster."""
@@ -34,7 +37,7 @@ class ClusterCollector(Collector):
 
     def __init__(self, cluster: Cluster, is_holder: Callable[[], bool]) -> None:
         self._cluster, self._is_holder = cluster, is_holder
-        self._facts = _Cached(CACHED_S, lambda: list(cluster_metrics(read_cluster(cluster))))
+        self._facts = _Cached(CACHED_S, lambda: _facts_of(cluster))
         self._sizes = _Cached(SIZES_CACHED_S, lambda: list(size_metrics(read_sizes(cluster))))
 
     def collect(self) -> Iterator[Metric]:
@@ -49,6 +52,11 @@ class ClusterCollector(Collector):
             answered = True
         yield GaugeMetricFamily("spark_log_store_up", "1 if the metadata store answered this process.", int(answered))
         yield from families
+
+
+def _facts_of(cluster: Cluster) -> list[Metric]:
+    snapshot = read_cluster(cluster)
+    return [*cluster_metrics(snapshot), *work_metrics(snapshot.topics.values(), of_this_process())]
 
 
 class Tasks(Protocol):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from spark_log.cluster.names import METRICS_TOPIC, is_internal
 from spark_log.facts.metrics.activity import group_activity, topic_activity
-from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, SizeSnapshot
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts
 from spark_log.facts.metrics.history import REFRESH_MS, Kind
 from spark_log.facts.metrics.recorded_topics import Recorded
+from spark_log.facts.metrics.size_snapshot import SizeSnapshot
 from spark_log.facts.metrics.task_runs import TaskRun
 
 NAMES_MAX = 500

@@ -7,10 +7,11 @@ since it may have been written after all.
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
-from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster, read_sizes
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.metrics.measurement import Written, measure, select, task_records
 from spark_log.facts.metrics.recorded_topics import METRICS
+from spark_log.facts.metrics.size_snapshot import read_sizes
 from spark_log.facts.metrics.task_runs import TaskRunBuffer
 from spark_log.maintenance.recorded_appends import append_records
 

@@ -8,7 +8,7 @@ its own offsets in the checkpoint of the query, so each record is read once, how
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby, takewhile
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -26,18 +26,22 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.log_dir_uris import normalise_uri
 from spark_log.cluster.new_file import make_folders
 from spark_log.cluster.topics import Topic, find_topic
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError, redact
+from spark_log.errors import DataLossError, InvalidConfigurationError, InvalidOptionError, redact
+from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.columns.key_and_value import TYPED
+from spark_log.log.partitions.lineage import diverging_offset
+from spark_log.log.partitions.truncations import read_truncations
 from spark_log.log.records.read_shape import STORED
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.hadoop import check_file_systems
 from spark_log.log.segments.segment_scan import check_file_settings, for_spark, whole_files
-from spark_log.log.segments.slices import Positions, Slice
+from spark_log.log.segments.slices import Slice
 from spark_log.log.segments.typed_columns import has_present_columns
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.spark.datasource.options.offset_json import EARLIEST, offsets_to_dict
+from spark_log.spark.datasource.options.starting_lineage import StartingLineage
 from spark_log.spark.delta_jars import check_loaded
 
 _COMMIT = f"_delta_log/{0:020d}.json"
@@ -49,10 +53,11 @@ _FOREIGN = "history {!r} has a Delta log that stream_topic has not written: use 
 
 @dataclass(frozen=True)
 class _History:
-    """The facts of a history, as its Delta log keeps them: the topic, the typed columns, and the range of offsets of
-    each partition that its files have.
+    """The facts of a history, as its Delta log keeps them: the topic, the typed columns, and for each partition the
+    range of offsets that its files have, and the leader epoch at that time.
 
-    Files may also have offsets below these ranges, which were before the log start offset.
+    Files may also have offsets below these ranges, which were before the log start offset. Histories of older versions
+    have no epochs.
     """
 
     cluster_id: str
@@ -61,14 +66,17 @@ class _History:
     record: bool
     include_headers: bool
     ranges: Mapping[int, tuple[int, int]]
+    epochs: Mapping[int, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps({**vars(self), "ranges": {str(number): each for number, each in self.ranges.items()}})
+        return json.dumps(vars(self))
 
     @staticmethod
     def from_json(text: str) -> "_History":
         facts = json.loads(text)
-        return _History(**{**facts, "ranges": {int(number): tuple(each) for number, each in facts["ranges"].items()}})
+        facts["ranges"] = {int(number): (start, end) for number, (start, end) in facts["ranges"].items()}
+        facts["epochs"] = {int(number): epoch for number, epoch in facts.get("epochs", {}).items()}
+        return _History(**facts)
 
 
 def stream_topic(
@@ -99,6 +107,7 @@ def stream_topic(
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, DeltaNotInstalledError, InvalidOptionError if `history`
     is of another topic, cluster, or choice of columns, and InvalidConfigurationError with `record` for a topic without
     typed columns or with files that lack the present ones, or if the session ignores missing or corrupt files.
+    Raises DataLossError if an unclean leader election has removed records of `history` from the log.
     """
     check_loaded(spark)
     check_file_settings(spark)
@@ -112,17 +121,16 @@ def stream_topic(
         assert commit is not None, "written before"
         made = _History.from_json(commit["metaData"]["configuration"][_FACTS])
         current = opened.store.read(lambda connection: find_topic(connection, topic))
-        expected = _History(opened.cluster_id, topic, current.uuid, record, include_headers, made.ranges)
+        expected = _History(opened.cluster_id, topic, current.uuid, record, include_headers, made.ranges, made.epochs)
         if made != expected:
             raise InvalidOptionError(_mismatch(history, made, expected))
+        _check_lineage(opened, current, made, history)
         address = cluster if isinstance(cluster, str) else opened.store.address.with_password
     finally:
         if opened is not cluster:
             opened.close()
     past = _past(spark, for_spark(folder.location("").rstrip("/")), made, max_files_per_trigger)
-    return past.unionByName(
-        _present(spark, address, made, current.partition_count, past.columns), allowMissingColumns=record
-    )
+    return past.unionByName(_present(spark, address, made, current, past.columns), allowMissingColumns=record)
 
 
 def _mismatch(history: str, made: _History, expected: _History) -> str:
@@ -134,6 +142,21 @@ def _mismatch(history: str, made: _History, expected: _History) -> str:
     return (
         f"history {redact(history)!r} was made for {', '.join(differences)}: use another folder, and a new checkpoint"
     )
+
+
+def _check_lineage(cluster: Cluster, topic: Topic, made: _History, history: str) -> None:
+    """Refuse a history with records that an unclean election has removed from the log since."""
+    keys = [(topic.topic_id, number) for number in made.epochs]
+    truncations = cluster.of(topic).store.read(lambda connection: read_truncations(connection, keys))
+    for (_, number), those in truncations.items():
+        end = made.ranges[number][1]
+        cut = diverging_offset(end, made.epochs[number], those)
+        if cut is not None:
+            raise DataLossError(
+                f"history {redact(history)!r} has records of {made.topic}-{number} up to offset {end}, of which those"
+                f" from offset {cut} on were lost by an unclean leader election: begin again with a new checkpoint and"
+                " history"
+            )
 
 
 # The history -------------------------------------------------------------------------------------------------------
@@ -154,10 +177,11 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
 
     def read(
         connection: sa.Connection,
-    ) -> tuple[Topic, Mapping[TopicPartition, Positions], list[Slice], dict[str, int]]:
+    ) -> tuple[Topic, Mapping[TopicPartition, planner.Found], list[Slice], dict[str, int]]:
         topic = find_topic(connection, name)
-        limits = planner.positions(connection, [topic])
-        ranges = {each: OffsetRange(*at) for each, at in limits.items()}
+        numbers = [TopicPartition(name, number) for number in range(topic.partition_count)]
+        limits = planner.find_positions(connection, numbers)
+        ranges = {each: OffsetRange(*limits[each].positions) for each in numbers}
         slices = planner.plan(connection, {name: topic}, ranges, rack=client_rack)
         times = sa.select(SEGMENT.name, SEGMENT.appended_ms).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
         return topic, limits, slices, {row.name: row.appended_ms for row in connection.execute(times)}
@@ -167,7 +191,9 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
     log_dirs = cluster.log_dirs()  # after the slices: all that the slices name are among them
     if record and topic.columns is None:
         raise InvalidConfigurationError(f"topic {name!r} has no typed columns: set value.format and value.schema")
-    ranges = {each.partition: (limit.log_start_offset, limit.log_start_offset) for each, limit in limits.items()}
+    starts = {each.partition: limit.positions.log_start_offset for each, limit in limits.items()}
+    ranges = {number: (start, start) for number, start in starts.items()}
+    epochs = {each.partition: limit.leader_epoch for each, limit in limits.items()}
     timed: list[tuple[int, Slice]] = []
     for number, pieces in groupby(slices, attrgetter("partition")):
         files = list(takewhile(lambda piece: piece.data is None, pieces))
@@ -186,21 +212,28 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
     stored = [field for field in shape if field.name in STORED]
     facts = [pa.field(column, kind) for column, kind in _PARTITION_COLUMNS.items()]
     schema = pa.schema([pa.field("offset_delta", pa.int32()), *stored, *facts])
-    made = _History(cluster.cluster_id, name, topic.uuid, record, include_headers, ranges)
+    made = _History(cluster.cluster_id, name, topic.uuid, record, include_headers, ranges, epochs)
     return _Snapshot(made, files, whole_files(files, log_dirs) if files else [], schema)
 
 
 def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
-    """Write the Delta log of a history, unless another process was first: its only commit makes the history exist."""
+    """Write the Delta log of a history, unless another process was first: its only commit makes the history exist.
+
+    In object stores that have no exclusive creation here, a process may replace a commit that another has just written.
+    Delta then refuses the checkpoint of the other, since the id of its table differs.
+    """
     check_file_systems(spark, [for_spark(each) for each in (*snapshot.locations[:1], folder.location(""))])
     content = b"".join(json.dumps(action).encode() + b"\n" for action in _actions(snapshot))
+    failpoint("stream.history-planned")
     if folder.local:
         make_folders(Path(folder.location("_delta_log")), Path("/"))
+    if folder.creates_whole:
         folder.create_whole(_COMMIT, content)
-    else:
+    elif folder.sizes([_COMMIT]) == [None]:
         file = folder.replace(_COMMIT)
         file.write(content)
         file.commit()
+    failpoint("stream.history-written")
 
 
 def _actions(snapshot: _Snapshot) -> list[dict[str, Any]]:
@@ -272,14 +305,19 @@ def _past(spark: SparkSession, location: str, made: _History, max_files_per_trig
     return frame.select(*(computed.get(name, sf.col(name)) for name in names))
 
 
-def _present(spark: SparkSession, address: str, made: _History, partitions: int, columns: Sequence[str]) -> DataFrame:
-    """Return the stream of the later records. Partitions that did not exist then are read from their start."""
-    starts = {number: end for number, (_, end) in made.ranges.items()}
-    offsets = {TopicPartition(made.topic, number): starts.get(number, EARLIEST) for number in range(partitions)}
+def _present(spark: SparkSession, address: str, made: _History, topic: Topic, columns: Sequence[str]) -> DataFrame:
+    """Return the stream of the later records. Partitions that did not exist then are read from their start.
+
+    The stream ends with DataLossError if the log below the history's end is not that of the history any more.
+    """
+    numbers = [TopicPartition(made.topic, number) for number in range(topic.partition_count)]
+    starts = {each: made.ranges[each.partition][1] if each.partition in made.ranges else EARLIEST for each in numbers}
+    epochs = {each: made.epochs[each.partition] for each in numbers if each.partition in made.epochs}
     options = {
         "cluster": address,
         "subscribe": made.topic,
-        "startingOffsets": json.dumps(offsets_to_dict(offsets)),
+        "startingOffsets": json.dumps(offsets_to_dict(starts)),
+        "startingLineage": StartingLineage({made.topic: topic.topic_id}, epochs).to_json(),
         "columns": ",".join(columns),
     }
     return spark.readStream.format("spark_log").options(**options).load().select(*columns)

@@ -149,10 +149,14 @@ def test_a_share_group_whose_window_is_full_of_records_without_dead_letters(runn
 
 
 def test_a_stale_delta_table(running):
+    """Without a bound no table is stale; with one that is twice over, it is."""
     cluster, _ = running
     alter_configs(cluster, "t", {"delta.max.lag.ms": "-1"})
     append(cluster, cluster.store.read(lambda connection: find_topic(connection, "t")), 1)
     commit(str(cluster.store.address), "g", {TopicPartition("t", 0): OffsetAndMetadata(4, "", -1)})
+    fires(*running)
+    alter_configs(cluster, "t", {"delta.max.lag.ms": "1800000"})  # `fires` looks after two hours
+    shows(*running, "spark_log_table_lag_bound_seconds", 1800, topic="t", target="delta")
     fires(*running, "SparkLogTableStale")
 
 

@@ -389,6 +389,8 @@ def test_a_stale_table_with_the_reason_if_it_cannot_be_published(tmp_path):
         log.append(topic, [Records(0, table("b"))])
         log.close()
         age(cluster, t.segment, appended_ms=16 * 60_000)
+        assert problems(cluster) == [], "without a bound"
+        alter_configs(cluster, "t", {"delta.max.lag.ms": "480000"})
         check, text = problem(cluster)
         assert check == "tables"
         assert "the delta table of t lacks 1 record, the oldest 16 min old" in text

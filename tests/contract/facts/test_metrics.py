@@ -1,6 +1,7 @@
 """Metrics: what they say equals what the cluster's own descriptions say, and only one process says it."""
 
 import json
+import os
 import re
 import subprocess
 import urllib.error
@@ -25,10 +26,12 @@ from spark_log.facts.metrics.query_metrics import QueryCollector
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
+from spark_log.maintenance import run_tasks
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.alerts import ALERTS, samples
 from tests.support.gateway_process import GatewayProcess
 from tests.support.group_members import commit, until
@@ -80,6 +83,7 @@ def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address
     table = {"topic": "t", "target": "delta"}
     assert value(found, "spark_log_unpublished_records", **table) == 6
     assert 100 <= value(found, "spark_log_publication_age_seconds", **table) < 160
+    assert value(found, "spark_log_table_lag_bound_seconds", **table) == 5
     of_partition = {
         "current_offset": 6, "oldest_offset": 0, "replicas": 3, "in_sync_replica": 3, "under_replicated_partition": 0,
         "leader_is_preferred": 1,
@@ -110,6 +114,32 @@ def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address
     assert value(found, "spark_log_consumergroup_beyond_retention", **here) == 1
     assert value(found, "kafka_controller_kafkacontroller_offlinepartitionscount") == 1
     assert value(found, "kafka_topic_partition_leader", topic="single", partition=0) == -1
+
+
+@pytest.mark.delta
+def test_publications_are_counted_by_topic_and_target(cluster, log):
+    configs = {"inline_max_bytes": "0", "delta_max_lag_ms": "-1", "iceberg_max_lag_ms": "3600000"}
+    topic = make(cluster, "t", table_formats="delta,iceberg", **configs)
+    make(cluster, "quick", table_formats="delta,iceberg", delta_max_lag_ms="0", iceberg_max_lag_ms="1000")
+    for text in "abc":
+        append(log, topic, text)
+    publish(cluster, topic)
+    for _ in run_tasks(cluster, ["delta"]):
+        pass
+    found, [folder] = scraped(cluster), [Path(each) for each in delta_tables(cluster, topic).values()]
+    of_delta, of_iceberg = ({"topic": "t", "target": target} for target in ("delta", "iceberg"))
+    assert value(found, "spark_log_table_publications_total", **of_delta) == 3
+    assert value(found, "spark_log_table_publications_total", **of_iceberg) == 2, "the second waits for the third"
+    for labels in (of_delta, of_iceberg):
+        count = value(found, "spark_log_table_publications_total", **labels)
+        assert value(found, "spark_log_table_publication_seconds_count", **labels) == count
+        assert 0 < value(found, "spark_log_table_publication_seconds_sum", **labels) < 60
+    assert value(found, "spark_log_table_log_files", **of_delta) == len(os.listdir(folder / "_delta_log"))
+    assert value(found, "spark_log_table_log_files", **of_iceberg) == len(os.listdir(folder / "metadata"))
+    bounds = {labels: bound for (name, labels), bound in found.items() if name == "spark_log_table_lag_bound_seconds"}
+    assert {bound for labels, bound in bounds.items() if ("topic", "t") in labels} == set()
+    assert value(found, "spark_log_table_lag_bound_seconds", topic="quick", target="delta") == 1
+    assert value(found, "spark_log_table_lag_bound_seconds", topic="quick", target="iceberg") == 2
 
 
 def test_the_metrics_of_a_share_group_are_its_facts(cluster, log):

@@ -18,7 +18,8 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.errors import ElectionNotNeededError, IllegalArgumentError
 from spark_log.facts.groups import group_lag
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics
-from spark_log.facts.metrics.cluster_snapshot import read_cluster, read_sizes
+from spark_log.facts.metrics.cluster_snapshot import read_cluster
+from spark_log.facts.metrics.size_snapshot import read_sizes
 from spark_log.facts.topics import describe_topics
 from spark_log.groups.committed_offsets import Commit, commit_offsets, committed_offsets
 from spark_log.groups.group_operations import AtTime, Latest, OffsetReset, reset_offsets

@@ -256,7 +256,6 @@ def test_limits_are_those_of_the_alerts() -> None:
     groups = yaml.safe_load((REPOSITORY / "conf/prometheus/alerts.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
     of_alerts = {
-        "SparkLogTableStale": limits.TABLE_LAG_S_MAX,
         "SparkLogLagGrows": limits.GROUP_LAG_S_MAX,
         "SparkLogHangingTransaction": limits.TRANSACTION_S_MAX,
     }
@@ -264,3 +263,5 @@ def test_limits_are_those_of_the_alerts() -> None:
         found = re.search(r"> (\d+)", rules[alert])
         assert found is not None
         assert int(found[1]) == seconds, alert
+    limit = f"{limits.TABLE_LAG_BOUNDS_MAX} * spark_log_table_lag_bound_seconds"
+    assert rules["SparkLogTableStale"] == f"spark_log_publication_age_seconds > {limit}"

@@ -17,8 +17,8 @@ OPTIONS = (
     "assign", "checkpointLocation", "cluster", "columns", "endingOffsets", "endingOffsetsByTimestamp",
     "endingTimestamp", "failOnDataLoss", "group.id", "groupIdPrefix", "includeHeaders", "maxBytesPerTrigger",
     "maxOffsetsPerTrigger", "maxRecordsPerPartition", "maxTriggerDelay", "minOffsetsPerTrigger", "minPartitions",
-    "startingOffsets", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "startingTimestamp",
-    "subscribe", "subscribePattern", "topic", "transaction", "txnAppId", "txnVersion",
+    "startingLineage", "startingOffsets", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "startingTimestamp", "subscribe", "subscribePattern", "topic", "transaction", "txnAppId", "txnVersion",
 )  # fmt: skip
 """The options of reads and writes without the prefix `kafka.`."""
 

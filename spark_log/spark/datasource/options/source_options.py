@@ -28,6 +28,7 @@ from spark_log.spark.datasource.options.positions import (
     TimestampStrategy,
     check_unresolved,
 )
+from spark_log.spark.datasource.options.starting_lineage import StartingLineage
 from spark_log.spark.datasource.options.topic_choice import Subscription, parse_subscription
 from spark_log.transactions.rules import ProducerRef
 
@@ -61,6 +62,8 @@ class ReadOptions:
     """
     ending: Position
     """From endingTimestamp, else endingOffsetsByTimestamp, else endingOffsets. It is always latest for a stream."""
+    starting_lineage: StartingLineage | None = None
+    """Option `startingLineage`, which `stream_topic` sets. None: the starting offsets are those of the present log."""
     starting_timestamp_strategy: TimestampStrategy = "error"
     """startingOffsetsByTimestampStrategy: the start of a partition without a record at or after the start timestamp."""
     fail_on_data_loss: bool = True
@@ -119,11 +122,13 @@ class ReadOptions:
         if streaming is False:
             check_unresolved(starting, ending)
         columns = _columns(texts)
+        lineage = texts.text("startingLineage")
         return cls(
             cluster=cluster,
             subscription=subscription,
             starting=starting,
             ending=ending,
+            starting_lineage=None if lineage is None else StartingLineage.parse(lineage, streaming=streaming),
             starting_timestamp_strategy=_timestamp_strategy(texts),
             fail_on_data_loss=texts.boolean("failOnDataLoss", True),
             include_headers=HEADERS_COLUMN in columns,

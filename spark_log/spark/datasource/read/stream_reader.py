@@ -55,7 +55,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._driver()
         available = planner.available()
         start, epochs = planner.starting(available)
-        positions = Positions(start, available.topic_ids, epochs)
+        topic_ids = available.topic_ids
+        if (lineage := planner.options.starting_lineage) is not None:
+            topic_ids, epochs = {**topic_ids, **lineage.topic_ids}, {**epochs, **lineage.epochs}
+        positions = Positions(start, topic_ids, epochs)
         return StreamOffset(positions, initial=True, cluster_id=planner.cluster.cluster_id).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:

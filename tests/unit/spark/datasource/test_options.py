@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicId, TopicPartition
 from spark_log.spark.datasource.options.kafka_options import KAFKA_OPTIONS, Ignored
 from spark_log.spark.datasource.options.option_names import OPTIONS, resembled_option
 from spark_log.spark.datasource.options.positions import (
@@ -25,6 +25,7 @@ from spark_log.spark.datasource.options.source_options import (
     TxnVersion,
     WriteOptions,
 )
+from spark_log.spark.datasource.options.starting_lineage import StartingLineage
 from spark_log.spark.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
 from spark_log.transactions.rules import ProducerRef
 
@@ -434,6 +435,14 @@ def test_isolation_level() -> None:
 # --- writes ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_lineage_of_the_start_of_a_stream() -> None:
+    lineage = StartingLineage({"t": TopicId(3)}, {TopicPartition("t", 0): 2})
+    assert stream(startingLineage=lineage.to_json()).starting_lineage == lineage
+    for text in ("", "{}", '{"topics":{},"epochs":{"t":{"0":-1}}}', '{"topics":[],"epochs":{}}'):
+        refused({**BASE, "startingLineage": text}, "is set by stream_topic", streaming=True)
+    refused({**BASE, "startingLineage": lineage.to_json()}, "is set by stream_topic, for streams")
+
+
 def test_writes() -> None:
     assert write() == WriteOptions("/c", None, None)
     assert write(TOPIC=" t ").topic == "t"
@@ -548,4 +557,5 @@ def test_misspelt_names_are_compared_with_every_documented_option() -> None:
     tables = (Path(__file__).parents[4] / "docs" / "reference" / "options.md").read_text().partition("## Options of")[0]
     cells = re.findall(r"^\| (`[^|]*`) \|[^|]*\|.*\|$", tables, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell) if not name.startswith("kafka.")}
-    assert {*OPTIONS} - documented == {"checkpointLocation", "transaction"} and documented <= {*OPTIONS}
+    set_by_functions = {"checkpointLocation", "startingLineage", "transaction"}
+    assert {*OPTIONS} - documented == set_by_functions and documented <= {*OPTIONS}
