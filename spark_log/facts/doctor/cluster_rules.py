@@ -156,7 +156,7 @@ def tables_behind(
         if key.topic_id in topic_ids and key.topic_id in snapshot.topics:
             topic, age_ms = snapshot.topics[key.topic_id], snapshot.now_ms - lag.oldest_ms
             bound_ms = lag_bound_ms(topic, key.target)
-            stale = bound_ms is not None and age_ms > limits.TABLE_LAG_BOUNDS_MAX * bound_ms
+            stale = bound_ms is not None and age_ms > limits.TABLE_LAG_BOUNDS_MAX * bound_ms + limits.TABLE_STALE_MS_MIN
             if stale or age_ms > tried_age_s * 1000:
                 behind[StaleTable(topic.name, key.target, lag.records, age_ms, None)] = stale
     return behind
@@ -175,7 +175,7 @@ def check_tables(stale: Sequence[StaleTable]) -> list[Finding]:
         )
         for table in stale
     )
-    return or_ok(findings, TABLES, "no table lacks records for longer than twice its delta.max.lag.ms")
+    return or_ok(findings, TABLES, "no table is late by more than twice its bound (delta.max.lag.ms) and 5 minutes")
 
 
 def check_transactions(open_: Sequence[TransactionDescription]) -> list[Finding]:

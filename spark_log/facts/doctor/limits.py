@@ -6,6 +6,8 @@ from spark_log.text import parse_bytes
 
 TABLE_LAG_BOUNDS_MAX = 2
 """Multiple of the bound of a table's lag. Alert SparkLogTableStale."""
+TABLE_STALE_MS_MIN = 300_000
+"""Time above that multiple. The alert waits so long (`for`): a table that is slow for a minute is no problem."""
 GROUP_LAG_S_MAX = 600
 """Alert SparkLogLagGrows."""
 TRANSACTION_S_MAX = 1_800

@@ -388,12 +388,12 @@ def test_a_stale_table_with_the_reason_if_it_cannot_be_published(tmp_path):
         topic = cluster.store.read(lambda connection: find_topic(connection, "t"))
         log.append(topic, [Records(0, table("b"))])
         log.close()
-        age(cluster, t.segment, appended_ms=16 * 60_000)
+        age(cluster, t.segment, appended_ms=22 * 60_000)
         assert problems(cluster) == [], "without a bound"
         alter_configs(cluster, "t", {"delta.max.lag.ms": "480000"})
         check, text = problem(cluster)
         assert check == "tables"
-        assert "the delta table of t lacks 1 record, the oldest 16 min old" in text
+        assert "the delta table of t lacks 1 record, the oldest 22 min old" in text
         assert "spark-log maintenance seal delta --now --topic t" in text
         delta_log = folder_of(cluster, 1) / topic.folder / "_delta_log"
         delta_log.rename(delta_log.with_name("_away"))

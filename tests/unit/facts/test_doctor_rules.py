@@ -255,6 +255,7 @@ def test_some_names() -> None:
 def test_limits_are_those_of_the_alerts() -> None:
     groups = yaml.safe_load((REPOSITORY / "conf/prometheus/alerts.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    waits = {rule["alert"]: rule["for"] for group in groups for rule in group["rules"]}
     of_alerts = {
         "SparkLogLagGrows": limits.GROUP_LAG_S_MAX,
         "SparkLogHangingTransaction": limits.TRANSACTION_S_MAX,
@@ -265,3 +266,4 @@ def test_limits_are_those_of_the_alerts() -> None:
         assert int(found[1]) == seconds, alert
     limit = f"{limits.TABLE_LAG_BOUNDS_MAX} * spark_log_table_lag_bound_seconds"
     assert rules["SparkLogTableStale"] == f"spark_log_publication_age_seconds > {limit}"
+    assert waits["SparkLogTableStale"] == f"{limits.TABLE_STALE_MS_MIN // 60_000}m"

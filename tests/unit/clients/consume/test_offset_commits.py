@@ -16,7 +16,7 @@ P0 = TopicPartition("t", 0)
 @pytest.mark.parametrize("auto", [False, True])
 def test_queued_commits_end_before_a_revocation(auto):
     background, begin, written = Background("test"), threading.Event(), []
-    commits = Commits(ConsumerSettings(enable_auto_commit=auto), background, written.append)
+    commits = Commits(ConsumerSettings(group_id="g", enable_auto_commit=auto), background, written.append)
     background.submit(lambda: begin.wait(60))
     commits.later({P0: (1, "", -1)})
     finishing = threading.Thread(target=commits.finish, args=({P0: (2, "", -1)},))
