@@ -185,8 +185,12 @@ class _Console:
         async def answer(request: Request, call: Call) -> Response:
             try:
                 done: Done = await run_in_threadpool(audited, change, call)
-            finally:
+            except Forbidden:  # it has changed nothing
+                raise
+            except BaseException:
                 self.snapshots.forget()
+                raise
+            self.snapshots.forget()
             return _done(request, done)
 
         return answer

@@ -1,5 +1,6 @@
 """The only place where changes are applied, so that each change is recorded in `__audit` with its outcome."""
 
+from spark_log import clock
 from spark_log.clients.admin.audit import record_change
 from spark_log.console.routes import Call, Change, Done, Forbidden
 from spark_log.errors import InvalidConfigurationError, redact
@@ -7,9 +8,16 @@ from spark_log.errors import InvalidConfigurationError, redact
 _HIDDEN = "***"
 _FIELDS_MAX = 50
 
+_REFUSAL_S = 10.0
+_REFUSALS_MAX = 10_000
+_refusals: dict[tuple[str, str, str], float] = {}
+"""When the last refusal was recorded, by cluster, user and action."""
+
 
 def audited(change: Change, call: Call) -> Done:
-    """Apply the change, and record its user, its target and its outcome. A refused change is recorded too."""
+    """Apply the change, and record its user, its target and its outcome. A refused change is recorded too, with the
+    names of its fields; of those that follow at once, the first.
+    """
     parameters = {name: _HIDDEN if name in change.hidden else value for name, value in call.form.items()}
     target = ", ".join(f"{name} {value}" for name, value in call.path.items())
 
@@ -24,10 +32,23 @@ def audited(change: Change, call: Call) -> Done:
             raise InvalidConfigurationError(f"{len(call.form)} fields, more than {_FIELDS_MAX}")
         done = change.apply(call)
     except Forbidden as error:
-        record("refused", error)
+        parameters = dict.fromkeys(list(parameters)[:_FIELDS_MAX], _HIDDEN)
+        if _is_first_refusal(call, change.action or change.path):
+            record("refused", error)
         raise
     except BaseException as error:
         record("failed", error)
         raise
     record("succeeded")
     return done
+
+
+def _is_first_refusal(call: Call, action: str) -> bool:
+    """Return whether no such refusal was recorded within _REFUSAL_S: a user without rights must not fill the audit."""
+    key, now_s = (call.cluster.cluster_id, call.user.name, action), clock.monotonic_s()
+    if now_s - _refusals.get(key, -_REFUSAL_S) < _REFUSAL_S:
+        return False
+    if len(_refusals) >= _REFUSALS_MAX:
+        _refusals.clear()
+    _refusals[key] = now_s
+    return True

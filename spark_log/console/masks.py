@@ -2,9 +2,10 @@
 
 A mask is `key`, `value`, `headers`, `headers.NAME`, or a field. A field of a value is `value.person.ssn` or
 `record.person.ssn`. A field of a key begins with `key` or `key_record`. Bytes and typed columns show the same data, so
-a mask on either applies to both. Names are compared without regard to case, and a column that a schema reset has
-created (`ssn__v2`) counts as its field. Masks apply to the items of arrays. Data that cannot be parsed is hidden
-completely.
+a mask on either applies to both. In an event of Debezium (value.envelope=debezium), a field of the row is in `after`,
+in `before`, and in a column: a mask on one of them applies to all. Names are compared without regard to case, and a
+column that a schema reset has created (`ssn__v2`) counts as its field. Masks apply to the items of arrays. Data that
+cannot be parsed is hidden completely.
 """
 
 import re
@@ -67,8 +68,8 @@ class Masks:
 
 
 @lru_cache(maxsize=256)
-def masks_of(texts: frozenset[str]) -> Masks:
-    """Return the masks of a role.
+def masks_of(texts: frozenset[str], *, envelope: bool = False) -> Masks:
+    """Return the masks of a role for a topic, whose values may be events of Debezium (`envelope`).
 
     Raises InvalidConfigurationError for a text that is not a mask. An error is better than a page that shows too much.
     """
@@ -81,7 +82,22 @@ def masks_of(texts: frozenset[str]) -> Masks:
             )
         path = (".".join(rest),) if first == "headers" and rest else tuple(rest)
         paths_of[_SOURCES[first]].add(_normal(path))
+    if envelope:
+        paths_of["value"] = {path for mask in paths_of["value"] for path in (mask, *_of_row(mask))}
     return Masks(*(frozenset(paths_of[source]) for source in ("key", "value", "headers")))
+
+
+_ROWS = (("after",), ("before",), ("payload", "after"), ("payload", "before"))
+"""The places of a row in an event of Debezium."""
+
+
+def _of_row(mask: Path) -> Iterable[Path]:
+    """Return the paths of the same field of the row: its column, and its places in the event."""
+    field = mask
+    for place in _ROWS:
+        if mask[: len(place)] == place[: len(mask)]:
+            field = mask[len(place) :]  # all of the row if the mask ends above it
+    return (field, *(place + field for place in _ROWS))
 
 
 def masked(value: Any, masks: Iterable[Path]) -> Any:

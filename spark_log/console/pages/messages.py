@@ -24,6 +24,7 @@ from spark_log.console.search.running import RunningSearches
 from spark_log.console.search.search import Budget, Search
 from spark_log.errors import OffsetOutOfRangeError
 from spark_log.ids import OffsetRange
+from spark_log.log.columns.envelope import DEBEZIUM
 from spark_log.log.reader import LogReader
 from spark_log.log.records.schema import read_schema
 
@@ -126,7 +127,7 @@ def _may_read(call: Call) -> tuple[Topic, Masks]:
     topic = call.topic(call.path["topic"])
     if not call.role.messages:
         raise Forbidden("Your role does not show messages.")
-    return topic, masks_of(frozenset(call.role.masked))
+    return topic, masks_of(frozenset(call.role.masked), envelope=topic.config.value_envelope == DEBEZIUM)
 
 
 def _messages(call: Call) -> Messages:

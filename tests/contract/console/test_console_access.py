@@ -153,6 +153,16 @@ def test_a_change_is_applied_shown_once_and_recorded_without_hidden_fields(clust
     assert newest.parameters == {"other": '{"b": 1}'}
 
 
+def test_refused_changes_do_not_fill_the_audit(cluster, access, applied, monkeypatch):
+    monkeypatch.setattr("spark_log.console.audit._REFUSAL_S", 3_600.0)
+    roles = access('[users.ann]\npassword = "' + hash_password("p") + '"\ngroups = ["viewers"]\n')
+    with running_console(cluster, auth=AuthMethod.BASIC, access=roles, allow=frozenset(Allow)) as console:
+        for _ in range(3):
+            assert console.client.post("/test-change/x", auth=("ann", "p"), data={"a": "b" * 999}).status_code == 403
+    [refused] = read_changes(cluster, outcome="refused")
+    assert refused.parameters == {"a": "***"}
+
+
 def test_hosts_sizes_and_methods_that_do_not_belong_are_refused(cluster, applied):
     with running_console(cluster, allow=frozenset(Allow), public_url="http://log.example/") as console:
         client = console.client

@@ -255,7 +255,7 @@ def test_some_names() -> None:
 def test_limits_are_those_of_the_alerts() -> None:
     groups = yaml.safe_load((REPOSITORY / "conf/prometheus/alerts.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
-    waits = {rule["alert"]: rule["for"] for group in groups for rule in group["rules"]}
+    waits = {rule["alert"]: rule.get("for") for group in groups for rule in group["rules"]}
     of_alerts = {
         "SparkLogLagGrows": limits.GROUP_LAG_S_MAX,
         "SparkLogHangingTransaction": limits.TRANSACTION_S_MAX,
