@@ -87,16 +87,22 @@ class Lease:
         The holder calls it first in each of its transactions. The row stays locked until the end of the transaction, so
         that no other term begins before that.
         """
+        self._check(connection, self.epoch)
+
+    def check_of_term(self) -> Fence:
+        """Return `check` of the present term. It also fails in a later term of this holder: work that was planned
+        before a pause must not go on.
+        """
+        epoch = self.epoch
+        return lambda connection: self._check(connection, epoch)
+
+    def _check(self, connection: sa.Connection, epoch: int | None) -> None:
         query = sa.select(LEASE.holder, LEASE.epoch, LEASE.until_ms, LEASE.clock_epoch).where(LEASE.name == self._name)
         row = connection.execute(query.with_for_update(read=True)).one_or_none()
         now = self._store.clock(connection)
-        if (
-            row is None
-            or (row.holder, row.epoch) != (self.holder, self.epoch)
-            or now.expired(row.until_ms, row.clock_epoch)
-        ):
+        if row is None or (row.holder, row.epoch) != (self.holder, epoch) or now.expired(row.until_ms, row.clock_epoch):
             error = NotControllerError if self._name == "controller" else NotCoordinatorError
-            raise error(f"lease {self._name!r}: term {self.epoch} of {self.holder} has ended")
+            raise error(f"lease {self._name!r}: term {epoch} of {self.holder} has ended")
 
 
 def lease_status(store: Store, name: str) -> LeaseStatus:

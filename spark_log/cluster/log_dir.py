@@ -50,6 +50,8 @@ MARKER = "spark_log_dir.json"
 """The marker file of the home store. Each data store has its own, and decides in which state a log dir comes back."""
 _MARKER = re.compile(r"spark_log_dir(-[0-9]+)?\.json")
 _MARKER_TEMPORARY = re.compile(rf"\.{_MARKER.pattern}\.tmp")
+_BEAT = re.compile(r"\.?store-[0-9]+\.beat(-[0-9a-f]+)?(\.tmp)?")
+"""A beat of a store (`promotion`), or its temporary file."""
 _TRIAL = ".spark_log_trial"
 _TABLE_LOGS = {"_delta_log", "_current", "metadata"}
 """The folders in a topic's folder that have the logs of its Delta, current-state and Iceberg tables."""
@@ -62,8 +64,8 @@ _SEGMENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}/_segments/[0-9]{1,10}/[A-Za-z
 
 
 def _is_of_log_dir(name: str) -> bool:
-    """Whether a name in the folder of a log dir is of a marker or a trial file."""
-    return bool(_MARKER.fullmatch(name) or _MARKER_TEMPORARY.fullmatch(name)) or _TRIAL in name
+    """Whether a name in the folder of a log dir is of a marker, a beat or a trial file."""
+    return any(each.fullmatch(name) for each in (_MARKER, _MARKER_TEMPORARY, _BEAT)) or _TRIAL in name
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,12 @@ def marker_name(store_id: StoreId) -> str:
 def topic_folder(topic: str, uuid: str) -> str:
     """Return the folder of a topic in every log dir, which is also the location of its Delta table there."""
     return f"{topic[:_TOPIC_LENGTH_MAX]}-{uuid[:8]}"
+
+
+def is_topic_folder(name: str, topic: str) -> bool:
+    """Whether a folder is of a topic with this name, or with one that begins with the same 240 characters."""
+    stem, _, suffix = name.rpartition("-")
+    return stem == topic[:_TOPIC_LENGTH_MAX] and re.fullmatch("[0-9a-f]{8}", suffix) is not None
 
 
 def segment_path(folder: str, partition: int, name: str) -> str:

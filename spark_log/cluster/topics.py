@@ -89,12 +89,12 @@ class StatedTopic(NamedTuple):
 @lru_cache(maxsize=1024)
 def topic_config(overrides_json: str) -> TopicConfig:
     """Return the configs of a topic from column topic.configs. Cached, because every append needs them."""
-    return TopicConfig.from_overrides(json.loads(overrides_json))
+    return TopicConfig.from_stored(json.loads(overrides_json))
 
 
 @lru_cache(maxsize=1024)
 def _config_of(overrides: frozenset[tuple[str, str]]) -> TopicConfig:
-    return TopicConfig.from_overrides(dict(overrides))
+    return TopicConfig.from_stored(dict(overrides))
 
 
 @lru_cache(maxsize=1024)

@@ -342,6 +342,14 @@ class TopicConfig:
             )
         return parsed
 
+    @classmethod
+    def from_stored(cls, overrides: Mapping[str, str]) -> "TopicConfig":
+        """Return the configs of a topic as they are stored. Those of a newer spark-log, which this version does not
+        know, are left out: otherwise one topic would stop the work for all.
+        """
+        known = _FIELDS_BY_NAME.keys() | _OTHER_NAMES.keys()
+        return cls.from_overrides({name: text for name, text in overrides.items() if name in known})
+
     @property
     def compacts(self) -> bool:
         """Whether the topic is compacted, so that only the last value of each key is kept."""

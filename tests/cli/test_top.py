@@ -1,6 +1,7 @@
 """`spark-log top`: topics and groups with their rates."""
 
 import re
+from dataclasses import replace
 
 from kafka import OffsetAndMetadata, TopicPartition
 from typer.testing import CliRunner
@@ -10,6 +11,7 @@ from spark_log.cli.main import app
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.facts.metrics.activity import group_activity, topic_activity
+from spark_log.facts.metrics.cluster_metrics import cluster_metrics
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.replicas import take_away, topic_on
@@ -39,6 +41,20 @@ def test_rates_are_those_between_two_snapshots(tmp_path):
         seconds = (now.now_ms - middle.now_ms) / 1000
         assert (group.group, group.members, group.lag, round(group.rate * seconds)) == ("g", 0, 1, 2)
         assert group.lag_s > 0
+
+
+def test_a_store_that_did_not_answer_once_gives_no_rate(tmp_path):
+    with Cluster.init(str(tmp_path / "c")) as cluster:
+        create_topic(cluster, "t")
+        with Producer(cluster=str(tmp_path / "c")) as producer:
+            producer.send("t", b"x").get(timeout=30)
+        now = read_cluster(cluster)
+        silent = replace(now, now_ms=now.now_ms - 1_000, partitions=())
+        assert {one.rate for one in topic_activity(silent, now)} == {0.0}
+        assert next(one for one in topic_activity(replace(silent, topics={}), now) if one.topic == "t").rate == 1.0
+        for snapshot, topics in ((silent, set()), (now, {partition.topic for partition in now.partitions})):
+            [counted] = [each for each in cluster_metrics(snapshot) if each.name.endswith("messagesin")]
+            assert {sample.labels["topic"] for sample in counted.samples} == topics, "0 would be a reset"
 
 
 def test_a_view_shows_topics_groups_and_what_is_wrong(tmp_path):

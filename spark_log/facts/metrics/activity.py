@@ -37,6 +37,8 @@ class GroupActivity:
 def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicActivity]:
     """Return the topics, the busiest first."""
     ends = {(p.topic_id, p.partition): p.log_end_offset for p in before.partitions}
+    # the store of a topic did not answer then
+    unknown = before.topics.keys() - {topic_id for topic_id, _ in ends}
     age_s: dict[int, float] = defaultdict(float)
     for (topic_id, _), lag in now.delta_lags.items():
         age_s[topic_id] = max(age_s[topic_id], (now.now_ms - lag.oldest_ms) / 1000)
@@ -47,6 +49,8 @@ def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicA
     for topic_id, topic in now.topics.items():
         partitions = of_topic[topic_id]
         appended = sum(max(0, p.log_end_offset - ends.get((topic_id, p.partition), 0)) for p in partitions)
+        if topic_id in unknown:
+            appended = 0
         topics.append(
             TopicActivity(
                 topic.name,

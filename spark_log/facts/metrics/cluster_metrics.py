@@ -5,7 +5,7 @@ Strimzi's rules for Kafka's JMX metrics (`kafka_server_replicamanager_underrepli
 kafka-lag-exporter (`kafka_consumergroup_group_lag_seconds`). Metrics that Kafka does not have begin with `spark_log_`.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -119,9 +119,8 @@ def _controller_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
 
 
 def _topic_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
-    count: dict[str, int] = {topic.name: 0 for topic in snapshot.topics.values()}
-    appended: dict[str, int] = dict(count)
-    tail: dict[str, int] = dict(count)
+    # topics of a store that does not answer have no samples: 0 would be a reset of the counter
+    count, appended, tail = Counter[str](), Counter[str](), Counter[str]()
     for partition in snapshot.partitions:
         count[partition.topic] += 1
         appended[partition.topic] += partition.log_end_offset

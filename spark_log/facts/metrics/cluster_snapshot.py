@@ -226,6 +226,7 @@ _COMMITS_AT_ONCE = 5_000
 
 def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) -> ClusterSnapshot:
     topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
+    here = {topic_id: topic for topic_id, topic in topics.items() if topic.store_id == HOME}
     transactions = sa.select(sa.func.count(), sa.func.min(TRANSACTION.began_ms)).where(TRANSACTION.state == ONGOING)
     open_transactions, oldest_ms = connection.execute(transactions).one()
     gateways = connection.execute(sa.select(GATEWAY.lease_until_ms, GATEWAY.lease_clock_epoch))
@@ -239,7 +240,7 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         tuple(broker_statuses(connection, cluster, now)),
         sum(not now.expired(row.lease_until_ms, row.lease_clock_epoch) for row in gateways),
         topics,
-        tuple(_partitions(connection, topics, alive_log_dirs(connection, now))),
+        tuple(_partitions(connection, here, alive_log_dirs(connection, now))),
         {group.group_id: group.members for group in groups},
         (*_group_partitions(connection, now.wall_ms), *map(_of_share_group, shared)),
         table_lags(connection),
@@ -301,7 +302,9 @@ def _partitions(
     )
     for row in connection.execute(query).all():
         topic_id, partition, leader, preferred, start, high_watermark, end, tail, replicas, in_sync, offline = row
-        topic = topics[topic_id]
+        topic = topics.get(topic_id)
+        if topic is None:  # a copy that is not live yet, or not any more
+            continue
         # partitions of __consumer_offsets have no replicas: the store keeps their records
         counts = (int(replicas or 0), int(in_sync or 0), int(offline or 0))
         minimum = min(topic.config.min_insync_replicas, counts[0])
@@ -319,10 +322,14 @@ def _group_partitions(
     """
     commit = commits.c
     here = (SEGMENT.topic_id == commit.topic_id) & (SEGMENT.partition == commit.partition)
+    next_offset = sa.case(  # the records below the log start are gone
+        (commit.committed_offset < PARTITION.log_start_offset, PARTITION.log_start_offset),
+        else_=commit.committed_offset,
+    )
     first_unread = (
         sa.select(sa.func.max(SEGMENT.base_offset))
-        .where(here, SEGMENT.base_offset <= commit.committed_offset)
-        .correlate(commits)
+        .where(here, SEGMENT.base_offset <= next_offset)
+        .correlate(commits, t.partition)
         .scalar_subquery()
     )
     earlier = t.segment.alias()
@@ -346,6 +353,7 @@ def _group_partitions(
             commit.partition,
             commit.committed_offset,
             PARTITION.high_watermark,
+            next_offset,
             SEGMENT.base_offset,
             SEGMENT.end_offset,
             SEGMENT.min_timestamp_ms,
@@ -363,11 +371,13 @@ def _group_partitions(
         )
         .order_by(commit.group_id, TOPIC.name, commit.partition)
     )
-    for group, topic, partition, committed, end, base, segment_end, *times in connection.execute(query).all():
+    for group, topic, partition, committed, end, following, base, segment_end, *times in connection.execute(
+        query
+    ).all():
         lag_s = None
         if committed < end and base is not None:
             low_ms, high_ms, before_ms, appended_ms = times
-            part = min(1.0, (committed - base) / (segment_end - base))
+            part = min(1.0, (following - base) / (segment_end - base))
             at_ms = min(max(low_ms + part * (high_ms - low_ms), before_ms), appended_ms)
             lag_s = max(0.0, (now_ms - at_ms) / 1000)
         yield GroupPartitionFacts(group, topic, partition, committed, records_behind(committed, end), lag_s)

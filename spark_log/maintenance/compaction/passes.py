@@ -130,6 +130,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
         for _ in sealing(cluster, context.writer, topic, partition, context.fence, due.end_offset):
             pass
     publish_above_tails(cluster, topic)
+    steady = cluster.store.clock_is_steady()
 
     def plan(connection: sa.Connection) -> CompactionPass | None:
         found, _, passes = _cleanable(connection, topic, partition, due.now_ms)
@@ -137,7 +138,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
         state = read_partition(connection, (topic.topic_id, partition))
         if not files or state is None:
             return None
-        horizon = tombstone_horizon(passes, due.now_ms, topic.config.delete_retention_ms)
+        horizon = tombstone_horizon(passes, due.now_ms, topic.config.delete_retention_ms) if steady else 0
         end_passed = first_dirty_offset(passes)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0
         units: list[Unit] = []

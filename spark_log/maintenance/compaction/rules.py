@@ -15,7 +15,7 @@ dropping the tombstone cannot bring back an older value.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -124,8 +124,10 @@ def remember(passes: Sequence[Pass], done: Pass, retention_ms: int) -> list[Pass
     passes.
 
     The latest pass gives the start of the dirty part. The earlier ones determine which tombstones may be dropped, now
-    or later. If a pass is not kept, tombstones stay longer, by at most a sixteenth of delete.retention.ms.
+    or later. If a pass is not kept, tombstones stay longer, by at most a sixteenth of delete.retention.ms. A pass from
+    the future, which was recorded while the clock was ahead, counts as one of now.
     """
+    passes = [replace(each, at_ms=min(each.at_ms, done.at_ms)) for each in passes]
     end_offset = max(done.end_offset, first_dirty_offset(passes))
     same = [each.at_ms for each in passes if each.end_offset == end_offset]
     # it ends where an earlier pass ended: its tombstones have been waiting since that pass

@@ -160,7 +160,9 @@ class LeaseRunner:
         try:
             settings = self._settings
             lease, stopping = self._lease, self._loops.stopping.is_set
-            context = PeriodicTaskContext(self._cluster, settings, lease.check, stopping, lease.epoch, self.run_buffer)
+            context = PeriodicTaskContext(
+                self._cluster, settings, lease.check_of_term(), stopping, lease.epoch, self.run_buffer
+            )
             notes = task.run(context)
             self._failures.pop(task.name, None)
             done(None, notes or ())

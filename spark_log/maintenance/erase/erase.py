@@ -258,6 +258,7 @@ class _Run:
                 writes.append(Write(rewriting, name.removesuffix(".parquet"), self.ends[partition], log_dirs))
         results = self.workers.run(write_without, writes)
         for write_id, write, written in zip(write_ids, writes, results, strict=True):
+            self.writer.keep()  # the next ones may take long
             if isinstance(written, SparkLogError):
                 self.error = written
                 continue

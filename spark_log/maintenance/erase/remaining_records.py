@@ -4,14 +4,13 @@ place, and the action that deletes the records. Each action ends with running th
 
 import io
 import json
-import re
 from collections.abc import Iterator, Sequence
 
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.log_dir import LogDirInfo, is_topic_folder
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
@@ -141,9 +140,12 @@ def _files_with_bounds(content: bytes) -> Iterator[str]:
 def previous_folders(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, topic: Topic) -> list[str]:
     """Return the folders in a log dir of deleted topics of the same name."""
     log_dir = log_dirs.open(log_dir_id)
-    pattern = re.compile(rf"{re.escape(topic.name)}-[0-9a-f]{{8}}")
     entries = log_dir.entries() if log_dir is not None else []
-    return [each.name for each in entries if each.folder and pattern.fullmatch(each.name) and each.name != topic.folder]
+    return [
+        each.name
+        for each in entries
+        if each.folder and is_topic_folder(each.name, topic.name) and each.name != topic.folder
+    ]
 
 
 def _retired_replicas(connection: sa.Connection, log_dirs: CleanableLogDirs, topic: Topic) -> list[str]:

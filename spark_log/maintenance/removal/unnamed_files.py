@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ask_stores
-from spark_log.cluster.log_dir import Entry, LogDir
+from spark_log.cluster.log_dir import Entry, LogDir, is_topic_folder
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
@@ -66,7 +66,9 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
             listed = {
                 entry.name: _segment_files(log_dir, entry.name)
                 for entry in log_dir.entries()
-                if entry.folder and not entry.name.startswith(".") and topic in (None, entry.name[:-_SUFFIX_LENGTH])
+                if entry.folder
+                and not entry.name.startswith(".")
+                and (topic is None or is_topic_folder(entry.name, topic))
             }
         except (SparkLogError, OSError) as error:
             log_dirs.leave_alone(LogDirId(log_dir_id), error)
@@ -89,7 +91,6 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
     return unnamed
 
 
-_SUFFIX_LENGTH = len("-00000000")
 """The length of the end of a topic's folder name, which has the first 8 hexadecimal digits of the topic's id."""
 
 

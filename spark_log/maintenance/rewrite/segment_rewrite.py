@@ -217,18 +217,20 @@ def offset_deltas(offsets: pa.Int64Array, base_offset: int) -> pa.Int64Array:
 
 
 def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64Array, pa.Table]]:
-    """Yield offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time. Records of files with the
+    """Yield offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time: about ROW_GROUP_BYTES, so that
+    large records do not fill the memory. Records of files with the
     topic's present columns have the typed columns, which are copied; those of other files must be decoded.
     """
     fetcher = Fetcher(log_dirs)
     waiting: list[pa.Table] = []
-    count = 0
+    count = size = 0
     for table in _tables(fetcher, slices):
-        if waiting and (count >= _TABLE_RECORDS or table.num_columns != waiting[0].num_columns):
+        full = count >= _TABLE_RECORDS or size >= ROW_GROUP_BYTES
+        if waiting and (full or table.num_columns != waiting[0].num_columns):
             yield _split(waiting)
-            waiting, count = [], 0
+            waiting, count, size = [], 0, 0
         waiting.append(table)
-        count += table.num_rows
+        count, size = count + table.num_rows, size + table.nbytes
     if count:
         yield _split(waiting)
 

@@ -1,5 +1,6 @@
 """Topics: creation, deletion, and what their names refer to."""
 
+import json
 import uuid
 
 import pytest
@@ -24,8 +25,11 @@ from spark_log.log.append.rules import (
     Appended,
 )
 from spark_log.log.log import Records
+from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
+from tests.support.producing import change
 from tests.support.records import LARGE, SMALL_BLOBS, read_all, table
 from tests.support.stores import rows_of
 from tests.support.topics import find
@@ -187,3 +191,15 @@ def test_statements_do_not_grow_with_the_partitions(cluster, log):
     large, plan = count(lambda: log.plan(ranges))
     assert large <= small + 2, "blobs are read in chunks of 5,000"
     assert len(plan.slices) == 10_000
+
+
+def test_a_config_of_a_newer_release_stops_no_work(cluster):
+    """A process of this release may run beside a newer one that has set a config which this one does not know."""
+    create_topic(cluster, "t", configs={"retention.ms": "-1"})
+    newer = {"retention.ms": "-1", "some.new.config": "1"}
+    change(cluster, t.topic.update().values(configs=json.dumps(newer)))
+    assert [topic.config.retention_ms for topic in list_topics(cluster) if topic.name == "t"] == [-1]
+    reports = list(run_tasks(cluster, ["seal", "retention", "compact", "merge", "delta"]))
+    assert not any(report.notes for report in reports)
+    with pytest.raises(InvalidConfigurationError, match=r"some\.new\.config"):
+        alter_configs(cluster, "t", {"retention.bytes": "1"})

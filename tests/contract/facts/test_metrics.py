@@ -68,6 +68,25 @@ def test_the_lag_of_a_group_at_the_beginning_of_a_file_of_many_appends_is_that_o
     assert 7_200 <= group.lag_s < 7_300, "not before the topic was created"
 
 
+def test_the_lag_of_a_group_behind_the_log_start_is_that_of_the_first_record_there(cluster, cluster_address):
+    topic = create_topic(cluster, "t")
+    for text in "abc":
+        append_to(cluster, topic, text)
+    commit(cluster_address, "g", {TopicPartition("t", 0): OffsetAndMetadata(0, "", -1)})
+    change(cluster, t.segment.update().values(appended_ms=t.segment.c.appended_ms - 3_600_000))
+    delete_records(cluster, {TopicPartition("t", 0): 1})
+    [group] = read_cluster(cluster).groups
+    assert group.lag_s is not None and 3_600 <= group.lag_s < 3_700
+
+
+def test_partitions_of_a_topic_that_is_not_live_have_no_facts(cluster):
+    create_topic(cluster, "t")
+    create_topic(cluster, "copied")
+    change(cluster, t.topic.update().where(t.topic.c.name == "copied").values(state="creating"))
+    assert {partition.topic for partition in read_cluster(cluster).partitions} >= {"t"}
+    assert "copied" not in {partition.topic for partition in read_cluster(cluster).partitions}
+
+
 def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address):
     cluster = three_brokers
     topic = create_topic(cluster, "t", 2, 3, {"min.insync.replicas": "3"})

@@ -306,6 +306,15 @@ def test_a_coordinator_whose_lease_has_expired_changes_nothing(cluster):
     reconcile_group(cluster.store, "g", {}, new.check)
     assert describe_groups(cluster.store, ["g"])[0].generation == generation + 1
     assert not old.take_or_renew() and old.epoch is None
+    of_first_term = new.check_of_term()
+    cluster.store.transact(lambda connection, _: of_first_term(connection))
+    new.give_back()
+    assert old.take_or_renew()
+    old.give_back()
+    assert new.take_or_renew()
+    cluster.store.transact(lambda connection, _: new.check(connection))
+    with pytest.raises(NotCoordinatorError, match="has ended"):  # of work that began before a pause
+        cluster.store.transact(lambda connection, _: of_first_term(connection))
     new.give_back()
     assert old.take_or_renew()
 

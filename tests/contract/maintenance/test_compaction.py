@@ -324,6 +324,19 @@ def test_records_below_the_log_start_are_removed_and_replace_no_other(local, loc
     assert (file.base_offset, file.end_offset, file.record_count) == (0, 6, 4)
 
 
+def test_tombstones_stay_while_the_clock_was_set(local, local_log, monkeypatch):
+    """After a jump ahead they would be dropped before delete.retention.ms, which consumers that begin may need."""
+    topic = make(local, "t", cleanup_policy="compact", delete_retention_ms="0", inline_max_bytes="0")
+    append(local_log, topic, "a1 b1", "-a")
+    compact(local)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(local.store), "clock_is_steady", lambda _: False)
+        compact(local)
+        assert read(local_log, topic) == "1:b1 2:-a"
+    compact(local)
+    assert read(local_log, topic) == "1:b1"
+
+
 @pytest.mark.delta
 def test_no_file_spans_the_end_of_the_published_offsets(local, local_log):
     """A stream of the Delta table would see such a file as old and new data at once."""

@@ -4,6 +4,7 @@ other records keep their offsets, and readers and writers continue.
 
 import signal
 import uuid
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -26,6 +27,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import POINTS
+from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
@@ -39,6 +41,7 @@ from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.python_process import run_process
 from tests.support.s3 import also_on_s3
 from tests.support.stores import topics_view
+from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
@@ -220,6 +223,17 @@ def test_a_killed_erase_can_be_repeated(cluster, log, cluster_address, tmp_path)
     assert rows_of(log, topic) == stays
     assert files_with(tmp_path, GONE, ALSO_GONE, PRIVATE) == []
     assert_delta_is_the_log(cluster)
+
+
+def test_an_erase_keeps_its_write_id_while_it_writes(cluster, log, monkeypatch):
+    """Else clean-up would take the new files of a long erase for those of a process that has ended."""
+    topic = create_topic(cluster, "t", 1, configs={"inline.max.bytes": "0"})
+    for _ in range(3):
+        append(log, topic, "v", key=GONE)
+    kept = mock.Mock(wraps=Writer.keep)
+    monkeypatch.setattr(Writer, "keep", lambda writer: kept(writer))
+    assert erase(cluster, "t", [GONE]).records == 3
+    assert kept.call_count >= 3
 
 
 def test_a_consumer_continues_over_erased_files(cluster, log, cluster_address):

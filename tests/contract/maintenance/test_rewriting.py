@@ -167,3 +167,18 @@ def test_blobs_are_read_in_tables_of_bounded_size(three_brokers, monkeypatch, li
     assert all(column.num_chunks == 1 for each in tables for column in each.columns)
     assert [each.num_rows for each in tables] == rows
     log.close()
+
+
+def test_files_with_large_records_are_read_in_tables_of_bounded_size(three_brokers, monkeypatch):
+    log, topic = ClientLog(three_brokers), create_topic(three_brokers, "t", 1, 3, {"inline.max.bytes": "0"})
+    for _ in range(4):
+        log.append(topic, [Records(0, table("x" * 1_000, "y" * 1_000))])
+    view = topics_view(three_brokers)
+    files = view.store.read(lambda c: segments(c, topic, 0, inline=False))
+    rewriting = view.store.read(lambda c: plan_rewriting(c, topic, 0, files))
+    for limit, rows in [(1, [2, 2, 2, 2]), (1 << 20, [8])]:
+        monkeypatch.setattr(segment_rewrite, "ROW_GROUP_BYTES", limit)
+        read = list(segment_rewrite.read(rewriting.slices, three_brokers.log_dirs()))
+        assert [records.num_rows for _, records in read] == rows
+        assert [offset for offsets, _ in read for offset in offsets.to_pylist()] == list(range(8))
+    log.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.log_dir import LogDir, is_topic_folder, topic_folder
 from spark_log.cluster.log_dir_uris import asks_for_region
 from spark_log.errors import StorageUnavailableError
 
@@ -43,3 +43,20 @@ def test_a_trial_file_does_not_stay_on_a_full_disk(tmp_path: Path, monkeypatch: 
     os.utime(left, (0, 0))
     log_dir.try_writing(10)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_dir_with_a_beat_of_a_store_only_counts_as_empty(tmp_path: Path) -> None:
+    log_dir = LogDir(tmp_path.as_uri())
+    for name in ("store-0.beat", ".store-12.beat-0123456789ab.tmp"):
+        (tmp_path / name).write_text("7")
+    assert log_dir.has_only_tables()
+    (tmp_path / "store-0.beat.txt").write_text("a file of somebody else")
+    assert not log_dir.has_only_tables()
+
+
+def test_folders_of_topics_with_long_names() -> None:
+    name, uuid = "x" * 248, "0123abcd" + 24 * "0"
+    assert is_topic_folder(topic_folder(name, uuid), name)
+    assert is_topic_folder(topic_folder("a-b", uuid), "a-b")
+    for other in ("a", "a-b-0123abcd", "a-b-", "b"):
+        assert not is_topic_folder(topic_folder("a-b", uuid), other)

@@ -121,3 +121,11 @@ def test_clock_set_back_makes_tombstones_wait_longer():
     passes = remember(remember([], Pass(10, 5_000, 1), 500), Pass(20, 1_000, 1), 500)
     assert tombstone_horizon(passes, 1_400, 500) == 0
     assert tombstone_horizon(passes, 1_500, 500) == 20  # everything below it was clean then
+
+
+def test_a_pass_that_was_recorded_while_the_clock_was_ahead_keeps_no_tombstones_longer():
+    hour_ms, retention_ms = 3_600_000, 24 * 3_600_000
+    remembered = remember([], Pass(1, 365 * retention_ms, 1), retention_ms)
+    for hour in range(1, 31 * 24):
+        remembered = remember(remembered, Pass(1 + hour, hour * hour_ms, 1), retention_ms)
+    assert tombstone_horizon(remembered, 31 * retention_ms, retention_ms) > 30 * 24 - 24 - 3
