@@ -18,10 +18,11 @@ from kafka.protocol.admin import (
 )
 
 from spark_log.clients.admin.configs import alter_resource, describe_resource
+from spark_log.cluster.names import AUDIT_TOPIC
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.cluster.topics import list_topics
 from spark_log.config import ClusterSettings, canonical, definitions, group_definitions
-from spark_log.errors import IllegalArgumentError
+from spark_log.errors import IllegalArgumentError, PolicyViolationError
 from spark_log.gateway.access.rights import CLUSTER, Each, on_cluster
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.gateway_settings import LIMITS
@@ -146,6 +147,10 @@ def _alter(services: Services, request: Message, response: type[Message]) -> Mes
     def alter(wanted: Message) -> None:
         if times[wanted.resource_type, wanted.resource_name] > 1:
             raise IllegalArgumentError(f"resource {wanted.resource_name!r} is in the request more than once")
+        if (wanted.resource_type, wanted.resource_name) == (_TOPIC, AUDIT_TOPIC):
+            # With its retention a client could delete the records of its own changes. As in Kafka, clients may alter
+            # the configs of the other internal topics.
+            raise PolicyViolationError(f"Topic {AUDIT_TOPIC}: its configs are changed on the command line only.")
         changes = _changes(wanted, incremental)
         resource = _resource(wanted.resource_type, wanted.resource_name, changes)
         change = partial(
