@@ -43,6 +43,8 @@ _CLIENT_METRICS = frozenset({int(ConfigResourceType.CLIENT_METRICS)})
 _UNSUPPORTED_VERSION = 35
 _RESOURCE_TYPES = frozenset(map(int, ConfigResourceType)) - {int(ConfigResourceType.UNKNOWN)}
 """Kafka's resource types. Only topics, groups and brokers have configs here."""
+_HAS_LONG_VALUES, _OLD_TEXT_BYTES_MAX = 4, 2**15 - 1
+"""The first version of DescribeConfigs with strings of any length, and the limit of a string in older ones."""
 
 
 def describe_configs(services: Services, request: Message, _client: Client) -> Message:
@@ -58,11 +60,14 @@ def describe_configs(services: Services, request: Message, _client: Client) -> M
                 resource_type=wanted.resource_type,
                 resource_name=wanted.resource_name,
                 configs=[
-                    _described(name, facts, bool(request.include_synonyms), bool(request.include_documentation))
+                    _described(
+                        name, facts, bool(request.include_synonyms), bool(request.include_documentation),
+                        None if request.version >= _HAS_LONG_VALUES else _OLD_TEXT_BYTES_MAX,
+                    )
                     for name, facts in (outcome.result or {}).items()
                 ],
             )
-        )
+        )  # fmt: skip
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
@@ -104,15 +109,19 @@ def _options(settings: "GatewaySettings") -> dict[str, Facts]:
     }
 
 
-def _described(name: str, facts: Facts, synonyms: bool, documentation: bool) -> Message:
+def _described(name: str, facts: Facts, synonyms: bool, documentation: bool, bytes_max: int | None) -> Message:
+    """Describe a config. A value of more than `bytes_max` bytes, such as a long schema, is null, because a part of it
+    could be taken for the whole.
+    """
     kind = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
     source = ConfigSourceType[facts["config_source"]]
-    values = [(source, facts["value"])]
+    fits = bytes_max is None or len(facts["value"].encode()) <= bytes_max
+    values = [(source, facts["value"] if fits else None)]
     if source is not ConfigSourceType.DEFAULT_CONFIG and name in _DEFAULTS:
         values.append((ConfigSourceType.DEFAULT_CONFIG, _DEFAULTS[name]))
     return kind(
         name=name,
-        value=facts["value"],
+        value=values[0][1],
         read_only=facts["read_only"],
         config_source=source.value,
         is_sensitive=facts["is_sensitive"],

@@ -158,6 +158,20 @@ def test_configs_by_kafka_python(gateway, admin):
 
 
 @on_sqlite
+def test_a_value_that_does_not_fit_an_old_version_is_null_there(gateway, admin):
+    schema = ", ".join(f"column_{number} BIGINT" for number in range(2_000))
+    admin.create_topics([NewTopic("a", 1, 1, topic_configs={"value.format": "json", "value.schema": schema})])
+    keys = ["value.format", "value.schema"]
+    named = DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name="a", configuration_keys=keys)
+    with WireConnection(gateway.port) as wire:
+        for version, value in ((1, None), (3, None), (4, schema)):
+            described = wire.exchange(DescribeConfigsRequest(resources=[named], include_synonyms=True), version)
+            configs = {config.name: config for config in described.results[0].configs}
+            assert configs["value.format"].value == "json"
+            assert (configs["value.schema"].value, configs["value.schema"].synonyms[0].value) == (value, value)
+
+
+@on_sqlite
 def test_no_client_of_a_gateway_removes_records_of_the_audit(cluster, gateway, admin):
     admin.create_topics([NewTopic("a", 1, 1)])
     append(cluster, 3)
