@@ -140,16 +140,16 @@ _DEFAULTS = {
 }
 
 
-def incremental_alter_configs(services: Services, request: Message, _client: Client) -> Message:
-    return _alter(services, request, IncrementalAlterConfigsResponse)
+def incremental_alter_configs(services: Services, request: Message, client: Client) -> Message:
+    return _alter(services, request, client, IncrementalAlterConfigsResponse)
 
 
-def alter_configs(services: Services, request: Message, _client: Client) -> Message:
+def alter_configs(services: Services, request: Message, client: Client) -> Message:
     """Set the named configs, and reset all others to their defaults."""
-    return _alter(services, request, AlterConfigsResponse)
+    return _alter(services, request, client, AlterConfigsResponse)
 
 
-def _alter(services: Services, request: Message, response: type[Message]) -> Message:
+def _alter(services: Services, request: Message, client: Client, response: type[Message]) -> Message:
     incremental = response is IncrementalAlterConfigsResponse
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
 
@@ -163,7 +163,7 @@ def _alter(services: Services, request: Message, response: type[Message]) -> Mes
         changes = _changes(wanted, incremental)
         resource = _resource(wanted.resource_type, wanted.resource_name, changes)
         change = partial(
-            alter_resource, services.cluster, resource,
+            alter_resource, services.cluster, client.principal, "gateway", resource,
             validate_only=bool(request.validate_only), incremental=incremental,
         )  # fmt: skip
         if wanted.resource_type == _TOPIC:

@@ -172,6 +172,15 @@ def test_a_value_that_does_not_fit_an_old_version_is_null_there(gateway, admin):
 
 
 @on_sqlite
+def test_the_audit_names_the_client_that_changes_a_config_of_a_group(cluster, admin):
+    resource = ConfigResource(ConfigResourceType.GROUP, "g", {"share.isolation.level": "read_committed"})
+    for incremental in (True, False):
+        assert admin.alter_configs([resource], incremental=incremental) == {"group": {"g": "OK"}}
+    changes = read_changes(cluster, target="group g")
+    assert [(change.who, change.source) for change in changes] == [("User:ANONYMOUS", "gateway")] * 2
+
+
+@on_sqlite
 def test_no_client_of_a_gateway_removes_records_of_the_audit(cluster, gateway, admin):
     admin.create_topics([NewTopic("a", 1, 1)])
     append(cluster, 3)
