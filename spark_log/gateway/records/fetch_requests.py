@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse
@@ -74,9 +74,15 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
     assert memory is not None
     decoded: Sequence[_Asked] | None = None
     needed = 0
+    # the last answers, if they had fewer than min_bytes: while they stay the same, no records are read
+    too_few: Sequence[_Answer] | None = None
     while True:
         seen, asked, answers, named = await services.call(_positions, services, request, decoded)
         decoded = asked if named else None
+        left_s = deadline_s - clock.monotonic_s()
+        if answers == too_few and left_s > 0:  # the change was of other partitions
+            await services.changes.wait(seen, left_s)
+            continue
         await memory.response.more(max(needed, _bytes_to_read(asked, answers, request.max_bytes)))
         left = request.max_bytes
         for places in _places_by_topic(asked, answers):
@@ -92,6 +98,8 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
         enough = size >= max(1, min(request.min_bytes, request.max_bytes))
         if not asked or enough or left_s <= 0 or any(one.error for one in answers):
             return await services.compute(_response, asked, answers)
+        is_whole = all(one.records for one in answers if one.version is not None)
+        too_few = [replace(one, records=b"") for one in answers] if is_whole else None
         del answers
         memory.response.set(0)
         needed = 0

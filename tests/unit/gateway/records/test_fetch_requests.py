@@ -110,6 +110,37 @@ async def test_records_that_are_larger_than_expected_wait_for_memory_without_bei
     assert len(response.responses[0].partitions[0].records) == 5_000_000
 
 
+async def test_records_that_are_too_few_are_read_again_only_after_a_change_of_their_partitions(monkeypatch):
+    ends, reads = [5, 5, 5, 6, 6, 9], []
+    topic = SimpleNamespace(config=TopicConfig(max_message_bytes=1_000), topic_id=1)
+
+    def positions(_services, _request, _asked):
+        answer = _Answer(topic=topic, version=(0, 0), high_watermark=ends.pop(0))
+        return 0, [_Asked("t", uuid.UUID(int=0), 0, 0, 1_000_000)], [answer], True
+
+    def read(_services, places, left):
+        [(_, answer)] = places
+        reads.append(answer.high_watermark)
+        answer.records = bytes(100 * answer.high_watermark)
+        return left
+
+    async def call(function, *arguments):
+        return function(*arguments)
+
+    async def wait(_seen, _timeout_s):
+        pass
+
+    monkeypatch.setattr(fetch_requests, "_positions", positions)
+    monkeypatch.setattr(fetch_requests, "_read", read)
+    memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), MemoryBudget(10**7), 10**9, lambda: None, "me")
+    request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
+    request = FetchRequest(max_wait_ms=60_000, min_bytes=900, max_bytes=1_000_000, topics=[])
+    services = SimpleNamespace(call=call, compute=call, changes=SimpleNamespace(wait=wait))
+    response = await asyncio.wait_for(fetch(services, request, None), 10)
+    assert reads == [5, 6, 9]
+    assert len(response.responses[0].partitions[0].records) == 900
+
+
 @pytest.mark.parametrize("rights", [None, Rights([], allow_everyone_if_no_acl_found=True)])
 async def test_a_fetch_by_topic_id_is_answered_without_records_while_the_store_is_away(rights):
     """With and without ACLs, for which the name of the topic has to be known."""
