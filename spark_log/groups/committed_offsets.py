@@ -14,6 +14,7 @@ from spark_log.config.values import INT64_MAX
 from spark_log.errors import (
     IllegalArgumentError,
     OffsetMetadataTooLargeError,
+    SparkLogError,
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
@@ -65,12 +66,20 @@ class Commit(NamedTuple):
 
 def check_commits_of_clients(
     offsets: Mapping[TopicPartition, Commit], settings: ClusterSettings
-) -> dict[TopicPartition, Commit]:
-    """As `check_commits`, for a client that may not decide whether its offsets expire."""
-    for (topic, partition), commit in offsets.items():
-        if commit.metadata == KEPT:
-            raise IllegalArgumentError(f"metadata to commit for {topic}-{partition}: {KEPT!r} is reserved")
-    return check_commits(offsets, settings)
+) -> tuple[dict[TopicPartition, Commit], dict[TopicPartition, SparkLogError]]:
+    """Check each commit alone, for a client that may not decide whether its offsets expire. Return the valid commits,
+    and the errors of the others, which are those of `check_commits`.
+    """
+    commits: dict[TopicPartition, Commit] = {}
+    errors: dict[TopicPartition, SparkLogError] = {}
+    for partition, commit in offsets.items():
+        try:
+            if commit.metadata == KEPT:
+                raise IllegalArgumentError(f"metadata to commit for {partition}: {KEPT!r} is reserved")
+            commits |= check_commits({partition: commit}, settings)
+        except SparkLogError as error:
+            errors[partition] = error
+    return commits, errors
 
 
 def check_commits(

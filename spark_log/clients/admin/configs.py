@@ -75,9 +75,11 @@ def entries_of(overrides: Mapping[str, str], *, everything: bool = False) -> dic
     }
 
 
-def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only: bool, incremental: bool) -> None:
+def alter_resource(
+    cluster: Cluster, who: str, source: str, resource: ConfigResource, *, validate_only: bool, incremental: bool
+) -> None:
     """Set configs of a topic, of a group or of the cluster. `resource.configs` has the values that `alter_configs`
-    accepts.
+    accepts. `who` and `source` are for the audit.
     """
     changes = dict(resource.configs or {})
     if _is_cluster(resource):
@@ -87,7 +89,7 @@ def alter_resource(cluster: Cluster, resource: ConfigResource, *, validate_only:
         return
     if _is_group(resource):
         texts = {name: _new_text(name, value) for name, value in changes.items()}
-        _alter_group(cluster, resource, texts, validate_only=validate_only, replace_all=not incremental)
+        _alter_group(cluster, who, source, resource, texts, validate_only=validate_only, replace_all=not incremental)
         return
     topic = _topic_of(cluster, resource)
     wanted = {name: _new_value(topic, name, value) for name, value in canonical(changes).items()}
@@ -130,6 +132,8 @@ def _group_id(resource: ConfigResource) -> str:
 
 def _alter_group(
     cluster: Cluster,
+    who: str,
+    source: str,
     resource: ConfigResource,
     changes: Mapping[str, str | None],
     *,
@@ -140,7 +144,7 @@ def _alter_group(
     if validate_only:
         alter_group_configs(cluster.store, group_id, changes, replace_all=replace_all, validate_only=True)
     else:
-        group_configs.alter_recorded(cluster, local_user(), "admin", group_id, changes, replace_all=replace_all)
+        group_configs.alter_recorded(cluster, who, source, group_id, changes, replace_all=replace_all)
 
 
 def _raise_unknown(resources: Iterable[ConfigResource]) -> None:
@@ -239,9 +243,10 @@ class ConfigCalls:
         return _each(
             config_resources,
             lambda resource: alter_resource(
-                self._cluster, resource, validate_only=validate_only, incremental=incremental is not False
+                self._cluster, local_user(), "admin", resource,
+                validate_only=validate_only, incremental=incremental is not False,
             ),
-        )
+        )  # fmt: skip
 
     @kafka_errors()
     def reset_configs(
@@ -262,7 +267,10 @@ class ConfigCalls:
                 return
             if _is_group(resource):
                 named = dict.fromkeys(resource.configs or ())
-                _alter_group(self._cluster, resource, named, validate_only=validate_only, replace_all=not named)
+                _alter_group(
+                    self._cluster, local_user(), "admin", resource, named,
+                    validate_only=validate_only, replace_all=not named,
+                )  # fmt: skip
                 return
             topic = _topic_of(self._cluster, resource)
             names = list(resource.configs) if resource.configs else list(topic.overrides)

@@ -315,7 +315,7 @@ class TopicCalls:
         watermark.
 
         Returns the new log start offset of each partition as `low_watermark`. Raises OffsetOutOfRangeError,
-        UnknownTopicOrPartitionError, or PolicyViolationError if cleanup.policy has no delete.
+        UnknownTopicOrPartitionError, or PolicyViolationError if the topic is internal or cleanup.policy has no delete.
         """
         check_timeout(timeout_ms)
         offsets = {TopicPartition(*partition): offset for partition, offset in records_to_delete.items()}

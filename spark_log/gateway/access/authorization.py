@@ -1,11 +1,12 @@
 """Serves the parts of a request for which its client has the rights that its API needs (`rights.py`)."""
 
+import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spark_log.cluster.security.acl_rules import Operation
-from spark_log.cluster.topics import topics_of_uuids
+from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.access.access import Access
 from spark_log.gateway.access.refusals import refusal, refused_element
 from spark_log.gateway.access.rights import CODES, Each, Every, Rule, Shown, Whole
@@ -16,6 +17,8 @@ from spark_log.gateway.services import Services
 
 _OPERATION_NOT_ATTEMPTED = 55
 _UNKNOWN_TOPIC_ID = 100
+_NAMES_WAIT_S_MAX = 1.0
+"""The maximum time until a client asks again for topics whose names could not be read."""
 
 
 async def authorized(api: Api, services: Services, request: Message, client: Client) -> Message | None:
@@ -41,9 +44,14 @@ async def _served(api: Api, services: Services, request: Message, client: Client
     if code is not None:
         return refusal(request, code), True
     names: Mapping[uuid.UUID, str] = {}
-    ids = [each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)]
-    if ids:
-        names = await services.call(_names_of, services, ids)
+    ids = {each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)}
+    try:
+        if ids:
+            names = await services.call(services.topics.names, ids)
+    except MetadataStoreUnavailableError:
+        if api.name != "Fetch":
+            raise
+        return await _without_records(request), False
     refusals: list[Refused] = []
     empty = False
     for rule in rules:
@@ -101,9 +109,14 @@ def _with_ids(request: Message, field: str) -> Sequence[Message]:
     return [each for each in getattr(request, field, None) or () if getattr(each, "topic_id", None) is not None]
 
 
-def _names_of(services: Services, ids: Sequence[uuid.UUID]) -> Mapping[uuid.UUID, str]:
-    found = services.cluster.store.read(lambda connection: topics_of_uuids(connection, [each.hex for each in ids]))
-    return {uuid.UUID(hex=each): topic.name for each, topic in found.items()}
+async def _without_records(request: Message) -> Message:
+    """Answer a Fetch by topic ids while their names, and so the rights, cannot be read: no error and no records, after
+    which the client asks again. It waits as a fetch without records does.
+    """
+    await asyncio.sleep(min(request.max_wait_ms / 1000, _NAMES_WAIT_S_MAX))
+    response = refusal(request, NONE)
+    response.responses = [refused_element(request, ["responses"], topic, NONE) for topic in request.topics]
+    return response
 
 
 def _take_refused(

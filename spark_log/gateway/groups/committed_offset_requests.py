@@ -12,6 +12,7 @@ from kafka.protocol.consumer import (
 )
 
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
+from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.access.rights import SHOWN_TOPICS, Resource, Whole, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client
@@ -41,17 +42,41 @@ _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 async def offset_commit(services: Services, request: Message, client: Client) -> Message:
     """Commit offsets for a member in its generation, or for a group without members (generation -1)."""
     kind = OffsetCommitResponse.OffsetCommitResponseTopic
-    code, unknown = await services.call(_commit, services, request, client)
+    code, codes = await services.call(_commit, services, request, client)
     partition = kind.OffsetCommitResponsePartition
-    topics = await services.compute(commit_outcomes, request, kind, partition, code, unknown)
+    topics = await services.compute(commit_outcomes, request, kind, partition, code, codes)
     return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 
+def commits_of(
+    request: Message, settings: ClusterSettings
+) -> tuple[dict[TopicPartition, Commit], dict[TopicPartition, int]]:
+    """Return the valid commits of a request, and the error codes of its other partitions. As in Kafka, metadata that
+    are too large for one partition are no obstacle to the others.
+    """
+    requested = {
+        TopicPartition(topic.name, each.partition_index): Commit(
+            each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
+        )
+        for topic in request.topics
+        for each in topic.partitions
+    }
+    commits, errors = check_commits_of_clients(requested, settings)
+    return commits, {partition: error_code(error) for partition, error in errors.items()}
+
+
+def with_unknown(
+    codes: Mapping[TopicPartition, int], unknown: Collection[TopicPartition]
+) -> Mapping[TopicPartition, int]:
+    """Return the error codes of partitions together with those of partitions that do not exist."""
+    return {**codes, **dict.fromkeys(unknown, _UNKNOWN_TOPIC_OR_PARTITION)}
+
+
 def commit_outcomes(
-    request: Message, of_topic: type, of_partition: type, code: int, unknown: Collection[TopicPartition]
+    request: Message, of_topic: type, of_partition: type, code: int, codes: Mapping[TopicPartition, int]
 ) -> list[Message]:
     """Make the topics of a commit's response from its classes. All partitions have the error `code`. If it is no error,
-    the partitions in `unknown` have UNKNOWN_TOPIC_OR_PARTITION.
+    each has its own one in `codes`, if any.
     """
     return [
         of_topic(
@@ -59,8 +84,7 @@ def commit_outcomes(
             partitions=[
                 of_partition(
                     partition_index=each.partition_index,
-                    error_code=code
-                    or (_UNKNOWN_TOPIC_OR_PARTITION if (topic.name, each.partition_index) in unknown else NONE),
+                    error_code=code or codes.get(TopicPartition(topic.name, each.partition_index), NONE),
                 )
                 for each in topic.partitions
             ],
@@ -69,30 +93,23 @@ def commit_outcomes(
     ]
 
 
-def _commit(services: Services, request: Message, client: Client) -> tuple[int, Collection[TopicPartition]]:
-    """Commit offsets. Return an error code for all partitions, and the partitions that do not exist."""
+def _commit(services: Services, request: Message, client: Client) -> tuple[int, Mapping[TopicPartition, int]]:
+    """Commit offsets. Return an error code for all partitions, and those of single partitions."""
     store = services.cluster.store
-    requested = {
-        TopicPartition(topic.name, each.partition_index): Commit(
-            each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
-        )
-        for topic in request.topics
-        for each in topic.partitions
-    }
     me, generation = identity(request, client), request.generation_id_or_member_epoch
     try:
         check_group_id(request.group_id)
-        commits = check_commits_of_clients(requested, store.settings)
+        commits, codes = commits_of(request, store.settings)
         if generation < 0 and not request.member_id:
-            return NONE, commit_offsets(store, request.group_id, commits)
+            return NONE, with_unknown(codes, commit_offsets(store, request.group_id, commits))
 
         def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
             now = check_committer(store, connection, me, generation, commits)
             return write_commits(connection, now, me.group_id, commits)
 
-        return NONE, store.transact(body)
+        return NONE, with_unknown(codes, store.transact(body))
     except SparkLogError as error:
-        return coordinator_code(error), ()
+        return coordinator_code(error), {}
 
 
 async def offset_fetch(services: Services, request: Message, _client: Client) -> Message:

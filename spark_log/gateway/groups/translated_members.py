@@ -11,12 +11,13 @@ gateway serves any member.
 The functions raise the errors of `groups.consumer.service`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import sqlalchemy as sa
 from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from spark_log import clock
 from spark_log.cluster.names import is_legal
@@ -37,6 +38,7 @@ from spark_log.gateway.groups.member_requests import (
     rebalance_timeout_ms,
 )
 from spark_log.gateway.protocol.error_codes import NONE
+from spark_log.gateway.protocol.request_limits import ELEMENTS_MAX, CostlyRequestError, check_cost
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.assignors import known_assignors
@@ -59,14 +61,14 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     timeout_ms = rebalance_timeout_ms(request)
     me = identity(request, client, request.session_timeout_ms)
     store = services.cluster.store
+    await services.call(_check_request, store, me, request.protocol_type, request.protocols)
+    new_id = new_member_id(me.client_id)
+    if not me.member_id and request.version >= MEMBER_ID_REQUIRED_SINCE and me.instance_id is None:
+        return join_refused(new_id, MEMBER_ID_REQUIRED)
     protocols = tuple((each.name, bytes(each.metadata)) for each in request.protocols)
-    joining = await services.call(
-        joining_of, store, me, request.protocol_type, protocols, timeout_ms, _may_describe(client)
-    )
-    if not me.member_id:
-        joining = _with_new_id(joining)
-        if request.version >= MEMBER_ID_REQUIRED_SINCE and me.instance_id is None:
-            return join_refused(joining.me.member_id, MEMBER_ID_REQUIRED)
+    joining = await services.call(_joining_of, me, protocols, timeout_ms, _may_describe(client))
+    if not me.member_id:  # a static member replaces the previous member with its instance id
+        joining = replace(joining, me=replace(me, member_id=new_id), replaces=True)
     deadline_s = clock.monotonic_s() + timeout_ms / 1000
     seen = await services.call(services.changes.current)
     joined = await services.call(join, store, joining)
@@ -140,39 +142,50 @@ class Membership:
     complete: bool
 
 
-def _with_new_id(joining: Joining) -> Joining:
-    """Give a member without an id a new one. A static member replaces the previous member with its instance id."""
-    return replace(joining, me=replace(joining.me, member_id=new_member_id(joining.me.client_id)), replaces=True)
+def _check_request(store: Store, me: Identity, protocol_type: str, protocols: Sequence[Message]) -> None:
+    """Check a JoinGroup request without the metadata. Raises InconsistentGroupProtocolError for a member that is no
+    consumer.
+    """
+    check_group_id(me.group_id)
+    check_instance_id(me.instance_id)
+    check_session_timeout(me.session_timeout_ms, store.settings)
+    if len(me.member_id) > _MEMBER_ID_CHARACTERS_MAX:
+        raise UnknownMemberIdError("a member id that no gateway has made")
+    if protocol_type != PROTOCOL_TYPE or not protocols:
+        raise _cannot_join(me.group_id, protocol_type, [each.name for each in protocols])
 
 
-def joining_of(
-    store: Store,
-    identity: Identity,
-    protocol_type: str,
+def _cannot_join(group_id: str, protocol_type: str, names: Sequence[str]) -> InconsistentGroupProtocolError:
+    return InconsistentGroupProtocolError(
+        f"group {group_id!r} is of consumers; a member of type {protocol_type!r} with {', '.join(names)} cannot join"
+    )
+
+
+def _joining_of(
+    me: Identity,
     protocols: tuple[tuple[str, bytes], ...],
     rebalance_timeout_ms: int,
     may_describe: Callable[[str], bool],
 ) -> Joining:
-    """Check and decode a JoinGroup request. `protocols` are names and metadata in order of preference. Topics that the
-    client may not describe are left out, as if they did not exist.
+    """Decode the metadata of a JoinGroup request. `protocols` are names and metadata in order of preference. Topics
+    that the client may not describe are left out, as if they did not exist.
 
-    Raises InconsistentGroupProtocolError for a member that is no consumer.
+    Raises InconsistentGroupProtocolError for metadata that is not of a consumer, or has too many elements.
     """
-    check_group_id(identity.group_id)
-    check_instance_id(identity.instance_id)
-    check_session_timeout(identity.session_timeout_ms, store.settings)
-    if len(identity.member_id) > _MEMBER_ID_CHARACTERS_MAX:
-        raise UnknownMemberIdError("a member id that no gateway has made")
-    messages = [decode_subscription(metadata) for _, metadata in protocols]
-    if protocol_type != PROTOCOL_TYPE or not messages or None in messages:
-        raise InconsistentGroupProtocolError(
-            f"group {identity.group_id!r} is of consumers; a member of type {protocol_type!r} with"
-            f" {', '.join(name for name, _ in protocols)} cannot join"
-        )
+    left = ELEMENTS_MAX
+    try:
+        for _, metadata in protocols:
+            version = min(int.from_bytes(metadata[:2], "big", signed=True), ConsumerProtocolSubscription.max_version)
+            left -= check_cost(ConsumerProtocolSubscription, version, memoryview(metadata)[2:], left)
+        messages = [decode_subscription(metadata) for _, metadata in protocols]
+    except CostlyRequestError:
+        messages = [None]
+    if None in messages:
+        raise _cannot_join(me.group_id, PROTOCOL_TYPE, [name for name, _ in protocols])
     topics = {topic for message in messages if message is not None for topic in message.topics}
     owned = {partition for message in messages if message is not None for partition in message.owned}
     legal = frozenset(name for name in topics if is_legal(name) and may_describe(name))
-    return Joining(identity, legal, protocols, frozenset(owned), rebalance_timeout_ms)
+    return Joining(me, legal, protocols, frozenset(owned), rebalance_timeout_ms)
 
 
 def join(store: Store, joining: Joining) -> Membership:

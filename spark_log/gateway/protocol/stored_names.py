@@ -1,6 +1,7 @@
-"""Refuses requests of group members with names that PostgreSQL cannot store because they contain NUL.
+"""Refuses requests of group members with names that cannot be stored or returned, before their handlers.
 
-Such requests are refused before their handlers, with the same codes on both stores.
+PostgreSQL stores no NUL; the codes are the same on both stores. A string of an old version of a response has at most
+32,767 bytes, and one of a newer request may have more: a client of the old version could then list no group at all.
 """
 
 from spark_log.config.values import can_be_stored
@@ -18,21 +19,27 @@ _CODES = {
     "protocol_type": error_code(InconsistentGroupProtocolError()),
     "protocol_name": error_code(InconsistentGroupProtocolError()),
 }
+_PROTOCOL_LENGTH_MAX = 255
+"""The maximum number of characters of a protocol type and of a protocol's name."""
 
 
 def with_storable_names(request_type: type[Message], handler: Handler) -> Handler:
-    """Wrap the handler of a member's request, to refuse the whole request if it has a name that cannot be stored."""
+    """Wrap the handler of a member's request, to refuse the whole request if it has such a name."""
     fields = request_type._struct.fields
     names, has_protocols = [name for name in _CODES if name in fields], "protocols" in fields
 
     async def checked(services: Services, request: Message, client: Client) -> Message | None:
         for name in names:
             text = getattr(request, name)
-            if text is not None and not can_be_stored(text):
+            if text is not None and not _accepts(name, text):
                 return refusal(request, _CODES[name])
         for protocol in request.protocols if has_protocols else ():
-            if not can_be_stored(protocol.name):
+            if not _accepts("protocol_name", protocol.name):
                 return refusal(request, _CODES["protocol_name"])
         return await handler(services, request, client)
 
     return checked
+
+
+def _accepts(field: str, text: str) -> bool:
+    return can_be_stored(text) and (not field.startswith("protocol") or len(text) <= _PROTOCOL_LENGTH_MAX)

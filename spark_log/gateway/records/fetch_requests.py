@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse
@@ -74,9 +74,15 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
     assert memory is not None
     decoded: Sequence[_Asked] | None = None
     needed = 0
+    # the last answers, if they had fewer than min_bytes: while they stay the same, no records are read
+    too_few: Sequence[_Answer] | None = None
     while True:
-        seen, asked, answers = await services.call(_positions, services, request, decoded)
-        decoded = asked
+        seen, asked, answers, named = await services.call(_positions, services, request, decoded)
+        decoded = asked if named else None
+        left_s = deadline_s - clock.monotonic_s()
+        if answers == too_few and left_s > 0:  # the change was of other partitions
+            await services.changes.wait(seen, left_s)
+            continue
         await memory.response.more(max(needed, _bytes_to_read(asked, answers, request.max_bytes)))
         left = request.max_bytes
         for places in _places_by_topic(asked, answers):
@@ -92,17 +98,17 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
         enough = size >= max(1, min(request.min_bytes, request.max_bytes))
         if not asked or enough or left_s <= 0 or any(one.error for one in answers):
             return await services.compute(_response, asked, answers)
+        is_whole = all(one.records for one in answers if one.version is not None)
+        too_few = [replace(one, records=b"") for one in answers] if is_whole else None
         del answers
         memory.response.set(0)
         needed = 0
         await services.changes.wait(seen, left_s)
 
 
-def _asked_of(services: Services, request: Message) -> list[_Asked]:
-    """Return each partition once. As in a broker, the last mention counts."""
+def _asked_of(request: Message, names: Mapping[uuid.UUID, str]) -> list[_Asked]:
+    """Return each partition once. As in a broker, the last mention counts. `names` are those of topic ids."""
     by_id = request.version >= _HAS_TOPIC_IDS
-    hexes = {topic.topic_id.hex for topic in request.topics or () if topic.topic_id is not None} if by_id else ()
-    names = {uuid.UUID(hex=each): name for each, name in services.topics.names(hexes).items()}
     asked: dict[tuple[object, int], _Asked] = {}
     for topic in request.topics or ():
         topic_id = topic.topic_id or _NO_ID
@@ -114,19 +120,33 @@ def _asked_of(services: Services, request: Message) -> list[_Asked]:
     return list(asked.values())
 
 
+def _names(services: Services, request: Message) -> dict[uuid.UUID, str]:
+    if request.version < _HAS_TOPIC_IDS:
+        return {}
+    return services.topics.names({topic.topic_id for topic in request.topics or () if topic.topic_id is not None})
+
+
 def _positions(
     services: Services, request: Message, asked: Sequence[_Asked] | None
-) -> tuple[int, Sequence[_Asked], list[_Answer]]:
-    """Return the number of the store's last change, the partitions of the request, which are `asked` if known, and an
-    answer without records for each.
+) -> tuple[int, Sequence[_Asked], list[_Answer], bool]:
+    """Return the number of the store's last change, the partitions of the request, which are `asked` if known, an
+    answer without records for each, and whether the names of their topic ids were looked up.
+
+    While the store does not answer, the answers have no error, and their client asks again.
     """
-    asked = _asked_of(services, request) if asked is None else asked
     seen = services.changes.current()
-    legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
     try:
-        topics = services.topics.find({tp.topic for tp in legal})
+        asked = _asked_of(request, _names(services, request)) if asked is None else asked
+        return seen, asked, _answers(services, asked), True
     except MetadataStoreUnavailableError:
-        return seen, asked, [_Answer() for _ in asked]  # an empty answer, after which a client asks again
+        named = asked is not None
+        asked = _asked_of(request, {}) if asked is None else asked
+        return seen, asked, [_Answer() for _ in asked], named
+
+
+def _answers(services: Services, asked: Sequence[_Asked]) -> list[_Answer]:
+    legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
+    topics = services.topics.find({tp.topic for tp in legal})
     here = services.stores.of_partitions(legal, positions_of, topics=topics)
     if missing := {tp.topic for tp in legal if here.get(tp) is None} & topics.keys():
         for name in missing:
@@ -135,7 +155,7 @@ def _positions(
         moved = {name for name, topic in now.items() if topic.store_id != topics[name].store_id}
         topics |= now
         here |= services.stores.of_partitions([tp for tp in legal if tp.topic in moved], positions_of, topics=topics)
-    return seen, asked, [_position(services, each, topics, here) for each in asked]
+    return [_position(services, each, topics, here) for each in asked]
 
 
 def positions_of(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Found]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable
+from uuid import UUID
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -18,7 +19,7 @@ class TopicCache:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._found: dict[str, tuple[float, Topic]] = {}
-        self._names: dict[str, tuple[float, str]] = {}
+        self._names: dict[UUID, tuple[float, str]] = {}
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return the topics of these names that exist, by name."""
@@ -41,22 +42,23 @@ class TopicCache:
             topics |= read
         return topics
 
-    def names(self, uuids: Iterable[str]) -> dict[str, str]:
-        """Return the names of the topics with these uuids (Kafka's topic ids) that exist, by uuid.
+    def names(self, topic_ids: Iterable[UUID]) -> dict[UUID, str]:
+        """Return the names of the topics with these ids that exist, by Kafka's topic id.
 
         A topic may have been deleted within the last second.
         """
         now_s = clock.monotonic_s()
         with self._lock:
-            cached = {uuid: self._names.get(uuid, (-_FRESH_S, "")) for uuid in uuids}
-        names = {uuid: name for uuid, (read_s, name) in cached.items() if now_s - read_s < _FRESH_S}
-        if missing := cached.keys() - names.keys():
-            read = self._cluster.store.read(lambda connection: topics_of_uuids(connection, missing))
+            cached = {topic_id: self._names.get(topic_id, (-_FRESH_S, "")) for topic_id in topic_ids}
+        names = {topic_id: name for topic_id, (read_s, name) in cached.items() if now_s - read_s < _FRESH_S}
+        if missing := {topic_id.hex for topic_id in cached.keys() - names.keys()}:
+            found = self._cluster.store.read(lambda connection: topics_of_uuids(connection, missing))
+            read = {UUID(hex=each): topic.name for each, topic in found.items()}
             with self._lock:
                 if len(self._names) > _UUIDS_MAX:
                     self._names.clear()
-                self._names.update((uuid, (now_s, topic.name)) for uuid, topic in read.items())
-            names |= {uuid: topic.name for uuid, topic in read.items()}
+                self._names.update((topic_id, (now_s, name)) for topic_id, name in read.items())
+            names |= read
         return names
 
     def forget(self, name: str) -> None:

@@ -86,10 +86,10 @@ def _asked(services: Services, client: Client, topics: Iterable[Any]) -> Asked:
     """Find the partitions of a request. It reads the store."""
     asked = Asked()
     topics = list(topics)
-    names = services.topics.names({topic.topic_id.hex for topic in topics})
+    names = services.topics.names({topic.topic_id for topic in topics})
     existing = services.topics.find(names.values())
     for topic in topics:
-        name = names.get(topic.topic_id.hex)
+        name = names.get(topic.topic_id)
         topic_facts = None if name is None else existing.get(name)
         for part in topic.partitions:
             number = part if isinstance(part, int) else part.partition_index

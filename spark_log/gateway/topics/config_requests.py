@@ -18,10 +18,11 @@ from kafka.protocol.admin import (
 )
 
 from spark_log.clients.admin.configs import alter_resource, describe_resource
+from spark_log.cluster.names import AUDIT_TOPIC
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.cluster.topics import list_topics
 from spark_log.config import ClusterSettings, canonical, definitions, group_definitions
-from spark_log.errors import IllegalArgumentError
+from spark_log.errors import IllegalArgumentError, PolicyViolationError
 from spark_log.gateway.access.rights import CLUSTER, Each, on_cluster
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.gateway_settings import LIMITS
@@ -42,6 +43,8 @@ _CLIENT_METRICS = frozenset({int(ConfigResourceType.CLIENT_METRICS)})
 _UNSUPPORTED_VERSION = 35
 _RESOURCE_TYPES = frozenset(map(int, ConfigResourceType)) - {int(ConfigResourceType.UNKNOWN)}
 """Kafka's resource types. Only topics, groups and brokers have configs here."""
+_HAS_LONG_VALUES, _OLD_TEXT_BYTES_MAX = 4, 2**15 - 1
+"""The first version of DescribeConfigs with strings of any length, and the limit of a string in older ones."""
 
 
 def describe_configs(services: Services, request: Message, _client: Client) -> Message:
@@ -57,11 +60,14 @@ def describe_configs(services: Services, request: Message, _client: Client) -> M
                 resource_type=wanted.resource_type,
                 resource_name=wanted.resource_name,
                 configs=[
-                    _described(name, facts, bool(request.include_synonyms), bool(request.include_documentation))
+                    _described(
+                        name, facts, bool(request.include_synonyms), bool(request.include_documentation),
+                        None if request.version >= _HAS_LONG_VALUES else _OLD_TEXT_BYTES_MAX,
+                    )
                     for name, facts in (outcome.result or {}).items()
                 ],
             )
-        )
+        )  # fmt: skip
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
@@ -103,15 +109,19 @@ def _options(settings: "GatewaySettings") -> dict[str, Facts]:
     }
 
 
-def _described(name: str, facts: Facts, synonyms: bool, documentation: bool) -> Message:
+def _described(name: str, facts: Facts, synonyms: bool, documentation: bool, bytes_max: int | None) -> Message:
+    """Describe a config. A value of more than `bytes_max` bytes, such as a long schema, is null, because a part of it
+    could be taken for the whole.
+    """
     kind = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
     source = ConfigSourceType[facts["config_source"]]
-    values = [(source, facts["value"])]
+    fits = bytes_max is None or len(facts["value"].encode()) <= bytes_max
+    values = [(source, facts["value"] if fits else None)]
     if source is not ConfigSourceType.DEFAULT_CONFIG and name in _DEFAULTS:
         values.append((ConfigSourceType.DEFAULT_CONFIG, _DEFAULTS[name]))
     return kind(
         name=name,
-        value=facts["value"],
+        value=values[0][1],
         read_only=facts["read_only"],
         config_source=source.value,
         is_sensitive=facts["is_sensitive"],
@@ -130,26 +140,30 @@ _DEFAULTS = {
 }
 
 
-def incremental_alter_configs(services: Services, request: Message, _client: Client) -> Message:
-    return _alter(services, request, IncrementalAlterConfigsResponse)
+def incremental_alter_configs(services: Services, request: Message, client: Client) -> Message:
+    return _alter(services, request, client, IncrementalAlterConfigsResponse)
 
 
-def alter_configs(services: Services, request: Message, _client: Client) -> Message:
+def alter_configs(services: Services, request: Message, client: Client) -> Message:
     """Set the named configs, and reset all others to their defaults."""
-    return _alter(services, request, AlterConfigsResponse)
+    return _alter(services, request, client, AlterConfigsResponse)
 
 
-def _alter(services: Services, request: Message, response: type[Message]) -> Message:
+def _alter(services: Services, request: Message, client: Client, response: type[Message]) -> Message:
     incremental = response is IncrementalAlterConfigsResponse
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
 
     def alter(wanted: Message) -> None:
         if times[wanted.resource_type, wanted.resource_name] > 1:
             raise IllegalArgumentError(f"resource {wanted.resource_name!r} is in the request more than once")
+        if (wanted.resource_type, wanted.resource_name) == (_TOPIC, AUDIT_TOPIC):
+            # With its retention a client could delete the records of its own changes. As in Kafka, clients may alter
+            # the configs of the other internal topics.
+            raise PolicyViolationError(f"Topic {AUDIT_TOPIC}: its configs are changed on the command line only.")
         changes = _changes(wanted, incremental)
         resource = _resource(wanted.resource_type, wanted.resource_name, changes)
         change = partial(
-            alter_resource, services.cluster, resource,
+            alter_resource, services.cluster, client.principal, "gateway", resource,
             validate_only=bool(request.validate_only), incremental=incremental,
         )  # fmt: skip
         if wanted.resource_type == _TOPIC:

@@ -20,6 +20,7 @@ from kafka.protocol.admin import (
 
 from spark_log.clients.admin.configs import entries_of
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.names import is_internal
 from spark_log.cluster.security.acl_rules import Operation
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 from spark_log.config import canonical
@@ -43,7 +44,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 
-_UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC_ID = 3, 100
+_UNKNOWN_TOPIC_OR_PARTITION, _INVALID_TOPIC, _UNKNOWN_TOPIC_ID = 3, 17, 100
 _NO_ID = uuid.UUID(int=0)
 _DEFAULT = -1
 """The number in a request that stands for num.partitions or default.replication.factor."""
@@ -211,7 +212,9 @@ def create_partitions(services: Services, request: Message, _client: Client) -> 
 
 
 def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
-    """Move the log start offsets in one transaction of each store. If one is refused, move each on its own."""
+    """Move the log start offsets in one transaction of each store. If one is refused, move each on its own. Partitions
+    of internal topics are refused with INVALID_TOPIC_EXCEPTION, as by a broker.
+    """
     before = {
         TopicPartition(topic.name, each.partition_index): each.offset
         for topic in request.topics
@@ -221,20 +224,26 @@ def delete_records_before(services: Services, request: Message, _client: Client)
     def delete(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return delete_records(cluster, {tp: before[tp] for tp in partitions})
 
-    together = services.stores.of_partitions(before, delete, CHANGE_S)
+    of_users = [tp for tp in before if not is_internal(tp.topic)]
+    together = services.stores.of_partitions(of_users, delete, CHANGE_S)
 
-    def deleted(tp: TopicPartition) -> Message:
+    def deleted(tp: TopicPartition) -> tuple[int, int]:
+        if is_internal(tp.topic):
+            return -1, _INVALID_TOPIC
         low = together[tp]
         if isinstance(low, SparkLogError):
             low = services.stores.of_partitions([tp], delete, CHANGE_S)[tp]
-        low, code = (-1, error_code(low)) if isinstance(low, SparkLogError) else (low, NONE)
+        return (-1, error_code(low)) if isinstance(low, SparkLogError) else (low, NONE)
+
+    def result(tp: TopicPartition) -> Message:
+        low, code = deleted(tp)
         kind = DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult
         return kind(partition_index=tp.partition, low_watermark=low, error_code=code)
 
     topics = [
         DeleteRecordsResponse.DeleteRecordsTopicResult(
             name=topic.name,
-            partitions=[deleted(TopicPartition(topic.name, each.partition_index)) for each in topic.partitions],
+            partitions=[result(TopicPartition(topic.name, each.partition_index)) for each in topic.partitions],
         )
         for topic in request.topics
     ]

@@ -1,6 +1,6 @@
 """Handles the begin of transactions, the offsets that they commit, and their end. Produce sends their records."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from kafka.protocol.producer.transaction import (
@@ -28,7 +28,7 @@ from spark_log.errors import (
 )
 from spark_log.gateway.access.rights import CLUSTER, Resource, Whole, each_topic, on_group, on_transaction
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.groups.committed_offset_requests import commit_outcomes
+from spark_log.gateway.groups.committed_offset_requests import commit_outcomes, commits_of, with_unknown
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.error_codes import NONE, error_code, log_failed
 from spark_log.gateway.protocol.request_limits import TINY
@@ -37,7 +37,6 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.gateway.transactions import pending_records as transactions
 from spark_log.gateway.transactions.fencing_tokens import TIMEOUT_MS, TokenTakenError
-from spark_log.groups.committed_offsets import Commit, check_commits_of_clients
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import add_offsets
 from spark_log.groups.transacted_offsets import Committer
@@ -181,30 +180,24 @@ async def _begin(
 async def txn_offset_commit(services: Services, request: Message, client: Client) -> Message:
     """Store offsets of a group that EndTxn will commit."""
     kind = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
-    unknown: list[TopicPartition] = []
+    codes: Mapping[TopicPartition, int] = {}
     producer = WireProducer(request.transactional_id, request.producer_id, request.producer_epoch)
     add = partial(_add_offsets, services, request, producer)
     try:
-        unknown = await client.fencing_tokens.call(services, producer, Role.OFFSETS, add)
+        codes = await client.fencing_tokens.call(services, producer, Role.OFFSETS, add)
         code = NONE
     except (SparkLogError, TokenTakenError) as error:
         code = _code(error, request)
-    topics = commit_outcomes(request, kind, kind.TxnOffsetCommitResponsePartition, code, unknown)
+    topics = commit_outcomes(request, kind, kind.TxnOffsetCommitResponsePartition, code, codes)
     return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 
 def _add_offsets(
     services: Services, request: Message, producer: WireProducer, token: FencingToken
-) -> list[TopicPartition]:
+) -> Mapping[TopicPartition, int]:
+    """Add the offsets to the transaction. Return the error codes of partitions whose offsets are not added."""
     store = services.cluster.store
     check_group_id(request.group_id)
-    requested = {
-        TopicPartition(topic.name, each.partition_index): Commit(
-            each.committed_offset, each.committed_metadata or "", each.committed_leader_epoch
-        )
-        for topic in request.topics
-        for each in topic.partitions
-    }
     member_id = request.member_id or ""
     who = Committer(
         request.group_id,
@@ -213,8 +206,8 @@ def _add_offsets(
         request.group_instance_id,
         unfenced=not member_id,
     )
-    commits = check_commits_of_clients(requested, store.settings)
-    return add_offsets(store, producer, token, who, commits, timeout_ms=TIMEOUT_MS)
+    commits, codes = commits_of(request, store.settings)
+    return with_unknown(codes, add_offsets(store, producer, token, who, commits, timeout_ms=TIMEOUT_MS))
 
 
 async def end_txn(services: Services, request: Message, client: Client) -> Message:

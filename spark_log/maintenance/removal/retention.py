@@ -20,6 +20,7 @@ from sqlalchemy import bindparam
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_stores_of
 from spark_log.cluster.lease import Fence, unfenced
+from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.errors import (
     CorruptRecordError,
@@ -197,8 +198,8 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> di
     """Move log start offsets up to the given offsets (-1 means the high watermark), as Kafka's deleteRecords.
 
     Returns the new log start offset of each partition; an offset below the current one changes nothing. Raises
-    OffsetOutOfRangeError above the high watermark, PolicyViolationError for a topic whose cleanup.policy has no delete,
-    and UnknownTopicOrPartitionError; then nothing is deleted, in the store of the topic.
+    OffsetOutOfRangeError above the high watermark, PolicyViolationError for an internal topic or a topic whose
+    cleanup.policy has no delete, and UnknownTopicOrPartitionError; then nothing is deleted, in the store of the topic.
     """
     return in_stores_of(cluster, before, _delete_records)
 
@@ -210,6 +211,7 @@ def _delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> d
         states = lock_partitions(connection, list(keys.values()))
         low: dict[Key, int] = {}
         for tp, key in keys.items():
+            validate_user_topic(tp.topic, "delete records of")
             if key not in states:
                 raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
             if not topics[tp.topic].config.deletes:

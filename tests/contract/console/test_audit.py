@@ -9,6 +9,8 @@ from spark_log import Consumer
 from spark_log.clients.admin.audit import hide_secrets, read_changes, record_change
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IncompatibleSchemaError, PolicyViolationError
+from spark_log.ids import TopicPartition
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import alter_configs, delete_topic
 
 pytestmark = pytest.mark.on_sqlite
@@ -37,6 +39,9 @@ def test_changes_are_read_newest_first_and_by_what_was_changed(cluster, cluster_
         assert len(list(consumer)) == 3
     with pytest.raises(PolicyViolationError, match="__audit"):
         delete_topic(cluster, "__audit")
+    with pytest.raises(PolicyViolationError, match="__audit"):
+        delete_records(cluster, {TopicPartition("__audit", 0): -1})
+    assert len(read_changes(cluster)) == 3
 
 
 def test_secrets_are_never_recorded(cluster):

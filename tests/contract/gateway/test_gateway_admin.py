@@ -17,6 +17,7 @@ from kafka.errors import (
 from kafka.protocol.admin import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
+    DeleteRecordsRequest,
     DescribeConfigsRequest,
     DescribeTopicPartitionsRequest,
     ElectionType,
@@ -25,12 +26,16 @@ from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.structs import OffsetAndMetadata
 
 from spark_log import Producer
+from spark_log.clients.admin.audit import read_changes, record_change
 from spark_log.cluster.topics import list_topics
+from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
+from spark_log.maintenance.recorded_appends import append_records
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.topics import find
 
 A0 = TopicPartition("a", 0)
-POLICY_VIOLATION = 44
+INVALID_TOPIC, POLICY_VIOLATION = 17, 44
 
 on_sqlite = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 """The methods behind a gateway have contract tests on both stores."""
@@ -150,6 +155,52 @@ def test_configs_by_kafka_python(gateway, admin):
     refused = admin.alter_configs([ConfigResource(*topic, {"segment.bytes": "many"})])
     assert "segment.bytes" in refused["topic"]["a"]
     assert describe(topic).keys() == {"segment.bytes"}
+
+
+@on_sqlite
+def test_a_value_that_does_not_fit_an_old_version_is_null_there(gateway, admin):
+    schema = ", ".join(f"column_{number} BIGINT" for number in range(2_000))
+    admin.create_topics([NewTopic("a", 1, 1, topic_configs={"value.format": "json", "value.schema": schema})])
+    keys = ["value.format", "value.schema"]
+    named = DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name="a", configuration_keys=keys)
+    with WireConnection(gateway.port) as wire:
+        for version, value in ((1, None), (3, None), (4, schema)):
+            described = wire.exchange(DescribeConfigsRequest(resources=[named], include_synonyms=True), version)
+            configs = {config.name: config for config in described.results[0].configs}
+            assert configs["value.format"].value == "json"
+            assert (configs["value.schema"].value, configs["value.schema"].synonyms[0].value) == (value, value)
+
+
+@on_sqlite
+def test_the_audit_names_the_client_that_changes_a_config_of_a_group(cluster, admin):
+    resource = ConfigResource(ConfigResourceType.GROUP, "g", {"share.isolation.level": "read_committed"})
+    for incremental in (True, False):
+        assert admin.alter_configs([resource], incremental=incremental) == {"group": {"g": "OK"}}
+    changes = read_changes(cluster, target="group g")
+    assert [(change.who, change.source) for change in changes] == [("User:ANONYMOUS", "gateway")] * 2
+
+
+@on_sqlite
+def test_no_client_of_a_gateway_removes_records_of_the_audit(cluster, gateway, admin):
+    admin.create_topics([NewTopic("a", 1, 1)])
+    append(cluster, 3)
+    assert record_change(cluster, "anna", "a", "t", {}, "succeeded", "cli")
+    append_records(cluster, METRICS, [Recorded(0, "n", {"name": "n"})])
+    of_topic = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = of_topic.DeleteRecordsPartition(partition_index=0, offset=-1)
+    topics = [of_topic(name=name, partitions=[partition]) for name in ("__audit", "a", "__consumer_offsets")]
+    with WireConnection(gateway.port) as wire:
+        deleted = wire.exchange(DeleteRecordsRequest(topics=topics, timeout_ms=60_000), 2)
+    assert [(each.low_watermark, each.error_code) for topic in deleted.topics for each in topic.partitions] == [
+        (-1, INVALID_TOPIC), (3, 0), (-1, INVALID_TOPIC),
+    ]  # fmt: skip
+    for incremental in (True, False):
+        configs = [ConfigResource("TOPIC", name, {"retention.ms": "1"}) for name in ("__audit", "__metrics")]
+        altered = admin.alter_configs(configs, incremental=incremental)["topic"]
+        assert "command line only" in altered["__audit"]
+        assert altered["__metrics"] == "OK", "as in Kafka, a client may alter other internal topics"
+    assert find(cluster, "__audit").config.retention_ms > 1
+    assert len(read_changes(cluster)) == 1
 
 
 @on_sqlite

@@ -15,6 +15,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.server import APIS
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.service import look
+from tests.support.classic_member import ClassicMember
+from tests.support.consumer_group_steps import topic_ids
+from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, request_about
 from tests.support.topics import append, find, make
@@ -24,6 +27,7 @@ MUTATIONS = [10, pytest.param(100, marks=pytest.mark.long)]
 """Of each API, in its lowest and in its highest version."""
 IDLE = 900
 MEMORY_MB_MAX = 400
+INCONSISTENT_GROUP_PROTOCOL, MEMBER_ID_REQUIRED = 23, 79
 HEADER_BYTES = 12
 """Length, API key, version and correlation id."""
 
@@ -252,3 +256,21 @@ def test_share_requests_with_huge_arrays_are_refused(cluster, gateway, sharing, 
     assert member.connection.is_closed()
     assert memory_mb(gateway) - before_mb < 60
     assert acquired(other.send(other.fetch_request(max_wait_ms=20_000))) == [(0, 19, 2)], "its locks ended with it"
+
+
+def test_metadata_of_a_member_are_decoded_only_within_the_limits_and_for_a_member_with_an_id(gateway_on_sqlite):
+    too_many = struct.pack(">hi", 0, 480_000) + bytes(2 * 480_000) + struct.pack(">i", -1)
+    with WireConnection(gateway_on_sqlite.port) as wire:
+        ids = topic_ids(wire, "flights")
+        assert ConsumerMember(wire, "g", ids, subscribed_topic_names=["flights"]).join().error_code == 0
+
+        def join(metadata, member_id=""):
+            request = ClassicMember(wire, "g", ["flights"]).join_request()
+            request.member_id, request.protocols[0].metadata = member_id, metadata
+            answer = wire.exchange(request, 5)
+            return answer.error_code, answer.member_id
+
+        code, member_id = join(b"not decoded")
+        assert code == MEMBER_ID_REQUIRED
+        assert join(too_many, member_id)[0] == INCONSISTENT_GROUP_PROTOCOL
+        assert join(b"not of a consumer", member_id)[0] == INCONSISTENT_GROUP_PROTOCOL

@@ -1,6 +1,7 @@
 """Names with a NUL, which PostgreSQL does not store: refused with the same codes on both stores, in each request."""
 
 import pytest
+from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -16,6 +17,7 @@ from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
 from tests.support.topics import make
+from tests.support.worker_member import JOIN, WorkerMember
 
 NONE, INCONSISTENT_GROUP_PROTOCOL, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID = 0, 23, 24, 25
 INVALID_REQUEST = 42
@@ -139,3 +141,16 @@ def test_join_of_the_lowest_version_is_refused_too(cluster, gateway):
             group_id=NUL, session_timeout_ms=30_000, member_id="", protocol_type="consumer", protocols=[]
         )
         assert wire.exchange(request, 0).error_code == INVALID_GROUP_ID
+
+
+def test_a_member_whose_protocol_has_a_long_name_is_refused_and_old_clients_list_its_group(cluster, gateway):
+    with WireConnection(gateway.port) as wire:
+        for names in ({"kind": "k" * 40_000}, {"protocol": "p" * 256}, {"kind": "consumer", "protocol": "p" * 40_000}):
+            refused = wire.exchange(WorkerMember(wire, **names).join_request(), JOIN)
+            assert refused.error_code == INCONSISTENT_GROUP_PROTOCOL
+        longest = WorkerMember(wire, kind="k" * 255, protocol="p" * 255)
+        assert longest.join() == NONE
+        assert isinstance(longest.assign("a"), bytes)
+        [listed] = wire.exchange(ListGroupsRequest(), 1).groups
+        [described] = wire.exchange(DescribeGroupsRequest(groups=["g"]), 0).groups
+        assert (listed.protocol_type, described.protocol_data) == ("k" * 255, "p" * 255)

@@ -7,8 +7,9 @@ import confluent_kafka as rdkafka
 import kafka
 import pytest
 import sqlalchemy as sa
+from kafka.protocol.consumer import OffsetCommitRequest
 from kafka.protocol.producer.produce import ProduceRequest
-from kafka.protocol.producer.transaction import InitProducerIdRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest, TxnOffsetCommitRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
@@ -30,9 +31,10 @@ from tests.support.producing import change
 from tests.support.records import table, topic_values
 from tests.support.topics import make
 from tests.support.waiting import LIMIT_S
-from tests.support.wire_producer import WireProducer, code_of, transactional_batch
+from tests.support.wire_producer import WireProducer, call, code_of, transactional_batch
 
 WAIT_S = LIMIT_S
+UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE = 3, 12
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_TRANSACTION_TIMEOUT = 47, 48, 50
 ONE_BROKER = {
     "metadata.recovery.strategy": "none",
@@ -273,6 +275,37 @@ def test_commit_goes_on_without_a_topic_that_was_deleted(cluster, gateway):
         for table in (t.blob, t.segment)
     )
     assert blobs <= segments, "no blob of the deleted topic is left"
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_offsets_are_committed_beside_one_with_metadata_that_are_too_large(cluster, gateway, transactional):
+    make(cluster, "t", 3)
+    with WireConnection(gateway.port) as connection:
+        if transactional:
+            producer = WireProducer(connection)
+            call(connection, producer.add_offsets("g"))
+            request, version = producer.commit_offset("t", 1, "g"), 3
+            kind = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition
+        else:
+            of_topic = OffsetCommitRequest.OffsetCommitRequestTopic
+            request, version = OffsetCommitRequest(
+                group_id="g", generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
+                topics=[of_topic(name="t", partitions=[])],
+            ), 8  # fmt: skip
+            kind = of_topic.OffsetCommitRequestPartition
+        request.topics[0].partitions = [
+            kind(partition_index=number, committed_offset=number, committed_leader_epoch=-1, committed_metadata=text)
+            for number, text in enumerate(("fits", "x" * 5_000, "fits", "of no partition"))
+        ]
+        if transactional:
+            call(connection, request)  # takes the connection's claim, and can be repeated
+        [topic] = connection.exchange(request, version).topics
+        assert [each.error_code for each in topic.partitions] == [
+            0, OFFSET_METADATA_TOO_LARGE, 0, UNKNOWN_TOPIC_OR_PARTITION,
+        ]  # fmt: skip
+        if transactional:
+            assert call(connection, producer.end(commit=True)) == 0
+    assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 0, TopicPartition("t", 2): 2}
 
 
 def test_batch_and_request_must_both_belong_to_the_transaction(cluster, gateway):

@@ -7,13 +7,18 @@ from types import SimpleNamespace
 import pytest
 from kafka.protocol.consumer import FetchRequest
 
+from spark_log.cluster.security.acl_rules import Rights
 from spark_log.config.topic_configs import TopicConfig
+from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.gateway.access.access import Access
+from spark_log.gateway.access.authorization import authorized
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.limits.memory_budget import MemoryBudget
 from spark_log.gateway.limits.request_context import RequestContext, request_context
 from spark_log.gateway.limits.request_memory import RequestMemory
+from spark_log.gateway.protocol.wire import encode_response
 from spark_log.gateway.records import fetch_requests
-from spark_log.gateway.records.fetch_requests import _Answer, _Asked, _bytes_to_read, _position, fetch
+from spark_log.gateway.records.fetch_requests import APIS, _Answer, _Asked, _bytes_to_read, _position, fetch
 from spark_log.gateway.records.record_streams import BATCH_BYTES
 from spark_log.log.segments.plan import Found
 from spark_log.log.segments.slices import Positions
@@ -69,7 +74,7 @@ async def test_records_that_are_larger_than_expected_wait_for_memory_without_bei
 
     def positions(_services, _request, _asked):
         asked = [_Asked("t", uuid.UUID(int=0), 0, 0, 1_000_000)]
-        return 0, asked, [_Answer(topic=topic, version=(0, 0)) for _ in asked]
+        return 0, asked, [_Answer(topic=topic, version=(0, 0)) for _ in asked], True
 
     def read(_services, places, left):
         reads.append(left)
@@ -103,3 +108,77 @@ async def test_records_that_are_larger_than_expected_wait_for_memory_without_bei
     response = await asyncio.wait_for(task, 10)
     assert len(reads) == 2 and responses.bytes_held == 5_000_000
     assert len(response.responses[0].partitions[0].records) == 5_000_000
+
+
+async def test_records_that_are_too_few_are_read_again_only_after_a_change_of_their_partitions(monkeypatch):
+    ends, reads = [5, 5, 5, 6, 6, 9], []
+    topic = SimpleNamespace(config=TopicConfig(max_message_bytes=1_000), topic_id=1)
+
+    def positions(_services, _request, _asked):
+        answer = _Answer(topic=topic, version=(0, 0), high_watermark=ends.pop(0))
+        return 0, [_Asked("t", uuid.UUID(int=0), 0, 0, 1_000_000)], [answer], True
+
+    def read(_services, places, left):
+        [(_, answer)] = places
+        reads.append(answer.high_watermark)
+        answer.records = bytes(100 * answer.high_watermark)
+        return left
+
+    async def call(function, *arguments):
+        return function(*arguments)
+
+    async def wait(_seen, _timeout_s):
+        pass
+
+    monkeypatch.setattr(fetch_requests, "_positions", positions)
+    monkeypatch.setattr(fetch_requests, "_read", read)
+    memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), MemoryBudget(10**7), 10**9, lambda: None, "me")
+    request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
+    request = FetchRequest(max_wait_ms=60_000, min_bytes=900, max_bytes=1_000_000, topics=[])
+    services = SimpleNamespace(call=call, compute=call, changes=SimpleNamespace(wait=wait))
+    response = await asyncio.wait_for(fetch(services, request, None), 10)
+    assert reads == [5, 6, 9]
+    assert len(response.responses[0].partitions[0].records) == 900
+
+
+@pytest.mark.parametrize("rights", [None, Rights([], allow_everyone_if_no_acl_found=True)])
+async def test_a_fetch_by_topic_id_is_answered_without_records_while_the_store_is_away(rights):
+    """With and without ACLs, for which the name of the topic has to be known."""
+    topic_id, looked_up = uuid.uuid4(), []
+
+    def names(topic_ids):
+        looked_up.append(set(topic_ids))
+        raise MetadataStoreUnavailableError("away")
+
+    async def call(function, *arguments):
+        return function(*arguments)
+
+    async def wait(_seen, _timeout_s):
+        await asyncio.sleep(0.01)
+
+    memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), MemoryBudget(1_000), 10**9, lambda: None, "me")
+    request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
+    request = FetchRequest(
+        max_wait_ms=50, min_bytes=1, max_bytes=1_000, session_id=0, session_epoch=-1, topics=[
+            FetchRequest.FetchTopic(topic_id=topic_id, partitions=[
+                FetchRequest.FetchTopic.FetchPartition(partition=7, fetch_offset=0, partition_max_bytes=1_000)
+            ])
+        ],
+    )  # fmt: skip
+    request.API_VERSION = 13
+    services = SimpleNamespace(
+        call=call, compute=call, topics=SimpleNamespace(names=names),
+        changes=SimpleNamespace(current=lambda: 0, wait=wait),
+    )  # fmt: skip
+    client = SimpleNamespace(access=Access(rights, "User:anna", "127.0.0.1"))
+    [api] = APIS
+    response = await (
+        fetch(services, request, client) if rights is None else authorized(api, services, request, client)
+    )
+    encode_response(response, 13, 1)
+    [topic] = response.responses
+    [partition] = topic.partitions
+    assert looked_up[0] == {topic_id}
+    assert (topic.topic_id, partition.partition_index) == (topic_id, 7)
+    assert (partition.error_code, partition.high_watermark, partition.records) == (NONE, -1, b"")
+    assert rights is not None or len(looked_up) > 1, "the name is looked up again after each change"
