@@ -145,15 +145,16 @@ def _write(
     changed, new = [], []
     for each in resets:
         key, offset = each.place.key, each.offsets.new
-        log = rows.log_of(rows.ask_log(connection, key))
-        if log is None:
+        if rows.log_of(rows.ask_log(connection, key)) is None:
             raise UnknownTopicOrPartitionError(f"{each.partition}: the topic was deleted")
+        # of the positions: the next poll follows an election that came after they were read
+        leader_epoch = each.place.leader_epoch
         if each.row is None:
-            new.append(rows.ShareRow(group_id, key, Window(offset, offset), log.leader_epoch))
+            new.append(rows.ShareRow(group_id, key, Window(offset, offset), leader_epoch))
         else:
             rows.drop_delays(connection, group_id, key)
             window = rules.reset(each.row.window, offset)
-            changed.append(replace(each.row, window=window, leader_epoch=log.leader_epoch))
+            changed.append(replace(each.row, window=window, leader_epoch=leader_epoch))
     there = {each.place.key for each in resets} | rows.partitions_of(connection, group_id, {key[0] for key in starts})
     for key, start in sorted(starts.items()):
         if key not in there and rows.log_of(rows.ask_log(connection, key)) is not None:

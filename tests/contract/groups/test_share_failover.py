@@ -3,11 +3,14 @@
 import pytest
 
 from spark_log.errors import InvalidRecordStateError
-from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.group_operations import Latest
+from spark_log.groups.share import administration
+from spark_log.groups.share.administration import alter_group_configs, reset_share_offsets
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import look, run_polls
+from spark_log.ids import TopicPartition
 from tests.support.share_members import ShareMember
 from tests.support.topics import append, make
 from tests.support.truncation import truncate
@@ -117,3 +120,23 @@ def test_two_elections_between_two_polls(cluster, log):
     truncate(cluster, "t", 3)
     append(log, "t", "new3")
     assert values(member) == {1: "middle1", 2: "middle2", 3: "new3"}
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new group", "a group with state"])
+def test_an_election_after_a_reset_has_read_the_positions(cluster, log, monkeypatch, is_new):
+    """The group begins at the truncation, because the records that the reset has skipped are gone."""
+    if not is_new:
+        member = ShareMember(cluster)
+        values(member, 2)
+        member.leave()
+    read = administration._places
+
+    def elected(*arguments):
+        places = read(*arguments)
+        truncate(cluster, "t", 3)
+        return places
+
+    monkeypatch.setattr(administration, "_places", elected)
+    reset_share_offsets(cluster, "workers", {TopicPartition("t", 0): Latest()})
+    append(log, "t", *(f"new{n}" for n in range(3, 8)))
+    assert values(ShareMember(cluster)) == {n: f"new{n}" for n in range(3, 8)}
