@@ -23,6 +23,7 @@ from spark_log.errors import (
     IllegalArgumentError,
     UnknownMemberIdError,
 )
+from spark_log.groups.committed_offsets import has_commits
 from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.consumer.rules import JOINING, EpochState, Group, Member, TopicFacts
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
@@ -33,7 +34,7 @@ from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, TOPIC
+from spark_log.metadata.sql_columns import PARTITION, TOPIC
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 logger = logging.getLogger(__name__)
@@ -351,11 +352,10 @@ def take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupR
     """Check that a group of another type has nothing left: then its id may be that of a share group. Raises
     GroupIdNotFoundError.
     """
-    offsets = sa.select(GROUP_OFFSET.group_id).where(GROUP_OFFSET.group_id == group_id).limit(1)
     has_classic = t.classic_group.c.group_id == group_id
     if (
         group_rows.count_members(connection, group_id)
-        or connection.execute(offsets).first() is not None
+        or has_commits(connection, group_id)
         or connection.execute(sa.select(t.classic_group.c.group_id).where(has_classic)).first() is not None
     ):
         raise not_a_share_group(group_id)
