@@ -33,7 +33,15 @@ from spark_log.groups.group_operations import (
     reset_offset,
 )
 from spark_log.groups.share import rows, rules
-from spark_log.groups.share.members import SHARE, Start, find_starts, not_a_share_group, take_over
+from spark_log.groups.share.members import (
+    SHARE,
+    Start,
+    find_starts,
+    lock_topics_to_read,
+    not_a_share_group,
+    refuse_data_stores,
+    take_over,
+)
 from spark_log.groups.share.rules import Window
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key
@@ -80,7 +88,8 @@ def reset_share_offsets(
     the group reads for the first time begin by share.auto.offset.reset.
 
     Raises InvalidGroupIdError, GroupIdNotFoundError if the group is of another type, NonEmptyGroupError,
-    UnknownTopicOrPartitionError, or the errors of `group_operations.reset_offset`; then nothing is written.
+    UnknownTopicOrPartitionError, IllegalArgumentError for a topic that is being moved, or the errors of
+    `group_operations.reset_offset`; then nothing is written.
     """
     check_group_id(group_id)
     store = cluster.store
@@ -107,6 +116,8 @@ def reset_share_offsets(
         return resolve(connection, lock=False)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> list[_Reset]:
+        lock_topics_to_read(connection, {place.key[0] for place in places.values()})
+        refuse_data_stores(connection, {partition.topic for partition in places})
         group = group_rows.lock_or_make_group(connection, group_id, store.clock(connection))
         if group.type != SHARE:
             take_over(connection, group_id, group)

@@ -10,7 +10,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.facts.groups import list_groups
 from spark_log.groups import committed_offsets
 from spark_log.groups.committed_offsets import KEPT, commit_offsets
+from spark_log.groups.group_operations import Latest
 from spark_log.groups.offset_expiry import expire_offsets
+from spark_log.groups.share import rows
+from spark_log.groups.share.administration import reset_share_offsets
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import delete_topic
@@ -61,6 +64,21 @@ def meanwhile(cluster, monkeypatch):
 def count(cluster, table):
     query = sa.select(sa.func.count()).select_from(table)
     return cluster.store.read(lambda connection: connection.execute(query).scalar())
+
+
+@pytest.mark.parametrize("begins", ["heartbeat", "reset"])
+def test_a_topic_is_deleted_while_a_share_group_begins_to_read_it(cluster, meanwhile, begins):
+    """Nothing of the topic stays, so the id is free for another group."""
+    make(cluster, "t")
+    make(cluster, "u")
+    meanwhile(rows, "insert_rows", lambda: delete_topic(cluster, "t"))
+    if begins == "heartbeat":
+        ShareMember(cluster).leave()
+    else:
+        reset_share_offsets(cluster, "workers", {TopicPartition("t", 0): Latest()})
+    meanwhile.wait()
+    assert count(cluster, t.share_partition) == 0
+    assert commit_offsets(cluster.store, "workers", {TopicPartition("u", 0): 1}) == []
 
 
 @pytest.mark.parametrize("then", ["a share group", "expiry"])
