@@ -19,7 +19,8 @@ from spark_log.cluster.topics import Topic, find_topic, list_topics
 from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions, group_definitions
 from spark_log.errors import InvalidConfigurationError, InvalidTopicError
 from spark_log.groups.group_names import check_group_id
-from spark_log.groups.share.administration import alter_group_configs, list_groups_with_configs
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.rows import groups_with_configs
 from spark_log.replication.controller import topic_operations
 
 
@@ -273,6 +274,6 @@ class ConfigCalls:
     @kafka_errors()
     def list_config_resources(self, resource_types: Iterable[Any] | None = None) -> dict[str, list[str]]:
         """Return {'topic': [names of all topics]}, and {'group': [ids]} of the groups that set configs, if any do."""
-        groups_with_configs = list_groups_with_configs(self._cluster.store)
+        groups = self._cluster.store.read(groups_with_configs)
         topics = [topic.name for topic in list_topics(self._cluster)]
-        return {"topic": topics, **({"group": groups_with_configs} if groups_with_configs else {})}
+        return {"topic": topics, **({"group": groups} if groups else {})}

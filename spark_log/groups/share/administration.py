@@ -282,12 +282,6 @@ def group_overrides(store: Store, group_id: str) -> dict[str, str]:
     return store.read(lambda connection: rows.read_configs(connection, group_id))
 
 
-def list_groups_with_configs(store: Store) -> list[str]:
-    """Return the ids of the groups that set configs, in order."""
-    query = sa.select(GROUP_CONFIG.group_id).where(GROUP_CONFIG.configs != "{}").order_by(GROUP_CONFIG.group_id)
-    return store.read(lambda connection: list(connection.execute(query).scalars()))
-
-
 def alter_group_configs(
     store: Store,
     group_id: str,

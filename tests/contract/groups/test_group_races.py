@@ -13,7 +13,7 @@ from spark_log.groups.committed_offsets import KEPT, commit_offsets
 from spark_log.groups.group_operations import Latest
 from spark_log.groups.offset_expiry import expire_offsets
 from spark_log.groups.share import rows
-from spark_log.groups.share.administration import reset_share_offsets
+from spark_log.groups.share.administration import alter_group_configs, group_overrides, reset_share_offsets
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import delete_topic
@@ -95,3 +95,12 @@ def test_a_topic_is_deleted_during_a_commit(cluster, meanwhile, then):
         settings = replace(cluster.store.settings, offsets_retention_ms=1)
         wait_until(lambda: expire_offsets(cluster.store, settings) or not list_groups(cluster.store))
         assert count(cluster, t.group_offset) == 0
+
+
+def test_a_config_of_a_group_is_set_while_its_last_one_is_reset(cluster, meanwhile):
+    count_limit, backoff = "share.delivery.count.limit", "share.retry.backoff.ms"
+    alter_group_configs(cluster.store, "workers", {count_limit: "3"})
+    meanwhile(rows, "save_configs", lambda: alter_group_configs(cluster.store, "workers", {backoff: "7"}))
+    alter_group_configs(cluster.store, "workers", {count_limit: None})
+    meanwhile.wait()
+    assert group_overrides(cluster.store, "workers") == {backoff: "7"}
