@@ -18,9 +18,10 @@ def read_settings(cluster: Cluster) -> dict[str, str]:
 
 
 def alter_settings(
-    cluster: Cluster, changes: Mapping[str, str | None], *, validate_only: bool = False
+    cluster: Cluster, changes: Mapping[str, str | None], *, validate_only: bool = False, replace_all: bool = False
 ) -> dict[str, str]:
-    """Set cluster settings by dotted name; None resets one to its default. Returns all that then differ from defaults.
+    """Set cluster settings by dotted name; None resets one to its default, `replace_all` all others. Returns all that
+    then differ from defaults.
 
     This process applies them at once, other clients within seconds. Raises InvalidConfigurationError, which names the
     unknown setting or the invalid value; then nothing is changed. With `validate_only` nothing is changed either.
@@ -32,7 +33,8 @@ def alter_settings(
 
     def alter(connection: sa.Connection, _attempt: Attempt) -> dict[str, str]:
         query = sa.select(CLUSTER.settings).with_for_update()
-        merged = {**json.loads(connection.execute(query).scalar_one()), **changes}
+        before = json.loads(connection.execute(query).scalar_one())
+        merged = {**({} if replace_all else before), **changes}
         overrides = {name: value for name, value in merged.items() if value is not None}
         ClusterSettings.from_stored(overrides)
         if not validate_only:

@@ -262,6 +262,14 @@ def read_commits(
     return found if wanted is None else {p: commit for p, commit in found.items() if p in wanted}
 
 
+def has_commits(connection: sa.Connection, group_id: str) -> bool:
+    """Return whether the group has commits of topics that exist. A commit while its topic is deleted may leave one that
+    does not count.
+    """
+    query = sa.select(GROUP_OFFSET.group_id).join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
+    return connection.execute(query.where(GROUP_OFFSET.group_id == group_id).limit(1)).first() is not None
+
+
 def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:
     """Delete the group's commits for the partitions, in the caller's transaction, also those of open transactions."""
     by_topic: dict[str, list[int]] = {}

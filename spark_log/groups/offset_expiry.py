@@ -11,7 +11,7 @@ from spark_log.groups.classic.group import State
 from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic
 from spark_log.groups.classic.rules import advance
-from spark_log.groups.committed_offsets import KEPT
+from spark_log.groups.committed_offsets import KEPT, has_commits
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer_messages import subscription_of
 from spark_log.metadata import tables as t
@@ -48,6 +48,8 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
             ).rowcount
             if not _has_offsets(connection, group_id):
                 delete_classic(connection, group_id)
+                # of topics that were deleted during the commit
+                connection.execute(t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id))
                 connection.execute(t.consumer_group.delete().where(CONSUMER_GROUP.group_id == group_id))
         return gone
 
@@ -157,7 +159,5 @@ def _old(before_ms: int) -> sa.ColumnElement[bool]:
 
 def _has_offsets(connection: sa.Connection, group_id: str) -> bool:
     """Return whether the group has committed offsets, or an open transaction has some for it."""
-    for table in (t.group_offset, t.transaction_offset):
-        if connection.execute(sa.select(table.c.group_id).where(table.c.group_id == group_id).limit(1)).first():
-            return True
-    return False
+    pending = sa.select(TRANSACTION_OFFSET.group_id).where(TRANSACTION_OFFSET.group_id == group_id).limit(1)
+    return has_commits(connection, group_id) or connection.execute(pending).first() is not None

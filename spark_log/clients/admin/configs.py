@@ -4,7 +4,7 @@ All configs are dynamic. A resource of type BROKER, with any name, means the clu
 cluster-wide broker defaults, and no broker has its own settings.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigResourceType, ConfigSourceType
@@ -17,10 +17,14 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings, read_settings
 from spark_log.cluster.topics import Topic, find_topic, list_topics
 from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions, group_definitions
-from spark_log.errors import InvalidConfigurationError, InvalidTopicError
+from spark_log.errors import InvalidConfigurationError, InvalidTopicError, MetadataConflictError
 from spark_log.groups.group_names import check_group_id
-from spark_log.groups.share.administration import alter_group_configs, list_groups_with_configs
+from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.rows import groups_with_configs
 from spark_log.replication.controller import topic_operations
+
+_TRIES = 100
+"""The number of attempts at a change of a topic's configs, of which each follows the change of another client."""
 
 
 def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, dict[str, Any]]:
@@ -84,18 +88,39 @@ def alter_resource(
     changes = dict(resource.configs or {})
     if _is_cluster(resource):
         given = {name: _new_setting(name, value) for name, value in changes.items()}
-        others = {} if incremental else dict.fromkeys(read_settings(cluster))
-        alter_settings(cluster, {**others, **given}, validate_only=validate_only)
+        alter_settings(cluster, given, validate_only=validate_only, replace_all=not incremental)
         return
     if _is_group(resource):
         texts = {name: _new_text(name, value) for name, value in changes.items()}
         _alter_group(cluster, who, source, resource, texts, validate_only=validate_only, replace_all=not incremental)
         return
-    topic = _topic_of(cluster, resource)
-    wanted = {name: _new_value(topic, name, value) for name, value in canonical(changes).items()}
-    if not incremental:
-        wanted = {**dict.fromkeys(topic.overrides), **wanted}
-    topic_operations.alter_configs(cluster, topic.name, wanted, validate_only=validate_only)
+
+    def new_values(topic: Topic) -> dict[str, str | None]:
+        others = {} if incremental else dict.fromkeys(topic.overrides)
+        return {**others, **{name: _new_value(topic, name, value) for name, value in canonical(changes).items()}}
+
+    _alter_topic(cluster, resource, new_values, validate_only=validate_only)
+
+
+def _alter_topic(
+    cluster: Cluster,
+    resource: ConfigResource,
+    new_values: Callable[[Topic], Mapping[str, str | None]],
+    *,
+    validate_only: bool,
+) -> None:
+    """Set configs of a topic to values that depend on its present ones. They are found anew after the change of another
+    client in between.
+    """
+    for attempt in range(_TRIES):
+        topic = _topic_of(cluster, resource)
+        values = new_values(topic)
+        try:
+            topic_operations.alter_configs(cluster, topic.name, values, validate_only=validate_only, seen=topic)
+            return
+        except MetadataConflictError:
+            if attempt == _TRIES - 1:
+                raise
 
 
 def _each(resources: Sequence[ConfigResource], action: Any) -> dict[str, dict[str, str]]:
@@ -262,8 +287,8 @@ class ConfigCalls:
 
         def reset(resource: ConfigResource) -> None:
             if _is_cluster(resource):
-                settings = resource.configs or read_settings(self._cluster)
-                alter_settings(self._cluster, dict.fromkeys(settings), validate_only=validate_only)
+                chosen = dict.fromkeys(resource.configs or ())
+                alter_settings(self._cluster, chosen, validate_only=validate_only, replace_all=not chosen)
                 return
             if _is_group(resource):
                 named = dict.fromkeys(resource.configs or ())
@@ -272,15 +297,18 @@ class ConfigCalls:
                     validate_only=validate_only, replace_all=not named,
                 )  # fmt: skip
                 return
-            topic = _topic_of(self._cluster, resource)
-            names = list(resource.configs) if resource.configs else list(topic.overrides)
-            topic_operations.alter_configs(self._cluster, topic.name, dict.fromkeys(names), validate_only=validate_only)
+            _alter_topic(
+                self._cluster,
+                resource,
+                lambda topic: dict.fromkeys(resource.configs or topic.overrides),
+                validate_only=validate_only,
+            )
 
         return _each(config_resources, reset)
 
     @kafka_errors()
     def list_config_resources(self, resource_types: Iterable[Any] | None = None) -> dict[str, list[str]]:
         """Return {'topic': [names of all topics]}, and {'group': [ids]} of the groups that set configs, if any do."""
-        groups_with_configs = list_groups_with_configs(self._cluster.store)
+        groups = self._cluster.store.read(groups_with_configs)
         topics = [topic.name for topic in list_topics(self._cluster)]
-        return {"topic": topics, **({"group": groups_with_configs} if groups_with_configs else {})}
+        return {"topic": topics, **({"group": groups} if groups else {})}

@@ -168,7 +168,7 @@ def _heartbeat(
         )
         if changed and group.generation == before.group.generation:
             group = group.changed()
-    if group != before.group:
+    if group != before.group or before.empty_since_ms is not None:  # one that subscribes to nothing changes no group
         rows.save_group(connection, me.group_id, group, empty_since_ms=None)
     if group.stale and not last:
         if row != stored:

@@ -33,7 +33,15 @@ from spark_log.groups.group_operations import (
     reset_offset,
 )
 from spark_log.groups.share import rows, rules
-from spark_log.groups.share.members import SHARE, Start, find_starts, not_a_share_group, take_over
+from spark_log.groups.share.members import (
+    SHARE,
+    Start,
+    find_starts,
+    lock_topics_to_read,
+    not_a_share_group,
+    refuse_data_stores,
+    take_over,
+)
 from spark_log.groups.share.rules import Window
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key
@@ -80,7 +88,8 @@ def reset_share_offsets(
     the group reads for the first time begin by share.auto.offset.reset.
 
     Raises InvalidGroupIdError, GroupIdNotFoundError if the group is of another type, NonEmptyGroupError,
-    UnknownTopicOrPartitionError, or the errors of `group_operations.reset_offset`; then nothing is written.
+    UnknownTopicOrPartitionError, IllegalArgumentError for a topic that is being moved, or the errors of
+    `group_operations.reset_offset`; then nothing is written.
     """
     check_group_id(group_id)
     store = cluster.store
@@ -107,6 +116,8 @@ def reset_share_offsets(
         return resolve(connection, lock=False)
 
     def write(connection: sa.Connection, _attempt: Attempt) -> list[_Reset]:
+        lock_topics_to_read(connection, {place.key[0] for place in places.values()})
+        refuse_data_stores(connection, {partition.topic for partition in places})
         group = group_rows.lock_or_make_group(connection, group_id, store.clock(connection))
         if group.type != SHARE:
             take_over(connection, group_id, group)
@@ -145,15 +156,16 @@ def _write(
     changed, new = [], []
     for each in resets:
         key, offset = each.place.key, each.offsets.new
-        log = rows.log_of(rows.ask_log(connection, key))
-        if log is None:
+        if rows.log_of(rows.ask_log(connection, key)) is None:
             raise UnknownTopicOrPartitionError(f"{each.partition}: the topic was deleted")
+        # of the positions: the next poll follows an election that came after they were read
+        leader_epoch = each.place.leader_epoch
         if each.row is None:
-            new.append(rows.ShareRow(group_id, key, Window(offset, offset), log.leader_epoch))
+            new.append(rows.ShareRow(group_id, key, Window(offset, offset), leader_epoch))
         else:
             rows.drop_delays(connection, group_id, key)
             window = rules.reset(each.row.window, offset)
-            changed.append(replace(each.row, window=window, leader_epoch=log.leader_epoch))
+            changed.append(replace(each.row, window=window, leader_epoch=leader_epoch))
     there = {each.place.key for each in resets} | rows.partitions_of(connection, group_id, {key[0] for key in starts})
     for key, start in sorted(starts.items()):
         if key not in there and rows.log_of(rows.ask_log(connection, key)) is not None:
@@ -268,12 +280,6 @@ def lock_share_group(connection: sa.Connection, group_id: str) -> group_rows.Gro
 def group_overrides(store: Store, group_id: str) -> dict[str, str]:
     """Return the configs that a group sets. The group need not exist."""
     return store.read(lambda connection: rows.read_configs(connection, group_id))
-
-
-def list_groups_with_configs(store: Store) -> list[str]:
-    """Return the ids of the groups that set configs, in order."""
-    query = sa.select(GROUP_CONFIG.group_id).where(GROUP_CONFIG.configs != "{}").order_by(GROUP_CONFIG.group_id)
-    return store.read(lambda connection: list(connection.execute(query).scalars()))
 
 
 def alter_group_configs(

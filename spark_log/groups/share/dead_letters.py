@@ -29,6 +29,7 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.groups.share import rows, rules
 from spark_log.groups.share.rules import REJECTED, Range
+from spark_log.groups.share.service import Poll, run_polls
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.append_transaction import AppendRequest, CommitHook
 from spark_log.log.append.encoding import Encoding, prepare
@@ -112,21 +113,25 @@ class DeadLetters:
         log = self.log
         store = log.cluster.store
 
-        def read(connection: sa.Connection) -> tuple[rows.ShareRow | None, GroupConfig, str | None]:
+        def read(connection: sa.Connection) -> tuple[rows.ShareRow | None, bool, GroupConfig, str | None]:
             now = store.clock(connection)
             row = rows.row_of(rows.ask_row(connection, group_id, key, lock=False), group_id, key, now)
+            there = rows.log_of(rows.ask_log(connection, key))
+            elected = row is not None and there is not None and there.leader_epoch != row.leader_epoch
             config = rows.configs_of(rows.ask_configs(connection, group_id), store.settings)
             name = connection.execute(sa.select(TOPIC.name).where(TOPIC.topic_id == key[0])).scalar_one_or_none()
-            return row, config, name
+            return row, elected, config, name
 
-        row, config, source = store.read(read)
+        row, elected, config, source = store.read(read)
+        while elected:  # it may have removed the records, and others have their offsets now
+            run_polls(store, [Poll(group_id, "", release={key: frozenset()})])
+            row, elected, config, source = store.read(read)
         ranges = _first(row.window.ranges, _TOGETHER) if row is not None else []
-        if not ranges or source is None or not config.errors_deadletterqueue_topic_name:
+        if row is None or not ranges or source is None or not config.errors_deadletterqueue_topic_name:
             return 0
         if source == config.errors_deadletterqueue_topic_name:  # its own records have no letters
-            store.transact(
-                lambda connection, _: _end(log, group_id, key, ranges, 0)(connection, store.clock(connection))
-            )
+            end = _end(log, row, ranges, 0)
+            store.transact(lambda connection, _: end(connection, store.clock(connection)))
             return sum(r.length for r in ranges)
         target = _usable_topic(log, config.errors_deadletterqueue_topic_name)
         letters = _accepted_letters(log, target, group_id, TopicPartition(source, key[1]), key, ranges, config)
@@ -135,7 +140,7 @@ class DeadLetters:
         written = log.write_batches([(target, records)])
         request = AppendRequest(
             written.batches, written.blobs, atomic=True, write_id=written.write_id,
-            hooks=[_end(log, group_id, key, ranges, len(letters))],
+            hooks=[_end(log, row, ranges, len(letters))],
         )  # fmt: skip
         with log.naming(written, topics) as unnamed:
             result = log.append_whole(request, topics)
@@ -253,13 +258,17 @@ def _records(log: Log, source: TopicPartition, key: Key, ranges: Sequence[Range]
     return records
 
 
-def _end(log: Log, group_id: str, key: Key, ranges: Sequence[Range], letters: int) -> CommitHook:
-    """Return a hook that finishes these records. It returns False if another process has finished some of them."""
+def _end(log: Log, before: rows.ShareRow, ranges: Sequence[Range], letters: int) -> CommitHook:
+    """Return a hook that finishes these records. It returns False if another process has finished some of them, or an
+    election came after `before` was read: then the letters may be those of other records.
+    """
+    group_id, key = before.group_id, before.key
 
     def end(connection: sa.Connection, _now: StoreClock) -> bool:
         now = log.cluster.store.clock(connection)
         row = rows.row_of(rows.ask_row(connection, group_id, key, lock=True), group_id, key, now)
-        if row is None:
+        there = rows.log_of(rows.ask_log(connection, key))
+        if row is None or there is None or not row.leader_epoch == there.leader_epoch == before.leader_epoch:
             return False
         try:
             change = rules.end_archiving(row.window, [(r.first, r.end) for r in ranges])

@@ -23,6 +23,7 @@ from spark_log.errors import (
     IllegalArgumentError,
     UnknownMemberIdError,
 )
+from spark_log.groups.committed_offsets import has_commits
 from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.consumer.rules import JOINING, EpochState, Group, Member, TopicFacts
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
@@ -33,7 +34,7 @@ from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, TOPIC
+from spark_log.metadata.sql_columns import PARTITION, TOPIC
 from spark_log.metadata.store import Attempt, Store, StoreClock
 
 logger = logging.getLogger(__name__)
@@ -86,9 +87,9 @@ class _State:
 def share_heartbeat(cluster: Cluster, heartbeat: ShareHeartbeat) -> ShareAnswer:
     """Handle a heartbeat of a member that does not leave.
 
-    Raises IllegalArgumentError for a topic of a data store, GroupIdNotFoundError if the group is of another type,
-    UnknownMemberIdError, FencedMemberEpochError,
-    GroupMaxSizeReachedError, or the errors of reading offsets by time (share.auto.offset.reset=by_duration).
+    Raises IllegalArgumentError for a topic of a data store, or that is being moved there, GroupIdNotFoundError if the
+    group is of another type, UnknownMemberIdError, FencedMemberEpochError, GroupMaxSizeReachedError, or the errors of
+    reading offsets by time (share.auto.offset.reset=by_duration).
     """
     store = cluster.store
     state = store.read(lambda connection: _read(store, connection, heartbeat, lock=False))
@@ -133,18 +134,33 @@ def remove_share_members(
     return replace(group, group=after, empty_since_ms=None if left else now.wall_ms)
 
 
-def _refuse_data_stores(connection: sa.Connection, topics: Collection[str]) -> None:
-    """Raise IllegalArgumentError for a topic of a data store: a poll is one transaction of the home store."""
+_STAYS_AT_HOME = (TOPIC.store_id == HOME) & TOPIC.move.is_(None)
+
+
+def refuse_data_stores(connection: sa.Connection, topics: Collection[str]) -> None:
+    """Raise IllegalArgumentError for a topic of a data store, or one that is being moved there: a poll is one
+    transaction of the home store.
+    """
     names = list(filter(is_legal, topics))  # a database refuses some others
-    query = sa.select(TOPIC.name).where(in_list(TOPIC.name, names), TOPIC.store_id != HOME).limit(1)
-    name = connection.execute(query).scalar()
-    if name is not None:
-        raise IllegalArgumentError(f"topic {name!r}: share groups read topics of the home store only")
+    query = sa.select(TOPIC.name, TOPIC.store_id).where(in_list(TOPIC.name, names), ~_STAYS_AT_HOME).limit(1)
+    for name, store_id in connection.execute(query):
+        moves = ", and it is being moved to another store" if store_id == HOME else ""
+        raise IllegalArgumentError(f"topic {name!r}: share groups read topics of the home store only{moves}")
+
+
+def lock_topics_to_read(connection: sa.Connection, topic_ids: Collection[int]) -> set[int]:
+    """Return the topics of which a group may get rows: they exist, and stay at home. They are locked, before the group:
+    until the transaction ends, they are not deleted, and no move of them begins.
+    """
+    if not topic_ids:
+        return set()
+    query = sa.select(TOPIC.topic_id).where(in_list(TOPIC.topic_id, topic_ids), _STAYS_AT_HOME)
+    return set(connection.execute(query.order_by(TOPIC.topic_id).with_for_update(read=True, key_share=True)).scalars())
 
 
 def _read(store: Store, connection: sa.Connection, heartbeat: ShareHeartbeat, *, lock: bool) -> _State:
     if heartbeat.topics:
-        _refuse_data_stores(connection, heartbeat.topics)
+        refuse_data_stores(connection, heartbeat.topics)
     group = group_rows.read_group(connection, heartbeat.group_id, lock=lock)
     now = store.clock(connection)
     member = group_rows.read_member(connection, heartbeat.group_id, heartbeat.member_id)
@@ -288,6 +304,7 @@ def _change(
     store: Store, connection: sa.Connection, heartbeat: ShareHeartbeat, starts: Mapping[Key, Start]
 ) -> ShareAnswer:
     group_id, member_id = heartbeat.group_id, heartbeat.member_id
+    readable = lock_topics_to_read(connection, {key[0] for key in starts})
     if heartbeat.epoch == JOINING:
         group_rows.lock_or_make_group(connection, group_id, store.clock(connection))
     state = _read(store, connection, heartbeat, lock=True)
@@ -339,7 +356,7 @@ def _change(
     new_rows = [
         rows.ShareRow(group_id, (TopicId(key[0]), key[1]), Window(start.offset, start.offset), start.leader_epoch)
         for key, start in sorted(starts.items())
-        if key in state.missing
+        if key in state.missing and key[0] in readable
     ]
     rows.insert_rows(connection, new_rows, state.now)
     mine = _assignment(row.subscription.topics, facts)
@@ -351,11 +368,10 @@ def take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupR
     """Check that a group of another type has nothing left: then its id may be that of a share group. Raises
     GroupIdNotFoundError.
     """
-    offsets = sa.select(GROUP_OFFSET.group_id).where(GROUP_OFFSET.group_id == group_id).limit(1)
     has_classic = t.classic_group.c.group_id == group_id
     if (
         group_rows.count_members(connection, group_id)
-        or connection.execute(offsets).first() is not None
+        or has_commits(connection, group_id)
         or connection.execute(sa.select(t.classic_group.c.group_id).where(has_classic)).first() is not None
     ):
         raise not_a_share_group(group_id)

@@ -308,15 +308,16 @@ def read_configs(connection: sa.Connection, group_id: str) -> dict[str, str]:
 
 def groups_with_configs(connection: sa.Connection) -> list[str]:
     """Return the ids of the groups that set configs, in order."""
-    return list(connection.execute(sa.select(GROUP_CONFIG.group_id).order_by(GROUP_CONFIG.group_id)).scalars())
+    query = sa.select(GROUP_CONFIG.group_id).where(GROUP_CONFIG.configs != "{}").order_by(GROUP_CONFIG.group_id)
+    return list(connection.execute(query).scalars())
 
 
 def save_configs(connection: sa.Connection, group_id: str, configs: Mapping[str, str]) -> None:
-    if configs:
-        text = json.dumps(dict(sorted(configs.items())), separators=(",", ":"))
-        insert_or_replace(connection, t.group_config, [{"group_id": group_id, "configs": text}])
-    else:
-        connection.execute(t.group_config.delete().where(GROUP_CONFIG.group_id == group_id))
+    """Write the configs that the group sets. A row without configs stays, because another transaction may wait for its
+    lock.
+    """
+    text = json.dumps(dict(sorted(configs.items())), separators=(",", ":"))
+    insert_or_replace(connection, t.group_config, [{"group_id": group_id, "configs": text}])
 
 
 class Offer(NamedTuple):

@@ -153,6 +153,8 @@ def _elect(
         new, truncation = fail_over(state, alive, unclean=key in unclean)
         if truncation is not None:
             topics = topics or {topic.topic_id: topic for topic in find_topics(connection).values()}
+            if key[0] not in topics:  # it is being deleted
+                continue
             new = truncate_log(connection, topics[key[0]], key[1], truncation, state, new, now)
             done.truncations.append((key, truncation))
             start = truncation.start_offset

@@ -192,6 +192,7 @@ def alter_configs(
     validate_only: bool = False,
     ask_registry: bool = True,
     reset: bool = False,
+    seen: Topic | None = None,
 ) -> Topic:
     """Set configs of a topic; None resets a config to its default. The changes apply to the next append, read or
     maintenance.
@@ -199,6 +200,7 @@ def alter_configs(
     With `validate_only` they stay as they are, and the result is the topic as it would be; without `ask_registry`,
     typed columns that depend on an external schema registry are left as they are. With `reset`, a field of a new
     key.schema or value.schema that does not fit its typed column gets another one (`log/columns/resets.py`).
+    With `seen`, from which the changes follow, raises MetadataConflictError if the topic has other configs now.
     """
     changes = canonical(changes)
     validate_overrides({key: value for key, value in changes.items() if value is not None})
@@ -222,6 +224,8 @@ def alter_configs(
         if sources:
             lock_registry(connection)
         topic = find_topic(connection, name, lock=True)
+        if seen is not None and topic.overrides != seen.overrides:
+            raise MetadataConflictError(f"topic {name!r}: its configs were changed at the same time")
         overrides, config = _merged(topic, changes)
         _check_min_isr(config, topic.replication_factor)
         columns = typed_columns(connection, config, topic.typed_columns, external, sources, reset=reset)

@@ -21,12 +21,15 @@ from kafka.protocol.admin import ElectionType
 
 import spark_log.errors
 from spark_log import Admin, Consumer
+from spark_log.clients.admin import configs
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.cluster.brokers import BrokerSession
+from spark_log.cluster.settings import alter_settings, read_settings
 from spark_log.config import ClusterSettings
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import fallback_term
+from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.producing import change
 from tests.support.records import NOON_MS
@@ -127,6 +130,51 @@ def test_configs(admin):
     assert list(admin.describe_configs([resource])["topic"]["a"]) == ["retention.ms"]
     assert admin.reset_configs([resource]) == {"topic": {"a": "OK"}}
     assert admin.describe_configs([resource])["topic"]["a"] == {}
+
+
+@pytest.mark.parametrize(
+    ("alter", "expected"),
+    [
+        (
+            lambda admin: admin.alter_configs([ConfigResource("TOPIC", "a", {"cleanup.policy": ("APPEND", "delete")})]),
+            {"cleanup.policy": "compact,delete", "retention.ms": "7"},
+        ),
+        (
+            lambda admin: admin.alter_configs([ConfigResource("TOPIC", "a", {"segment.ms": "9"})], incremental=False),
+            {"segment.ms": "9"},
+        ),
+        (lambda admin: admin.reset_configs([ConfigResource("TOPIC", "a")]), {}),
+    ],
+    ids=["append", "replace", "reset"],
+)
+def test_a_change_of_configs_follows_one_that_came_in_between(admin, cluster, monkeypatch, alter, expected):
+    admin.create_topics({"a": {"configs": {"retention.ms": "7"}}})
+    read, others = configs._topic_of, [{"cleanup.policy": "compact"}]
+
+    def read_before_another_change(*arguments):
+        topic = read(*arguments)
+        if others:
+            alter_configs(cluster, "a", others.pop())
+        return topic
+
+    monkeypatch.setattr(configs, "_topic_of", read_before_another_change)
+    assert alter(admin) == {"topic": {"a": "OK"}}
+    now = admin.describe_configs([ConfigResource("TOPIC", "a")])["topic"]["a"]
+    assert {name: entry["value"] for name, entry in now.items()} == expected
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_all_settings_are_replaced_also_one_that_was_set_in_between(admin, cluster, monkeypatch, reset):
+    def alter_after_another_change(*arguments, **named):
+        alter_settings(cluster, {"group.share.max.size": "7"})
+        return alter_settings(*arguments, **named)
+
+    monkeypatch.setattr(configs, "alter_settings", alter_after_another_change)
+    if reset:
+        admin.reset_configs([ConfigResource("BROKER", "1")])
+    else:
+        admin.alter_configs([ConfigResource("BROKER", "1", {"plan.tasks.max": "9"})], incremental=False)
+    assert read_settings(cluster) == ({} if reset else {"plan.tasks.max": "9"})
 
 
 def test_wrong_configs_change_nothing(admin):

@@ -1,6 +1,7 @@
 """Consumer groups in the store: assignment, commits, and the state after members leave."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -29,6 +30,7 @@ from spark_log.groups import membership
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets
 from spark_log.groups.consumer import rows, service
+from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
 from spark_log.groups.group_operations import (
     AtTime,
     Earliest,
@@ -40,6 +42,7 @@ from spark_log.groups.group_operations import (
     remove_from_group,
     reset_offsets,
 )
+from spark_log.groups.identity import Identity
 from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.producer_expiry import expire_producers
@@ -655,6 +658,28 @@ def test_offsets_expire_once_their_group_has_been_empty_for_long(cluster):
     assert expire_offsets(cluster.store) == 0
     assert [found.group_id for found in list_groups(cluster.store)] == ["at-work", "new"]
     assert len(committed_offsets(cluster.store, "at-work")) == 2
+
+
+def test_a_group_whose_member_subscribes_to_nothing_is_not_empty(cluster):
+    create_topic(cluster, "t", 1)
+    commit_offsets(cluster.store, "g", {tp(0): 1})
+    (reader,) = settle(Reader(cluster))
+    reader.member.leave()
+    long_ago = cluster.store.now().wall_ms - 8 * 86_400_000
+
+    def age(connection, _attempt):
+        connection.execute(t.group_offset.update().values(committed_ms=long_ago))
+        connection.execute(t.consumer_group.update().values(empty_since_ms=long_ago))
+
+    cluster.store.transact(age)
+    idle = ConsumerHeartbeat(
+        Identity("g", "m", None, "client", "host", LONG_MS), "m", 0, rebalance_timeout_ms=LONG_MS, names=frozenset(),
+        owned=frozenset(),
+    )  # fmt: skip
+    epoch = service.consumer_heartbeat(cluster.store, idle, known_assignors()).epoch
+    assert expire_offsets(cluster.store) == 0
+    assert committed_offsets(cluster.store, "g") == {tp(0): 1}
+    assert service.consumer_heartbeat(cluster.store, replace(idle, epoch=epoch), known_assignors()).epoch == epoch
 
 
 @pytest.mark.parametrize("assignor", ["range", RangeOfOurs])

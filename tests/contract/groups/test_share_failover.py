@@ -3,13 +3,17 @@
 import pytest
 
 from spark_log.errors import InvalidRecordStateError
-from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.group_operations import Latest
+from spark_log.groups.share import administration, dead_letters
+from spark_log.groups.share.administration import alter_group_configs, reset_share_offsets
+from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import look, run_polls
+from spark_log.ids import TopicPartition
 from tests.support.share_members import ShareMember
-from tests.support.topics import append, make
+from tests.support.topics import append, make, stored
 from tests.support.truncation import truncate
 
 HOUR_MS = 3_600_000
@@ -117,3 +121,77 @@ def test_two_elections_between_two_polls(cluster, log):
     truncate(cluster, "t", 3)
     append(log, "t", "new3")
     assert values(member) == {1: "middle1", 2: "middle2", 3: "new3"}
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new group", "a group with state"])
+def test_an_election_after_a_reset_has_read_the_positions(cluster, log, monkeypatch, is_new):
+    """The group begins at the truncation, because the records that the reset has skipped are gone."""
+    if not is_new:
+        member = ShareMember(cluster)
+        values(member, 2)
+        member.leave()
+    read = administration._places
+
+    def elected(*arguments):
+        places = read(*arguments)
+        truncate(cluster, "t", 3)
+        return places
+
+    monkeypatch.setattr(administration, "_places", elected)
+    reset_share_offsets(cluster, "workers", {TopicPartition("t", 0): Latest()})
+    append(log, "t", *(f"new{n}" for n in range(3, 8)))
+    assert values(ShareMember(cluster)) == {n: f"new{n}" for n in range(3, 8)}
+
+
+@pytest.fixture
+def rejected(cluster):
+    """All records of topic t are rejected, and have no letters yet."""
+    make(cluster, "dlq.t", errors_deadletterqueue_group_enable="true")
+    letters = {"errors.deadletterqueue.topic.name": "dlq.t", "errors.deadletterqueue.copy.record.enable": "true"}
+    alter_group_configs(cluster.store, "workers", letters)
+    member = ShareMember(cluster)
+    values(member)
+    member.acknowledge(member.acquired, AcknowledgeType.REJECT)
+    assert offer(cluster).archiving == 6
+    return member
+
+
+def election(cluster, log):
+    truncate(cluster, "t", 3)
+    append(log, "t", "new3", "new4")
+
+
+def write_letters(cluster, log):
+    [key] = look(cluster.store, "workers").offers
+    DeadLetters(lambda: log).write("workers", key)
+
+
+def test_new_records_at_the_offsets_of_rejected_ones_have_no_letters(cluster, log, rejected):
+    election(cluster, log)
+    write_letters(cluster, log)
+    assert stored(cluster, "dlq.t") == {0: ["old0", "old1", "old2"]}
+    assert values(rejected) == {3: "new3", 4: "new4"}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new records", "new records that are rejected too"])
+def test_an_election_while_letters_are_written(cluster, log, monkeypatch, rejected, again):
+    write, elections = dead_letters._letters, [election]
+
+    def elected(*arguments):
+        letters = write(*arguments)
+        if elections:
+            elections.pop()(cluster, log)
+            if again:
+                assert values(rejected) == {3: "new3", 4: "new4"}
+                append(log, "t", "new5")
+                rejected.acknowledge(rejected.acquired, AcknowledgeType.REJECT)
+                values(rejected)
+                rejected.acknowledge(rejected.acquired, AcknowledgeType.REJECT)
+                assert offer(cluster).archiving == 6
+        return letters
+
+    monkeypatch.setattr(dead_letters, "_letters", elected)
+    write_letters(cluster, log)
+    new = ["new3", "new4", "new5"] if again else []
+    assert stored(cluster, "dlq.t") == {0: ["old0", "old1", "old2", *new]}
+    assert values(rejected) == ({} if again else {3: "new3", 4: "new4"})

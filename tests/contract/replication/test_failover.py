@@ -11,6 +11,7 @@ from spark_log.cluster.brokers import BrokerSession, add_broker, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir_failures import report_failure
+from spark_log.cluster.topics import set_deleting
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
     InvalidReplicationFactorError,
@@ -339,6 +340,24 @@ def test_only_an_unclean_election_may_lose_acknowledged_records(cluster, log, tm
         inspect_and_elect(cluster)
         assert isinstance(append(log, topic, "c"), Appended)
         assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
+
+
+def test_an_unclean_election_leaves_out_a_topic_that_is_being_deleted(cluster, log, tmp_path):
+    """As a data store has them: their rows are deleted later."""
+    configs = {**FILES, "unclean.leader.election.enable": "true"}
+    topics = [create_topic(cluster, name, replication_factor=3, configs=configs) for name in ("deleted", "t")]
+    for topic in topics:
+        append(log, topic, "a")
+    away = lose(cluster, 3, tmp_path)
+    for topic in topics:
+        append(log, topic, "b")
+    for broker in (1, 2):
+        lose(cluster, broker, tmp_path)
+    away.rename(tmp_path / "d3")
+    cluster.store.transact(lambda connection, _: set_deleting(connection, topics[0].topic_id))
+    done = inspect_and_elect(cluster)
+    assert [key for key, _ in done.truncations] == [(topics[1].topic_id, 0)]
+    assert partition(cluster, topics[1]).leader == 3
 
 
 def test_a_served_broker_is_dead_when_its_lease_has_expired(cluster, log):

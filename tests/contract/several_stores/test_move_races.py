@@ -16,8 +16,11 @@ from spark_log.cluster.topics import (
     set_move,
     stated_topic,
 )
-from spark_log.errors import IllegalStateError, InvalidConfigurationError, TopicMovedError
-from spark_log.ids import HOME
+from spark_log.errors import IllegalArgumentError, IllegalStateError, InvalidConfigurationError, TopicMovedError
+from spark_log.groups.group_operations import Latest
+from spark_log.groups.share import members, rows
+from spark_log.groups.share.administration import reset_share_offsets
+from spark_log.ids import HOME, TopicPartition
 from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.failed_append_files import InDoubt, settle
 from spark_log.log.log import Records
@@ -29,9 +32,10 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller import topic_moves, topic_operations
 from spark_log.replication.controller.store_acceptance import EPOCHS_SKIPPED, accept_store
 from spark_log.replication.controller.topic_copies import follow_all
-from spark_log.replication.controller.topic_moves import cancel_move, move_topic
+from spark_log.replication.controller.topic_moves import begin_move, cancel_move, move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.records import table
+from tests.support.share_members import ShareMember
 from tests.support.topics import stored
 from tests.support.waiting import wait_until
 
@@ -169,6 +173,68 @@ def test_a_store_is_not_removed_while_it_gets_a_topic(stores, comes):
     thread.join(timeout=60)
     assert [type(error) for error in removal] == [InvalidConfigurationError]
     assert EAST in stores.store_ids()
+
+
+def share_rows(stores):
+    return stores.store.read(lambda c: c.execute(sa.select(t.share_partition.c.group_id)).scalars().all())
+
+
+def test_no_share_group_begins_to_read_a_topic_that_moves(stores):
+    create_topic(stores, "t")
+    begin_move(stores, "t", "east")
+    for begin in (
+        lambda: ShareMember(stores),
+        lambda: reset_share_offsets(stores, "workers", {TopicPartition("t", 0): Latest()}),
+    ):
+        with pytest.raises(IllegalArgumentError, match="is being moved"):
+            begin()
+    cancel_move(stores, "t")
+    ShareMember(stores)
+    assert share_rows(stores) == ["workers"]
+
+
+def test_a_member_of_a_share_group_finds_a_topic_that_moves(stores, monkeypatch):
+    """It has subscribed to the topic before there was one, and the move begins during its heartbeat."""
+    member = ShareMember(stores)
+    create_topic(stores, "t")
+    find = members.find_starts
+
+    def moved(*arguments):
+        starts = find(*arguments)
+        begin_move(stores, "t", "east")
+        return starts
+
+    monkeypatch.setattr(members, "find_starts", moved)
+    heartbeat = members.ShareHeartbeat("workers", "m1", member.answer.epoch)
+    assert members.share_heartbeat(stores, heartbeat).epoch > member.answer.epoch
+    assert share_rows(stores) == []
+    move_topic(stores, "t", "east")
+
+
+def test_a_move_waits_for_a_share_group_that_begins_to_read_the_topic(stores, monkeypatch):
+    create_topic(stores, "t")
+    insert, refused, threads = rows.insert_rows, [], []
+
+    def begin():
+        try:
+            begin_move(stores, "t", "east")
+        except InvalidConfigurationError as error:
+            refused.append(error)
+
+    def insert_rows(*arguments):
+        threads.append(threading.Thread(target=begin))
+        threads[0].start()
+        wait_until(lambda: not threads[0].is_alive() or stores.store.read(waiting))
+        insert(*arguments)
+
+    def waiting(connection):
+        return connection.execute(sa.text(WAITING)).scalar()
+
+    monkeypatch.setattr(rows, "insert_rows", insert_rows)
+    ShareMember(stores)
+    threads[0].join(timeout=60)
+    assert len(refused) == 1
+    assert share_rows(stores) == ["workers"]
 
 
 WAITING = """SELECT count(*) FROM pg_stat_activity
