@@ -78,17 +78,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark has completed all before `start`, but calls `commit` only when there is a next batch
         if not begin.initial:
             self._commit_to_group(begin.positions, available)
-        latest = {tp: self._target_end(tp, offsets) for tp, offsets in available.ranges.items()}
+        latest = available.ends if self._target is None else self._target_ends(begin.positions, available, self._target)
         ends = self._admitted(begin.positions, available, latest, limit)
         if ends is None or (not begin.initial and _is_still(begin.positions, ends, available)):
             return start
         return begin.followed_by(Positions(ends, available.topic_ids, available.epochs)).to_json()
 
-    def _target_end(self, partition: TopicPartition, now: OffsetRange) -> int:
-        """Return the end of the partition; with Trigger.AvailableNow at most its high watermark at the first batch."""
-        if self._target is None:
-            return now.end
-        return min(now.end, self._target.offsets.get(partition, now.start))
+    def _target_ends(self, begin: Positions, available: "Available", target: Positions) -> dict[TopicPartition, int]:
+        """Return the ends with Trigger.AvailableNow: at most the high watermarks when the query began.
+
+        Spark asks for the start of a new query later: the latest offset may be higher then, and no end is below it.
+        """
+        starts = {tp: begin.offsets[tp] for tp in _unchanged(begin, available)}
+        return {
+            tp: min(now.end, max(starts.get(tp, 0), target.offsets.get(tp, now.start)))
+            for tp, now in available.ranges.items()
+        }
 
     def _admitted(
         self, begin: Positions, available: "Available", latest: dict[Any, int], limit: ReadLimit
@@ -143,13 +148,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = StreamOffset.from_json(start).positions if last.start is None else last.start
         available = planner.available(must_exist=False)
         while True:
-            tasks = planner.tasks(available, self._resolved(first, last.positions, available))
+            ranges = self._resolved(first, last.positions, available, first_batch=last.start is not None)
+            tasks = planner.tasks(available, ranges)
             planned, available = available, planner.available(must_exist=False)
             if available.truncations == planned.truncations:
                 return tasks
             # otherwise the plan may have been made from another lineage than `end`
 
-    def _resolved(self, first: Positions, last: Positions, available: "Available") -> dict[TopicPartition, OffsetRange]:
+    def _resolved(
+        self, first: Positions, last: Positions, available: "Available", *, first_batch: bool
+    ) -> dict[TopicPartition, OffsetRange]:
         from spark_log.spark.datasource.read.data_loss import resolve_ranges
         from spark_log.spark.datasource.read.read_planner import logger
 
@@ -166,6 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end_epochs=last.epochs,
             truncations=available.truncations,
             group_id=options.group_id,
+            first_batch=first_batch,
         )
         for loss in resolved.losses:
             logger.warning("%s", loss)
@@ -183,17 +192,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_s = clock.monotonic_s()
         if planner.options.group_id is not None and (positions != self._committed or now_s >= self._again_s):
             from spark_log.groups.committed_offsets import AGAIN_S, Commit, commit_offsets
-            from spark_log.spark.datasource.read.data_loss import in_the_log
 
             commits = {
                 tp: Commit(positions.offsets[tp], "", positions.epochs.get(tp, -1), available.topics[tp.topic].topic_id)
-                for tp in in_the_log(
-                    positions.offsets,
-                    topic_ids=positions.topic_ids,
-                    current_topic_ids=available.topic_ids,
-                    epochs=positions.epochs,
-                    truncations=available.truncations,
-                )
+                for tp in _unchanged(positions, available)
             }
             try:
                 commit_offsets(planner.cluster.store, planner.options.group_id, commits)
@@ -239,13 +241,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _is_still(begin: Positions, ends: Mapping[TopicPartition, int], available: "Available") -> bool:
     """Whether a batch from `begin` to `ends` has nothing to read, and nothing to report."""
+    same = len(_unchanged(begin, available)) == len(begin.offsets)
+    return ends == begin.offsets and available.topic_ids == begin.topic_ids and same
+
+
+def _unchanged(positions: Positions, available: "Available") -> list[TopicPartition]:
+    """Return the partitions whose offsets are still positions in the log."""
     from spark_log.spark.datasource.read.data_loss import in_the_log
 
-    same = in_the_log(
-        begin.offsets,
-        topic_ids=begin.topic_ids,
+    return in_the_log(
+        positions.offsets,
+        topic_ids=positions.topic_ids,
         current_topic_ids=available.topic_ids,
-        epochs=begin.epochs,
+        epochs=positions.epochs,
         truncations=available.truncations,
     )
-    return ends == begin.offsets and available.topic_ids == begin.topic_ids and len(same) == len(begin.offsets)
