@@ -2,6 +2,8 @@
 
 import pytest
 
+from spark_log.errors import DataLossError
+from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.stream_source import StreamQuery, stored
 from tests.support.topics import append, make
@@ -72,8 +74,45 @@ def test_an_available_now_query_ends_where_the_log_ended_when_it_began(log, quer
 def test_a_checkpoint_whose_first_batch_ends_below_its_start_is_continued(log, query):
     reading = query()
     end = reading.plan() | {"@start": {"t": {"0": 7}}}
-    with pytest.raises(Exception, match="t-0 offset was changed from 7 to 5"):
+    with pytest.raises(DataLossError, match="t-0 offset was changed from 7 to 5"):
         reading.run(end)
     more(log, 5, 6)
     assert reading.run(end) == []
     assert values(reading.trigger()) == ["5", "6"]
+
+
+def test_a_checkpoint_of_another_cluster_is_data_loss(cluster, log, query):
+    reading = query(maxOffsetsPerTrigger=3, group__id="g")
+    assert values(reading.trigger()) == ["0", "1", "2"]
+    batch_0 = reading.checkpoint
+    reading.checkpoint = reading.checkpoint | {"@cluster": "another"}
+    with pytest.raises(DataLossError, match="checkpoint is of cluster another, and the query reads cluster"):
+        reading.plan()
+    with pytest.raises(DataLossError, match="checkpoint is of cluster another"):
+        reading.run(batch_0)
+    assert committed_offsets(cluster.store, "g") == {}
+    reading.restart(failOnDataLoss=False)
+    assert values(reading.trigger()) == ["0", "1", "2"], "the topic of this cluster is read from its start"
+    assert reading.checkpoint["@cluster"] == cluster.cluster_id
+    reading.restart(failOnDataLoss=True)
+    assert values(reading.trigger()) == ["3", "4"]
+    assert reading.trigger() == []
+
+
+def test_a_batch_that_was_planned_for_another_cluster_reads_nothing(cluster, log, query):
+    reading = query(failOnDataLoss=False)
+    begin, end = reading.checkpoint, reading.plan() | {"@cluster": "another"}
+    assert reading.run(end) == []
+    assert values(reading.trigger()) == ["0", "1", "2", "3", "4"]
+    reading.checkpoint = begin
+    reading.restart(failOnDataLoss=True)
+    with pytest.raises(DataLossError, match="checkpoint is of cluster another"):
+        reading.run(end)
+
+
+def test_a_checkpoint_without_a_cluster_is_continued(log, query):
+    reading = query()
+    assert len(reading.trigger()) == 5
+    del reading.checkpoint["@cluster"]
+    more(log, 5)
+    assert values(reading.trigger()) == ["5"]

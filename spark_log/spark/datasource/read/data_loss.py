@@ -15,6 +15,7 @@ The last column is for failOnDataLoss=false:
     log truncated below end since end was decided        the offset where it was truncated, for this batch
     topic recreated (its id differs from start's)        the log start offset of the new one
     topic recreated after the end was decided            nothing of it is read; the next batch reads the new one
+    checkpoint of another cluster                        as if all topics had been recreated
     partition deleted                                    nothing of it is read
     added partition does not start from offset 0         its earliest offset
 
@@ -50,6 +51,14 @@ class ResolvedRanges:
     """A range, which may be empty, for every existing partition; 0 <= start <= end, within the available offsets."""
     losses: tuple[str, ...]
     """A sentence for each loss, to be logged as warnings. It is always empty under failOnDataLoss=true."""
+
+
+def another_cluster(checkpoint: str | None, cluster_id: str) -> DataLossError:
+    """Return the error under failOnDataLoss=true for a checkpoint that belongs to another cluster."""
+    return DataLossError(
+        f"{_PREFIX}The checkpoint is of cluster {checkpoint}, and the query reads cluster {cluster_id}:"
+        " start with a new checkpoint."
+    )
 
 
 def resolve_ranges(

@@ -73,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         to wait.
         """
         planner = self._driver()
-        begin = StreamOffset.from_json(start)
+        begin = self._from_checkpoint(start)
         available = planner.available(must_exist=False)
         # Spark has completed all before `start`, but calls `commit` only when there is a next batch
         if not begin.initial:
@@ -83,6 +83,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if ends is None or (not begin.initial and _is_still(begin.positions, ends, available)):
             return start
         return begin.followed_by(Positions(ends, available.topic_ids, available.epochs)).to_json()
+
+    def _from_checkpoint(self, shown: Mapping[str, Any]) -> StreamOffset:
+        """Parse an offset that Spark stores. Raises DataLossError under failOnDataLoss if it is of another cluster."""
+        from spark_log.spark.datasource.read.data_loss import another_cluster
+
+        planner, offset = self._driver(), StreamOffset.from_json(shown)
+        cluster_id = planner.cluster.cluster_id
+        if planner.options.fail_on_data_loss and offset.cluster_id not in (None, cluster_id):
+            raise another_cluster(offset.cluster_id, cluster_id)
+        return offset.in_cluster(cluster_id)
 
     def _target_ends(self, begin: Positions, available: "Available", target: Positions) -> dict[TopicPartition, int]:
         """Return the ends with Trigger.AvailableNow: at most the high watermarks when the query began.
@@ -143,9 +153,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of the batch [start, end). Raises DataLossError for lost records under failOnDataLoss."""
         planner = self._driver()
-        last = StreamOffset.from_json(end)
+        last = self._from_checkpoint(end)
         # batch 0: its start was decided together with its end; a later result of initialOffset does not count
-        first = StreamOffset.from_json(start).positions if last.start is None else last.start
+        first = self._from_checkpoint(start).positions if last.start is None else last.start
         available = planner.available(must_exist=False)
         while True:
             ranges = self._resolved(first, last.positions, available, first_batch=last.start is not None)
@@ -184,7 +194,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Commit the end offsets of a finished batch to the group of option `group.id`, if it is set."""
         planner = self._driver()
         if planner.options.group_id is not None:
-            self._commit_to_group(StreamOffset.from_json(end).positions, planner.available(must_exist=False))
+            self._commit_to_group(self._from_checkpoint(end).positions, planner.available(must_exist=False))
 
     def _commit_to_group(self, positions: Positions, available: "Available") -> None:
         """Commit the positions that are still in the log. A loss is detected when the next batch is planned."""
