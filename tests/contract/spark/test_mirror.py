@@ -182,6 +182,39 @@ def test_records_deleted_in_the_source_before_they_were_copied_are_data_loss(sou
     assert ends(target)[0] == (0, ends(source)[0][1])
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_records_deleted_in_the_source_during_a_step_are_data_loss(source, target, mirrors, monkeypatch, allowed):
+    mirror = mirrors(source, target, offsets_per_step_max=60, allow_data_loss=allowed)
+    mirror.step(without_spark)
+    (_, end), *_ = before = ends(target)
+    transfers = mirror._transfers
+
+    def after_retention(*arguments):
+        delete_records(source, {TopicPartition("t", 0): end + 7})
+        return transfers(*arguments)
+
+    monkeypatch.setattr(mirror, "_transfers", after_retention)
+    if allowed:
+        assert mirror.step(without_spark) is not None
+        return
+    with pytest.raises(DataLossError, match=rf"t-0: the records with the offsets \[{end}, {end + 7}\) are gone"):
+        mirror.step(without_spark)
+    assert ends(target) == before
+
+
+def test_a_target_without_records_begins_where_the_source_does_after_a_deletion(source, target, mirrors, monkeypatch):
+    mirror = mirrors(source, target)
+    transfers = mirror._transfers
+
+    def after_retention(*arguments):
+        delete_records(source, {TopicPartition("t", 0): 7})
+        return transfers(*arguments)
+
+    monkeypatch.setattr(mirror, "_transfers", after_retention)
+    mirror_all(mirror)
+    assert everything(target) == everything(source)
+
+
 def test_source_and_target_may_be_compacted_independently(source, target, mirrors):
     mirror = mirrors(source, target)
     mirror_all(mirror)
