@@ -2,9 +2,9 @@
 
 import pytest
 
-from spark_log.errors import DataLossError
+from spark_log.errors import DataLossError, InvalidOptionError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.replication.controller.topic_operations import add_partitions
+from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.stream_source import StreamQuery, stored
 from tests.support.topics import append, make
 
@@ -116,3 +116,20 @@ def test_a_checkpoint_without_a_cluster_is_continued(log, query):
     del reading.checkpoint["@cluster"]
     more(log, 5)
     assert values(reading.trigger()) == ["5"]
+
+
+def test_batch_0_is_replayed_though_the_start_does_not_exist_any_more(cluster, log, query):
+    reading = query(startingOffsets='{"t":{"0":2}}')
+    end = reading.plan()
+    add_partitions(cluster, "t", 2)
+    for _ in range(2):
+        reading.restart()
+        reading.checkpoint = stored(reading.reader.initialOffset())
+        assert values(reading.run(end)) == ["2", "3", "4"]
+    more(log, "a", partition=1)
+    assert values(reading.trigger()) == ["a"]
+    with pytest.raises(InvalidOptionError, match="Partitions specified for start offsets don't match"):
+        StreamQuery(cluster, startingOffsets='{"t":{"0":2}}').plan()
+    delete_topic(cluster, "t")
+    with pytest.raises(UnknownTopicOrPartitionError, match="topic 't': unknown topic or partition"):
+        StreamQuery(cluster).plan()

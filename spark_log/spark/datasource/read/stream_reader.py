@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_log import clock
-from spark_log.errors import SparkLogError
+from spark_log.errors import InvalidOptionError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
 from spark_log.spark.datasource.options.source_options import ReadOptions
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from spark_log.spark.datasource.read.read_planner import Available, ReadPlanner
 
 logger = logging.getLogger(__name__)
+
+_NO_START = "@no-start"
+"""The key of an initial offset that is only an error message. Spark stores no initial offset."""
 
 
 @message_only
@@ -47,14 +50,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed: Positions | None = None
         self._again_s = 0.0
         self._refused = ""
+        self._no_start: SparkLogError | None = None
+        """The error of `initialOffset`."""
         self._credit: dict[TopicPartition, int] = {}
         """Bytes that a partition has not used of its shares of maxBytesPerTrigger."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the start of a new query (startingOffsets and the like). Spark calls it again to replay batch 0."""
+        """Return the start of a new query (startingOffsets and the like). If there is none, `latestOffset` raises why.
+
+        Spark calls it again to replay batch 0, whose start is in the checkpoint: then the start may not exist any more.
+        """
         planner = self._driver()
-        available = planner.available()
-        start, epochs = planner.starting(available)
+        try:
+            available = planner.available()
+            start, epochs = planner.starting(available)
+        except (InvalidOptionError, UnknownTopicOrPartitionError) as error:
+            self._no_start = error
+            return {_NO_START: str(error)}
         positions = Positions(start, available.topic_ids, epochs)
         return StreamOffset(positions, initial=True, cluster_id=planner.cluster.cluster_id).to_json()
 
@@ -85,9 +97,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin.followed_by(Positions(ends, available.topic_ids, available.epochs)).to_json()
 
     def _from_checkpoint(self, shown: Mapping[str, Any]) -> StreamOffset:
-        """Parse an offset that Spark stores. Raises DataLossError under failOnDataLoss if it is of another cluster."""
+        """Parse an offset. Raises the error of `initialOffset`, and DataLossError under failOnDataLoss if the offset is
+        of another cluster.
+        """
         from spark_log.spark.datasource.read.data_loss import another_cluster
 
+        if self._no_start is not None and _NO_START in shown:
+            raise self._no_start
         planner, offset = self._driver(), StreamOffset.from_json(shown)
         cluster_id = planner.cluster.cluster_id
         if planner.options.fail_on_data_loss and offset.cluster_id not in (None, cluster_id):
@@ -245,6 +261,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_committed": None,
             "_again_s": 0.0,
             "_refused": "",
+            "_no_start": None,
             "_credit": {},
         }
 
