@@ -6,6 +6,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.jobs import run_job
 from tests.support.topics import fill, make
@@ -24,7 +26,7 @@ def test_limit_ends_the_read_at_the_first_partitions(
 ) -> None:
     make(cluster, "t", 8)
     fill(log, "t", [4] * 8)
-    job = ["--subscribe", "t", "--option", "minPartitions=8", "--json"]
+    job = ["--subscribe", "t", "--option", "minPartitions=8", "--json", "--group-id", "g"]
     spark.sparkContext.setJobGroup("limit", "a limit below the records of one partition")
     try:
         few = run_job(spark, tmp_path / "cluster", "consume", *job, "--limit", "3", "--value-schema", "n INT").out
@@ -35,5 +37,7 @@ def test_limit_ends_the_read_at_the_first_partitions(
     assert few.count("0/") == 3
     assert tasks_of(spark, "limit") == 2, "one to count the rows, one to show them"
 
+    assert committed_offsets(cluster.store, "g") == {}, "Spark has chosen the rows"
     every = json.loads(run_job(spark, tmp_path / "cluster", "consume", *job, "--limit", "40").out.splitlines()[-1])
     assert (every["records"], every["bytes"], every["after"]["t"]["7"]) == (32, 96, 4)
+    assert committed_offsets(cluster.store, "g") == {TopicPartition("t", number): 4 for number in range(8)}

@@ -19,6 +19,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.records import NOON_MS
+from tests.support.spark import uncommit
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, fails, fill, make, read_stream, values
 
@@ -155,6 +156,21 @@ def test_a_replayed_batch_0_keeps_its_start(
         assert run.all == {0: numbers(0, 5), 1: ["1/0", "1/3"]}
     else:
         assert run.all == {0: ["0/3", "0/4"], 1: ["1/3"]}
+
+
+def test_batch_0_is_replayed_though_its_start_does_not_exist_any_more(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
+) -> None:
+    options = {"subscribe": "t", "startingOffsets": '{"t":{"0":1,"1":-2}}'}
+    first = Run(read_stream(spark, cluster, **options), checkpoint).to_end()
+    assert first.all == {0: numbers(0, 1, 3), 1: numbers(1, 1)}
+    uncommit(checkpoint, 0)
+    add_partitions(cluster, "t", 3)
+    fill(log, "t", [0, 0, 1], first=20)
+    again = Run(read_stream(spark, cluster, **options), checkpoint).to_end()
+    assert again.batches == [*first.batches, (1, {2: ["2/20"]})]
+    with fails("Partitions specified for start offsets don't match"):
+        Run(read_stream(spark, cluster, **options), checkpoint / "new").to_end()
 
 
 def test_an_empty_pattern_waits_for_its_topics(

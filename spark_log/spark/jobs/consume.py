@@ -49,9 +49,10 @@ class _RangeOptions:
     ending_timestamp: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601 or milliseconds; batch only.")
     ] = None
-    group_id: Annotated[str | None, typer.Option(metavar="GROUP", help="Commit the end offsets as this group's.")] = (
-        None
-    )
+    group_id: Annotated[
+        str | None,
+        typer.Option(metavar="GROUP", help="Commit the end offsets as this group's, of a batch when it has ended."),
+    ] = None
     max_offsets_per_trigger: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Rate limit of a stream: records of a batch.")
     ] = None

@@ -10,7 +10,7 @@ deletions are not copied. Driver.
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -58,6 +58,7 @@ from spark_log.spark.mirror.mirror_positions import (
     compare,
     next_range,
     read_target,
+    refuse_gap,
     save_positions_hook,
     write_positions,
 )
@@ -114,6 +115,8 @@ class _Lacking(NamedTuple):
 
     range: OffsetRange
     position: MirrorPosition
+    begun: bool
+    """The target has had records."""
 
     def at(self, end: int) -> MirrorPosition:
         return replace(self.position, end_offset=end)
@@ -212,11 +215,12 @@ class Mirror:
                     self._report_divergence(where, comparison.diverged_from, target.log.end)
                 elif comparison.unverified_from is not None:
                     self._compare_last_records(tp, pair, here.positions, target, comparison.unverified_from)
+                begun = target.log.end > 0 or bool(target.truncations)
                 lacking = next_range(
                     where,
                     here.positions,
                     target.log,
-                    begun=target.log.end > 0 or bool(target.truncations),
+                    begun=begun,
                     ahead=target.known is not None,
                     allow_data_loss=self.settings.allow_data_loss,
                 )
@@ -225,7 +229,7 @@ class Mirror:
                 )
                 if comparison != IDENTICAL:
                     verified.setdefault(pair.target.store_id, {})[pair.target.topic_id, number] = position
-                lacking_of[tp] = _Lacking(lacking, position)
+                lacking_of[tp] = _Lacking(lacking, position, begun)
         for store_id, positions in verified.items():
             store = self.target.at(store_id).store
             store.transact(lambda connection, _attempt: write_positions(connection, positions))  # noqa: B023
@@ -318,8 +322,9 @@ class Mirror:
         write_id = write_ids.register(store, "mirror", store.settings.spark_write_id_lease_ms)
         try:
             positions = {tp: found[tp].at(where.end) for tp, where in taken.items()}
+            begun = {tp for tp in taken if found[tp].begun}
             try:
-                done = run(self._transfers(pairs, taken, write_id))
+                done = run(self._transfers(pairs, taken, begun, write_id))
             except OffsetOutOfRangeError:
                 self._check_not_truncated(pairs, positions)
                 raise
@@ -360,7 +365,11 @@ class Mirror:
                 raise _TruncatedMeanwhile
 
     def _transfers(
-        self, pairs: Mapping[str, Pair], taken: Mapping[TopicPartition, OffsetRange], write_id: str
+        self,
+        pairs: Mapping[str, Pair],
+        taken: Mapping[TopicPartition, OffsetRange],
+        begun: Collection[TopicPartition],
+        write_id: str,
     ) -> list[Transfer]:
         limits: dict[TopicPartition, Positions] = {}
         for store_id, topics in by_store(pairs[name].source for name in {name for name, _ in taken}).items():
@@ -368,6 +377,9 @@ class Mirror:
         gone = [tp.topic for tp in taken if tp not in limits]
         if gone:
             raise _recreated(gone[0])
+        if not self.settings.allow_data_loss:
+            for tp in begun:  # retention may have deleted records since the ranges were decided
+                refuse_gap(self._named(str(tp)), limits[tp], taken[tp].start)
         readable = {tp: OffsetRange(max(start, limits[tp].log_start_offset), end) for tp, (start, end) in taken.items()}
         plan = self._source_log.plan(readable, topics={name: pair.source for name, pair in pairs.items()})
         slices: dict[TopicPartition, list[Slice]] = {}

@@ -2,6 +2,7 @@
 Driver.
 """
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 
@@ -10,7 +11,12 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic
-from spark_log.errors import UnknownMemberIdError
+from spark_log.errors import (
+    GroupIdNotFoundError,
+    OffsetMetadataTooLargeError,
+    SparkLogError,
+    UnknownMemberIdError,
+)
 from spark_log.groups.committed_offsets import Commit, commit_offsets, read_commits
 from spark_log.ids import TopicPartition
 from spark_log.log.segments import plan as planner
@@ -18,7 +24,12 @@ from spark_log.log.segments.slices import Positions
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
 
+logger = logging.getLogger(__name__)
+
 Commits = Mapping[TopicPartition, Commit]
+
+_warned: set[tuple[str, str]] = set()
+"""The clusters and groups whose offsets could not be copied."""
 
 
 def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, Commit]:
@@ -42,7 +53,8 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
     """Move the groups of the source forward in the target; `pairs` are the topics of both, by the source's names.
 
     Return the number of offsets committed for each group that was moved. A group with live members in the target is
-    left unchanged.
+    left unchanged. So is a group whose name is that of a share group there, or whose metadata is too large: a warning
+    names it.
     """
     topics = {name: its_copy for name, (_, its_copy) in pairs.items()}
     query = (
@@ -79,5 +91,15 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
                 commit_offsets(target.store, group_id, moved)
             except UnknownMemberIdError:
                 continue
+            except (GroupIdNotFoundError, OffsetMetadataTooLargeError) as error:
+                _warn_once(target, group_id, error)
+                continue
             copied[group_id] = len(moved)
     return copied
+
+
+def _warn_once(target: Cluster, group_id: str, error: SparkLogError) -> None:
+    """Log a warning for the group, at the first of the mirror's steps only."""
+    if (target.cluster_id, group_id) not in _warned:
+        _warned.add((target.cluster_id, group_id))
+        logger.warning("group %r: its offsets are not copied to the target: %s", group_id, error)

@@ -115,11 +115,17 @@ def next_range(
     if not begun:
         return OffsetRange(source.log_start_offset, end)
     if not allow_data_loss:
+        refuse_gap(name, source, target.end)
+    return OffsetRange(target.end, end)
+
+
+def refuse_gap(name: str, source: Positions, target_end: int) -> None:
+    """Raise DataLossError if the source has deleted records from the end of the target's log on."""
+    if target_end < source.log_start_offset:
         raise DataLossError(
-            f"{name}: the records with the offsets [{target.end}, {source.log_start_offset}) are gone from the source"
+            f"{name}: the records with the offsets [{target_end}, {source.log_start_offset}) are gone from the source"
             " and were not copied (--allow-data-loss continues after them)"
         )
-    return OffsetRange(target.end, end)
 
 
 def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPartition]:

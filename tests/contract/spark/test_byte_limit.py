@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from spark_log.spark.datasource.read import read_planner
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, make
 
@@ -48,3 +49,12 @@ def test_batches_have_whole_segments_and_each_record_is_read_once(query):
     batches.append(values(reading.trigger()))
     assert sorted(itertools.chain(*batches)) == EVERY
     assert reading.trigger() == []
+
+
+def test_a_backlog_of_many_segments_is_read_in_parts_below_a_limit(query, monkeypatch):
+    monkeypatch.setattr(read_planner, "_SEGMENTS_MIN", 3)
+    monkeypatch.setattr(read_planner, "_SEGMENTS_MAX", 3)
+    reading = query(maxBytesPerTrigger="1MiB")
+    batches = [values(reading.trigger()) for _ in range(5)]
+    assert [len(batch) for batch in batches] == [6, 6, 6, 2, 0], "three segments of each partition are listed"
+    assert sorted(itertools.chain(*batches)) == EVERY

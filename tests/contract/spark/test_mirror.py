@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from spark_log import Registry
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
 from spark_log.errors import (
     DataLossError,
     InvalidOptionError,
@@ -35,6 +36,7 @@ from tests.support.mirroring import compact, everything, make_source, mirror_all
 from tests.support.python_process import killed_at
 from tests.support.records import ranges_of, read_all
 from tests.support.replicas import every_replica_is_whole
+from tests.support.share_members import ShareMember
 from tests.support.topics import append_to
 from tests.support.truncation import truncate
 
@@ -180,6 +182,39 @@ def test_records_deleted_in_the_source_before_they_were_copied_are_data_loss(sou
     kept = [row for row in everything(source) if row["partition"] == 0]
     assert [row for row in everything(target) if row["partition"] == 0 and row["offset"] >= end] == kept
     assert ends(target)[0] == (0, ends(source)[0][1])
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_records_deleted_in_the_source_during_a_step_are_data_loss(source, target, mirrors, monkeypatch, allowed):
+    mirror = mirrors(source, target, offsets_per_step_max=60, allow_data_loss=allowed)
+    mirror.step(without_spark)
+    (_, end), *_ = before = ends(target)
+    transfers = mirror._transfers
+
+    def after_retention(*arguments):
+        delete_records(source, {TopicPartition("t", 0): end + 7})
+        return transfers(*arguments)
+
+    monkeypatch.setattr(mirror, "_transfers", after_retention)
+    if allowed:
+        assert mirror.step(without_spark) is not None
+        return
+    with pytest.raises(DataLossError, match=rf"t-0: the records with the offsets \[{end}, {end + 7}\) are gone"):
+        mirror.step(without_spark)
+    assert ends(target) == before
+
+
+def test_a_target_without_records_begins_where_the_source_does_after_a_deletion(source, target, mirrors, monkeypatch):
+    mirror = mirrors(source, target)
+    transfers = mirror._transfers
+
+    def after_retention(*arguments):
+        delete_records(source, {TopicPartition("t", 0): 7})
+        return transfers(*arguments)
+
+    monkeypatch.setattr(mirror, "_transfers", after_retention)
+    mirror_all(mirror)
+    assert everything(target) == everything(source)
 
 
 def test_source_and_target_may_be_compacted_independently(source, target, mirrors):
@@ -381,6 +416,19 @@ def test_group_offsets_of_recreated_topics_are_not_copied(source, target, mirror
     create_topic(target, "u", 4)
     assert copy_groups(source, target, new) == {}, "of the target"
     assert committed_offsets(target.store, "g") == {}
+
+
+def test_a_group_that_the_target_cannot_take_stops_no_other_group(source, target, mirrors, copied, caplog):
+    partition = TopicPartition("t", 3)
+    ShareMember(target, group="a share group")
+    alter_settings(target, {"offset.metadata.max.bytes": "10"})
+    commit_offsets(source.store, "a share group", {partition: 4})
+    commit_offsets(source.store, "metadata", {partition: 4}, "x" * 11)
+    commit_offsets(source.store, "z", {partition: 4})
+    for copies in ({"z": 1}, {}):
+        assert copy_groups(source, target, copied.pairs()) == copies
+    assert [text.partition(": ")[0] for text in caplog.messages] == ["group 'a share group'", "group 'metadata'"]
+    assert committed_offsets(target.store, "z") == {partition: 4}
 
 
 @pytest.mark.delta

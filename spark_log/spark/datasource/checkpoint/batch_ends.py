@@ -2,6 +2,7 @@
 
 import json
 import posixpath
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from spark_log.errors import InvalidOptionError, redact
 from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import TopicPartition
 from spark_log.spark.datasource.checkpoint.offset_log import ends_of_batch
+
+_OF_HADOOP = re.compile("^s3[an]://")
+"""Hadoop's names of the scheme that pyarrow calls s3."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def read_entry(checkpoint: str, query_id: str | None, batch_id: int) -> str:
     """
     try:
         uri = checkpoint if ":" in checkpoint.split("/")[0] else Path(checkpoint).absolute().as_uri()
-        files, root = fs.FileSystem.from_uri(uri)
+        files, root = fs.FileSystem.from_uri(_OF_HADOOP.sub("s3://", uri))
         entry = _text(files, posixpath.join(root, "offsets", str(batch_id)))
         its_query = json.loads(_text(files, posixpath.join(root, "metadata")))["id"]
     except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow's ArrowInvalid is a ValueError

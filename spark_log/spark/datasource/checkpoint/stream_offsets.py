@@ -5,13 +5,13 @@
 
 No topic name contains `@`. `@topics` are the ids of the topics: they distinguish a recreated topic from the deleted
 one. `@epochs` are the leader epochs of the partitions when the offsets were decided: they reveal records that an
-unclean election has truncated since. `@cluster` is the id of the cluster: a sink needs it to know the cluster of the
-offsets. Spark does not store where a query started and asks again when it replays batch 0: so its start is kept with
-its end.
+unclean election has truncated since. `@cluster` is the id of the cluster: topics of two clusters may have the same ids,
+and a sink needs to know the cluster of the offsets. Spark does not store where a query started and asks again when it
+replays batch 0: so its start is kept with its end.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_log.errors import InvalidOptionError
@@ -21,6 +21,9 @@ from spark_log.spark.datasource.options.offset_json import offsets_from_dict, of
 _TOPICS, _EPOCHS, _INITIAL, _CLUSTER = "@topics", "@epochs", "@initial", "@cluster"
 _START, _START_TOPICS, _START_EPOCHS = "@start", "@start-topics", "@start-epochs"
 OUR_KEYS = (_TOPICS, _EPOCHS, _START, _START_TOPICS, _START_EPOCHS, _INITIAL, _CLUSTER)
+
+_OF_ANOTHER_CLUSTER = TopicId(0)
+"""The id of no topic."""
 
 Epochs = Mapping[TopicPartition, int]
 
@@ -35,6 +38,10 @@ class Positions:
     offsets: Mapping[TopicPartition, int]
     topic_ids: Mapping[str, TopicId]
     epochs: Epochs = field(default_factory=dict)
+
+    def of_another_cluster(self) -> "Positions":
+        """Return the positions for a cluster that has none of their topics, only others with the same names."""
+        return Positions(self.offsets, {tp.topic: _OF_ANOTHER_CLUSTER for tp in self.offsets})
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,13 @@ class StreamOffset:
         """Return the end, at `positions`, of the batch that starts here."""
         start = self.positions if self.initial else None
         return StreamOffset(positions, start, cluster_id=self.cluster_id)
+
+    def in_cluster(self, cluster_id: str) -> "StreamOffset":
+        """Return the offset for a query of this cluster, where topics of another cluster count as recreated."""
+        if self.cluster_id in (None, cluster_id):
+            return self
+        start = None if self.start is None else self.start.of_another_cluster()
+        return replace(self, positions=self.positions.of_another_cluster(), start=start, cluster_id=cluster_id)
 
     def to_json(self) -> dict[str, Any]:
         shown: dict[str, Any] = dict(offsets_to_dict(self.positions.offsets))

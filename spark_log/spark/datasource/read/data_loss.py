@@ -15,6 +15,7 @@ The last column is for failOnDataLoss=false:
     log truncated below end since end was decided        the offset where it was truncated, for this batch
     topic recreated (its id differs from start's)        the log start offset of the new one
     topic recreated after the end was decided            nothing of it is read; the next batch reads the new one
+    checkpoint of another cluster                        as if all topics had been recreated
     partition deleted                                    nothing of it is read
     added partition does not start from offset 0         its earliest offset
 
@@ -52,6 +53,14 @@ class ResolvedRanges:
     """A sentence for each loss, to be logged as warnings. It is always empty under failOnDataLoss=true."""
 
 
+def another_cluster(checkpoint: str | None, cluster_id: str) -> DataLossError:
+    """Return the error under failOnDataLoss=true for a checkpoint that belongs to another cluster."""
+    return DataLossError(
+        f"{_PREFIX}The checkpoint is of cluster {checkpoint}, and the query reads cluster {cluster_id}:"
+        " start with a new checkpoint."
+    )
+
+
 def resolve_ranges(
     start: Mapping[TopicPartition, int],
     end: Mapping[TopicPartition, int],
@@ -65,14 +74,16 @@ def resolve_ranges(
     end_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
     truncations: Mapping[TopicPartition, Sequence[Truncation]] = NO_TRUNCATIONS,
     group_id: str | None = None,
+    first_batch: bool = False,
 ) -> ResolvedRanges:
     """Return the ranges of [start, end) that can be read now.
 
     `available` is [log start offset, high watermark) of the partitions that exist now; those that are not in `end` are
     ignored. `*_topic_ids` are topic -> id at the time when start and end were decided, and now; a topic without an id
     counts as unchanged. `*_epochs` are leader epochs at these times; a partition without one counts as not truncated.
-    `truncations` are those of the topics as they are now. Raises DataLossError ("Some data may have been lost …") under
-    `fail_on_data_loss`, naming every loss up to a cap.
+    `truncations` are those of the topics as they are now. In the first batch of a query, an end below the start is no
+    loss once the log reaches the start: older versions stored such ends under Trigger.AvailableNow. Raises
+    DataLossError ("Some data may have been lost …") under `fail_on_data_loss`, naming every loss up to a cap.
     """
     losses: list[str] = []
     ranges: dict[TopicPartition, OffsetRange] = {}
@@ -106,11 +117,12 @@ def resolve_ranges(
             )
             first = cut
         elif last < first:
-            losses.append(
-                f"Partition {tp} offset was changed from {first} to {last}. This could either be a user error "
-                "that the start offset is set too high and this is the first batch, or records were lost by an unclean "
-                "leader election."
-            )
+            if not (first_batch and now is not None and first <= now.end):
+                losses.append(
+                    f"Partition {tp} offset was changed from {first} to {last}. This could either be a user error "
+                    "that the start offset is set too high and this is the first batch, or records were lost by an "
+                    "unclean leader election."
+                )
             first = last
         if now is None or tp.topic in replaced:
             if first < last:

@@ -7,6 +7,7 @@ So a filter that is not supported here costs time, but loses no rows.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -36,6 +37,9 @@ _COMPARISONS: Mapping[type[Filter], Condition] = {
     GreaterThanOrEqual: Condition.AT_LEAST,
     StringStartsWith: Condition.STARTS_WITH,
 }
+
+_EXACT_DIGITS_MAX = 27
+"""A decimal literal with more digits may have been rounded: PySpark decodes it in Python's context of 28 digits."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def prune(filters: Iterable[Filter]) -> Pruning:
                 values = pushed.value if isinstance(pushed, In) else (pushed.value,)
                 named = frozenset(value for value in values if isinstance(value, str))
                 topics = named if topics is None else topics & named
-            case (column, *_) if column in TYPED:
+            case (column, *_) if column in TYPED and not _may_be_rounded(pushed):
                 fields += _field_filters(pushed)
     return Pruning(partition, offset, timestamp_ms, topics, tuple(fields))
 
@@ -101,6 +105,11 @@ def _field_filters(found: Any) -> Iterator[FieldFilter]:
         yield FieldFilter(found.attribute, Condition.IN, tuple(value for value in found.value if value is not None))
     elif type(found) in _COMPARISONS and found.value is not None:
         yield FieldFilter(found.attribute, _COMPARISONS[type(found)], (found.value,))
+
+
+def _may_be_rounded(found: Filter) -> bool:
+    values = found.value if isinstance(found, In) else (getattr(found, "value", None),)
+    return any(isinstance(value, Decimal) and len(value.as_tuple().digits) > _EXACT_DIGITS_MAX for value in values)
 
 
 def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:

@@ -37,13 +37,15 @@ def byte_limit(
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the ends of a batch of about `limit` stored bytes (maxBytesPerTrigger), and the credit for the next one.
 
-    `segments` are the end offsets and bytes of the segments between `start` and `latest`, in order. A batch reads whole
-    segments, at least one. The share of a partition is limit * (bytes of its segments) / total. What it does not use,
-    because its next segment is larger, is its credit: so a partition with a small share waits for some batches, and
-    never for ever (deficit round robin). Ends are never above `latest`. A partition without segments ends at latest.
+    `segments` are the end offsets and bytes of the segments between `start` and `latest`, in order, or only the first
+    ones: then the batch ends with the last of them. A batch reads whole segments, at least one. The share of a
+    partition is limit * (bytes of its segments) / total. What it does not use, because its next segment is larger, is
+    its credit: so a partition with a small share waits for some batches, and never for ever (deficit round robin). Ends
+    are never above `latest`. A partition without segments ends at latest.
     """
     sizes = {tp: sum(size for _, size in found) for tp, found in segments.items() if found and tp in latest}
     total = sum(sizes.values())
+    latest = {tp: min(end, segments[tp][-1][0]) if tp in sizes else end for tp, end in latest.items()}
     if total <= limit:
         return dict(latest), {}
     ends, left = {**latest, **{tp: start[tp] for tp in sizes}}, {}

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_log import clock
-from spark_log.errors import SparkLogError
+from spark_log.errors import InvalidOptionError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
 from spark_log.spark.datasource.options.source_options import ReadOptions
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from spark_log.spark.datasource.read.read_planner import Available, ReadPlanner
 
 logger = logging.getLogger(__name__)
+
+_NO_START = "@no-start"
+"""The key of an initial offset that is only an error message. Spark stores no initial offset."""
 
 
 @message_only
@@ -47,14 +50,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed: Positions | None = None
         self._again_s = 0.0
         self._refused = ""
+        self._no_start: SparkLogError | None = None
+        """The error of `initialOffset`."""
         self._credit: dict[TopicPartition, int] = {}
         """Bytes that a partition has not used of its shares of maxBytesPerTrigger."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the start of a new query (startingOffsets and the like). Spark calls it again to replay batch 0."""
+        """Return the start of a new query (startingOffsets and the like). If there is none, `latestOffset` raises why.
+
+        Spark calls it again to replay batch 0, whose start is in the checkpoint: then the start may not exist any more.
+        """
         planner = self._driver()
-        available = planner.available()
-        start, epochs = planner.starting(available)
+        try:
+            available = planner.available()
+            start, epochs = planner.starting(available)
+        except (InvalidOptionError, UnknownTopicOrPartitionError) as error:
+            self._no_start = error
+            return {_NO_START: str(error)}
         topic_ids = available.topic_ids
         if (lineage := planner.options.starting_lineage) is not None:
             topic_ids, epochs = {**topic_ids, **lineage.topic_ids}, {**epochs, **lineage.epochs}
@@ -76,22 +88,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         to wait.
         """
         planner = self._driver()
-        begin = StreamOffset.from_json(start)
+        begin = self._from_checkpoint(start)
         available = planner.available(must_exist=False)
         # Spark has completed all before `start`, but calls `commit` only when there is a next batch
         if not begin.initial:
             self._commit_to_group(begin.positions, available)
-        latest = {tp: self._target_end(tp, offsets) for tp, offsets in available.ranges.items()}
+        latest = available.ends if self._target is None else self._target_ends(begin.positions, available, self._target)
         ends = self._admitted(begin.positions, available, latest, limit)
         if ends is None or (not begin.initial and _is_still(begin.positions, ends, available)):
             return start
         return begin.followed_by(Positions(ends, available.topic_ids, available.epochs)).to_json()
 
-    def _target_end(self, partition: TopicPartition, now: OffsetRange) -> int:
-        """Return the end of the partition; with Trigger.AvailableNow at most its high watermark at the first batch."""
-        if self._target is None:
-            return now.end
-        return min(now.end, self._target.offsets.get(partition, now.start))
+    def _from_checkpoint(self, shown: Mapping[str, Any]) -> StreamOffset:
+        """Parse an offset. Raises the error of `initialOffset`, and DataLossError under failOnDataLoss if the offset is
+        of another cluster.
+        """
+        from spark_log.spark.datasource.read.data_loss import another_cluster
+
+        if self._no_start is not None and _NO_START in shown:
+            raise self._no_start
+        planner, offset = self._driver(), StreamOffset.from_json(shown)
+        cluster_id = planner.cluster.cluster_id
+        if planner.options.fail_on_data_loss and offset.cluster_id not in (None, cluster_id):
+            raise another_cluster(offset.cluster_id, cluster_id)
+        return offset.in_cluster(cluster_id)
+
+    def _target_ends(self, begin: Positions, available: "Available", target: Positions) -> dict[TopicPartition, int]:
+        """Return the ends with Trigger.AvailableNow: at most the high watermarks when the query began.
+
+        Spark asks for the start of a new query later: the latest offset may be higher then, and no end is below it.
+        """
+        starts = {tp: begin.offsets[tp] for tp in _unchanged(begin, available)}
+        return {
+            tp: min(now.end, max(starts.get(tp, 0), target.offsets.get(tp, now.start)))
+            for tp, now in available.ranges.items()
+        }
 
     def _admitted(
         self, begin: Positions, available: "Available", latest: dict[Any, int], limit: ReadLimit
@@ -141,18 +172,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of the batch [start, end). Raises DataLossError for lost records under failOnDataLoss."""
         planner = self._driver()
-        last = StreamOffset.from_json(end)
+        last = self._from_checkpoint(end)
         # batch 0: its start was decided together with its end; a later result of initialOffset does not count
-        first = StreamOffset.from_json(start).positions if last.start is None else last.start
+        first = self._from_checkpoint(start).positions if last.start is None else last.start
         available = planner.available(must_exist=False)
         while True:
-            tasks = planner.tasks(available, self._resolved(first, last.positions, available))
+            ranges = self._resolved(first, last.positions, available, first_batch=last.start is not None)
+            tasks = planner.tasks(available, ranges)
             planned, available = available, planner.available(must_exist=False)
             if available.truncations == planned.truncations:
                 return tasks
             # otherwise the plan may have been made from another lineage than `end`
 
-    def _resolved(self, first: Positions, last: Positions, available: "Available") -> dict[TopicPartition, OffsetRange]:
+    def _resolved(
+        self, first: Positions, last: Positions, available: "Available", *, first_batch: bool
+    ) -> dict[TopicPartition, OffsetRange]:
         from spark_log.spark.datasource.read.data_loss import resolve_ranges
         from spark_log.spark.datasource.read.read_planner import logger
 
@@ -169,6 +203,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end_epochs=last.epochs,
             truncations=available.truncations,
             group_id=options.group_id,
+            first_batch=first_batch,
         )
         for loss in resolved.losses:
             logger.warning("%s", loss)
@@ -178,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Commit the end offsets of a finished batch to the group of option `group.id`, if it is set."""
         planner = self._driver()
         if planner.options.group_id is not None:
-            self._commit_to_group(StreamOffset.from_json(end).positions, planner.available(must_exist=False))
+            self._commit_to_group(self._from_checkpoint(end).positions, planner.available(must_exist=False))
 
     def _commit_to_group(self, positions: Positions, available: "Available") -> None:
         """Commit the positions that are still in the log. A loss is detected when the next batch is planned."""
@@ -186,17 +221,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_s = clock.monotonic_s()
         if planner.options.group_id is not None and (positions != self._committed or now_s >= self._again_s):
             from spark_log.groups.committed_offsets import AGAIN_S, Commit, commit_offsets
-            from spark_log.spark.datasource.read.data_loss import in_the_log
 
             commits = {
                 tp: Commit(positions.offsets[tp], "", positions.epochs.get(tp, -1), available.topics[tp.topic].topic_id)
-                for tp in in_the_log(
-                    positions.offsets,
-                    topic_ids=positions.topic_ids,
-                    current_topic_ids=available.topic_ids,
-                    epochs=positions.epochs,
-                    truncations=available.truncations,
-                )
+                for tp in _unchanged(positions, available)
             }
             try:
                 commit_offsets(planner.cluster.store, planner.options.group_id, commits)
@@ -236,19 +264,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_committed": None,
             "_again_s": 0.0,
             "_refused": "",
+            "_no_start": None,
             "_credit": {},
         }
 
 
 def _is_still(begin: Positions, ends: Mapping[TopicPartition, int], available: "Available") -> bool:
     """Whether a batch from `begin` to `ends` has nothing to read, and nothing to report."""
+    same = len(_unchanged(begin, available)) == len(begin.offsets)
+    return ends == begin.offsets and available.topic_ids == begin.topic_ids and same
+
+
+def _unchanged(positions: Positions, available: "Available") -> list[TopicPartition]:
+    """Return the partitions whose offsets are still positions in the log."""
     from spark_log.spark.datasource.read.data_loss import in_the_log
 
-    same = in_the_log(
-        begin.offsets,
-        topic_ids=begin.topic_ids,
+    return in_the_log(
+        positions.offsets,
+        topic_ids=positions.topic_ids,
         current_topic_ids=available.topic_ids,
-        epochs=begin.epochs,
+        epochs=positions.epochs,
         truncations=available.truncations,
     )
-    return ends == begin.offsets and available.topic_ids == begin.topic_ids and len(same) == len(begin.offsets)

@@ -1,5 +1,6 @@
 """Writes the micro-batches of a stream to topics, each exactly once."""
 
+import logging
 import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from spark_log.errors import SparkLogError
+from spark_log.errors import SparkLogError, redact
 from spark_log.log.records.fingerprint import EMPTY, combine
 from spark_log.spark.datasource.options.option_names import warn_of_misspelt_options
 from spark_log.spark.datasource.options.source_options import WriteOptions
@@ -17,6 +18,11 @@ from spark_log.spark.datasource.write.write_plan import TaskOutput, WritePlan
 
 if TYPE_CHECKING:
     from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
+
+logger = logging.getLogger(__name__)
+
+_warned: set[str] = set()
+"""The checkpoints that could not be read."""
 
 
 @message_only
@@ -73,6 +79,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         except batch_ends.CheckpointUnreadable as error:
             if group_id is not None:
                 raise batch_ends.unreadable_error(group_id, checkpoint, error) from error
+            _warn_once(redact(checkpoint), redact(str(error)))
             return None, None
         ends = None if group_id is None else batch_ends.BatchEnds(group_id, entry)
         return f"{ENTRY}{fingerprint_of_batch(entry)[:15]}", ends
@@ -95,6 +102,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 hide_traceback()
                 raise pickle.PicklingError(f"{type(error).__module__}.{type(error).__name__}: {error}") from error
         return StreamTaskWriter, (self._plan,)
+
+
+def _warn_once(checkpoint: str, why: str) -> None:
+    """Log a warning in the first batch that this process commits, not in each."""
+    if checkpoint in _warned:
+        return
+    _warned.add(checkpoint)
+    logger.warning(
+        "The checkpoint cannot be read at %r: %s. So a batch that Spark repeats must have the same rows, or the query"
+        " fails. Give checkpointLocation as a URI that pyarrow opens.",
+        checkpoint,
+        why,
+    )
 
 
 @message_only

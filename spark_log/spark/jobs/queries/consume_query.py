@@ -1,6 +1,7 @@
 """The Spark query of `jobs/consume.py`, which writes records of topics to a sink."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 
@@ -8,7 +9,10 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import SparkLogError, redact
+from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.partitions.lineage import UNKNOWN_EPOCH
 from spark_log.spark.datasource.options.offset_json import offsets_to_dict
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
@@ -23,18 +27,22 @@ from spark_log.spark.jobs.queries.stopwatch import Stopwatch
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
 
+logger = logging.getLogger(__name__)
+
 Offsets = Mapping[TopicPartition, int]
+Commits = Mapping[TopicPartition, Commit]
 Ranges = Mapping[TopicPartition, OffsetRange]
 
 
 def run(arguments: ConsumeArguments) -> int:
     """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
-    ranges = check(arguments)
+    ranges, commits = check(arguments)
     delta = isinstance(arguments.sink, Files) and arguments.sink.format == "delta"
     spark = start_session("consume", delta=delta)
     stopwatch = Stopwatch(spark, jvm_start_ms(spark))
     if isinstance(arguments.shared.run, Batch):
         counted, before, after = _batch(spark, arguments, ranges, stopwatch)
+        commit_batch(arguments, commits, all_read=bool(after) or not ranges)
         stages = stopwatch.stages()
     else:
         totals = _stream(spark, arguments)
@@ -49,8 +57,10 @@ def run(arguments: ConsumeArguments) -> int:
     return 0
 
 
-def check(arguments: ConsumeArguments) -> Ranges:
-    """Check arguments without Spark. Return the ranges of a batch that are not empty; none for a stream."""
+def check(arguments: ConsumeArguments) -> tuple[Ranges, Commits]:
+    """Check arguments without Spark. Return the ranges of a batch that are not empty, and what the group has read after
+    it; none for a stream.
+    """
     match arguments.sink:
         case OtherTopic(topic, address):
             with Cluster.open(address) as cluster:
@@ -62,12 +72,39 @@ def check(arguments: ConsumeArguments) -> Ranges:
     streaming = not isinstance(arguments.shared.run, Batch)
     planner = ReadPlanner(ReadOptions.parse(_options(arguments), streaming=streaming, environ={}))
     try:
-        if not streaming:
-            return {tp: found for tp, found in planner.batch_ranges()[1].items() if found.size}
-        planner.available()
-        return {}
+        if streaming:
+            planner.available()
+            return {}, {}
+        available, ranges = planner.batch_ranges()
+        commits = {
+            tp: Commit(found.end, "", available.epochs.get(tp, UNKNOWN_EPOCH), available.topics[tp.topic].topic_id)
+            for tp, found in ranges.items()
+        }
+        return {tp: found for tp, found in ranges.items() if found.size}, commits
     finally:
         planner.close()
+
+
+def commit_batch(arguments: ConsumeArguments, commits: Commits, *, all_read: bool) -> None:
+    """Commit the end offsets of a batch to the group of option group.id, if it is set.
+
+    Only a warning says that they are not committed, because the records are written.
+    """
+    group_id = ReadOptions.parse(_options(arguments), streaming=False, environ={}).group_id
+    if group_id is None:
+        return
+    refused = "" if all_read else "the console does not show all records"
+    if isinstance(arguments.sink, Files) and arguments.sink.mode == "ignore":
+        refused = "--mode ignore writes nothing to a folder that exists"
+    if not refused:
+        try:
+            with Cluster.open(arguments.shared.cluster) as cluster:
+                gone = commit_offsets(cluster.store, group_id, commits)
+            refused = f"deleted since: {', '.join(map(str, gone))}" if gone else ""
+        except SparkLogError as error:
+            refused = redact(str(error))
+    if refused:
+        logger.warning("group %r: end offsets are not committed: %s", group_id, refused)
 
 
 def _options(arguments: ConsumeArguments) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """The Spark query of `jobs/produce.py`, which makes records of a topic from the input's rows."""
 
+import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -21,9 +23,9 @@ from pyspark.sql.types import (
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError
-from spark_log.ids import OffsetRange
-from spark_log.maintenance.removal.expired_records import find_expired
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError, SparkLogError, redact
+from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.maintenance.removal.expired_records import Expired, find_expired
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.jobs.checks import check_paths, end_offsets, find_or_create
 from spark_log.spark.jobs.options.job_arguments import Columns, ProduceArguments
@@ -35,6 +37,10 @@ from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_sessio
 from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.spark.streams.formats.typed_records import typed_records
 
+logger = logging.getLogger(__name__)
+
+Offsets = Mapping[TopicPartition, int]
+
 
 def run(arguments: ProduceArguments) -> int:
     """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
@@ -42,7 +48,7 @@ def run(arguments: ProduceArguments) -> int:
     with Cluster.open(shared.cluster) as cluster:
         check_paths(arguments.paths, os.environ)
         topic = find_or_create(cluster, arguments.topic, arguments.new_topic, "--create-topic")
-        before = end_offsets(cluster, [topic.name])
+        starts = end_offsets(cluster, [topic.name])
         spark = start_session(f"produce {topic.name}", delta=arguments.format == "delta")
         stopwatch = Stopwatch(spark, jvm_start_ms(spark))
         records = shape(read(spark, arguments), arguments.columns, topic)
@@ -53,13 +59,25 @@ def run(arguments: ProduceArguments) -> int:
             totals = _stream(spark, records, arguments)
             counted, stages = totals.counted, stopwatch.stages_of(totals)
         seconds = stopwatch.seconds
-        after = end_offsets(cluster, [topic.name])
-        written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
-        expired = find_expired(cluster.of(topic).store, topic, written)
+        before, after, expired = after_write(cluster, topic, starts)
     summary = Summary("produce", counted.records, counted.bytes, seconds, before, after, expired=expired, stages=stages)
     print_lines(*summary_lines(summary, shared.json))
     end_session(spark)
     return 0
+
+
+def after_write(cluster: Cluster, topic: Topic, before: Offsets) -> tuple[Offsets, Offsets, Expired | None]:
+    """Return the offsets before and after the write, and the records that retention does not keep.
+
+    Without them the summary is shorter. It is no error that they cannot be read, because the rows are written.
+    """
+    try:
+        after = end_offsets(cluster, [topic.name])
+        written = {tp.partition: OffsetRange(before.get(tp, 0), end) for tp, end in after.items()}
+        return before, after, find_expired(cluster.of(topic).store, topic, written)
+    except SparkLogError as error:
+        logger.warning("The rows are written, but their offsets cannot be read: %s", redact(str(error)))
+        return {}, {}, None
 
 
 def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -23,9 +24,11 @@ from pyspark.sql.datasource import (
     StringEndsWith,
     StringStartsWith,
 )
+from pyspark.sql.types import VariantVal
 
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.records.record_limits import TIMESTAMP_MS_MAX
+from spark_log.log.segments.slices import Condition, FieldFilter
 from spark_log.spark.datasource.read.filters import Interval, Pruning, apply, prune
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -193,3 +196,22 @@ def test_intersection_and_membership_of_intervals() -> None:
     assert Interval(1, 5) & Interval(3, None) == Interval(3, 5)
     assert Interval() & Interval() == Interval()
     assert 5 not in Interval(3, 3)
+
+
+def as_pyspark_decodes(literal: str) -> Any:
+    return VariantVal.parseJson(literal).toPython()
+
+
+@pytest.mark.parametrize("condition", [EqualTo, LessThan, GreaterThanOrEqual])
+def test_a_decimal_that_pyspark_may_have_rounded_prunes_nothing(condition: type[Filter]) -> None:
+    column, longest, rounded = ("record", "m"), "123456789012345678901234.5678", "12345678901234567890123456789.0123"
+    assert as_pyspark_decodes(rounded) != Decimal(rounded)
+    for literal in (longest, rounded):
+        decoded = as_pyspark_decodes(literal)
+        assert prune([condition(column, decoded), In(column, (Decimal(1), decoded))]).fields == ()
+    short = as_pyspark_decodes("12345678901234567890123.4567")
+    found = prune([EqualTo(column, short), In(column, (Decimal(1), short))]).fields
+    assert found == (
+        FieldFilter(column, Condition.IN, (short,)),
+        FieldFilter(column, Condition.IN, (Decimal(1), short)),
+    )

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError
@@ -17,6 +18,8 @@ from spark_log.spark.datasource.checkpoint.batch_ends import (
 )
 from spark_log.spark.datasource.checkpoint.offset_log import ends_of_batch, fingerprint_of_batch
 from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
+from spark_log.spark.datasource.options.source_options import WriteOptions
+from spark_log.spark.datasource.write.stream_writer import StreamWriter
 from tests.support.topics import make
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -89,6 +92,24 @@ def test_offset_log_is_read_without_spark(tmp_path: Path, monkeypatch: pytest.Mo
         error = str(unreadable_error("g", location, raised.value))
         assert "the checkpoint cannot be read at" in error and why in error and "batch_transaction" in error
         assert "secret" not in error
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n"])
+def test_offset_log_in_object_storage_is_read_by_the_names_of_hadoop(s3_uri: str, scheme: str) -> None:
+    files, root = fs.FileSystem.from_uri(s3_uri)
+    for name, text in {"metadata": '{"id":"q"}', "offsets/3": entry(source((T0, 5)))}.items():
+        with files.open_output_stream(f"{root}/{name}") as stream:
+            stream.write(text.encode())
+    assert read_entry(s3_uri.replace("s3:", f"{scheme}:", 1), "q", 3) == entry(source((T0, 5)))
+
+
+def test_sink_warns_once_of_a_checkpoint_that_it_cannot_read(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"cluster": "c", "topic": "t", "checkpointLocation": "nosuchscheme://user:secret@host/c"}
+    writer = StreamWriter(WriteOptions.parse(options, streaming=True, environ={}))
+    for batch_id in range(3):
+        assert writer._in_offset_log("q", batch_id) == (None, None)
+    (warning,) = caplog.messages
+    assert "The checkpoint cannot be read at 'nosuchscheme://" in warning and "secret" not in warning
 
 
 def test_commits_exclude_topics_that_do_not_exist(tmp_path: Path) -> None:

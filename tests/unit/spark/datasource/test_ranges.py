@@ -73,6 +73,12 @@ def test_a_batch_has_whole_segments_in_proportion_to_bytes() -> None:
     assert byte_limit(300, start, {**latest, A: 15}, segments, {})[0] == {A: 15, B: 0, C: 3}
 
 
+def test_a_batch_ends_with_the_last_segment_of_a_list_that_was_cut_off() -> None:
+    segments, start, latest = {A: [(10, 100), (20, 100)], B: [(5, 100)]}, {A: 0, B: 0, C: 3}, {A: 900, B: 70, C: 3}
+    for limit in (300, 1_000):
+        assert byte_limit(limit, start, latest, segments, {}) == ({A: 20, B: 5, C: 3}, {})
+
+
 @given(st.dictionaries(PARTITIONS, SEGMENTS, min_size=1, max_size=4), st.integers(1, 1500))
 def test_batches_of_bytes_end_and_none_is_much_larger_than_the_limit(
     sizes: dict[TopicPartition, list[tuple[int, int]]], limit: int
