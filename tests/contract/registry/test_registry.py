@@ -213,6 +213,21 @@ def test_schemas_of_another_registry_are_imported_with_their_ids(registry):
     assert registry.register("b", avro(COUNT))[1] == 9 and registry.latest("b").id == 101
 
 
+def test_an_import_with_the_last_id_does_not_end_registration(registry):
+    last = 2**31 - 1
+    registry.set_compatibility("NONE")
+    registry.set_mode("IMPORT", "b")
+    registry.register("b", '"int"', id=last)
+    assert registry.register("a", ONE).id == 1
+    for id_, kind in ((50, "long"), (52, "float"), (last - 2, "double"), (last - 1, "bytes")):
+        registry.register("b", json.dumps(kind), id=id_)
+    assert registry.register("a", TWO).id == 53 and registry.register("a", BREAKING).id == 54
+    registry.delete_subject("a")
+    registry.delete_subject("a", permanent=True)
+    assert registry.register("a", avro(COUNT)).id == 55, "an id is never used again"
+    assert registry.schema(last).text == '"int"' and registry.schema(55).text == avro(COUNT)
+
+
 PROGRAM = """
 import json, sys
 from spark_log import Cluster, Registry
