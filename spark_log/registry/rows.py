@@ -150,12 +150,25 @@ def subjects_of(connection: sa.Connection, schema_id: int, *, deleted: bool = Fa
     return [(row.subject, row.version) for row in rows]
 
 
-def referring_ids(connection: sa.Connection, subject: str, versions: Iterable[int]) -> list[int]:
-    """Return the ids of the schemas that refer to one of the versions of `subject`. A schema without a live version in
-    any subject does not count.
+def referring_ids(
+    connection: sa.Connection,
+    subject: str,
+    versions: Iterable[int],
+    *,
+    deleted: bool = False,
+    other_subjects: bool = False,
+) -> list[int]:
+    """Return the ids of the schemas that refer to one of the versions of `subject`.
+
+    A schema counts only if a subject has it in a live version, with `deleted` also in a softly deleted one. With
+    `other_subjects`, a version of `subject` itself does not count.
     """
     wanted = {(subject, version) for version in versions}
-    used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id, ~SUBJECT_VERSION.deleted)
+    used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id)
+    if not deleted:
+        used = used.where(~SUBJECT_VERSION.deleted)
+    if other_subjects:
+        used = used.where(SUBJECT_VERSION.subject != subject)
     rows = connection.execute(sa.select(SCHEMA.schema_id, SCHEMA.imports).where(SCHEMA.imports != "[]", used))
     return sorted(
         row.schema_id for row in rows if any((of, version) in wanted for _, of, version in json.loads(row.imports))
