@@ -1,6 +1,7 @@
 """Parses and compares Avro schemas with Apache Avro's own package."""
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
@@ -72,6 +73,7 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
         return ["the schemas have so many fields, or unions of so many types, that they cannot be compared"]
     from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 
+    _qualify_aliases(parsed[0])
     checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
     result = checker.get_compatibility(*parsed)
     if result.compatibility is SchemaCompatibilityType.compatible:
@@ -80,25 +82,48 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     return [f"{kinds} at {', '.join(sorted(result.locations))}: {'; '.join(sorted(result.messages))}"]
 
 
+def _qualify_aliases(schema: "avro.schema.Schema") -> None:
+    """Replace the aliases of all named types by full names, which Avro's package compares. An alias without a namespace
+    has that of its type.
+    """
+    from avro.schema import NamedSchema
+
+    for each in _nodes(schema):
+        aliases = each.props.get("aliases")
+        if isinstance(each, NamedSchema) and isinstance(aliases, list) and each.namespace:
+            texts = [alias for alias in aliases if isinstance(alias, str)]
+            each.set_prop("aliases", [alias if "." in alias else f"{each.namespace}.{alias}" for alias in texts])
+
+
 def _comparisons(schema: "avro.schema.Schema") -> int:
     """Estimate the cost of comparing the schema with itself, in comparisons of branches of unions."""
-    from avro.schema import ArraySchema, MapSchema, RecordSchema, UnionSchema
+    from avro.schema import RecordSchema, UnionSchema
 
     fields = branches = 0
+    for each in _nodes(schema):
+        if isinstance(each, RecordSchema):
+            fields += len(each.fields)
+        elif isinstance(each, UnionSchema):
+            branches += len(each.schemas) ** 2
+    return branches + fields**2 // _FIELDS_PER_BRANCH
+
+
+def _nodes(schema: "avro.schema.Schema") -> "Iterator[avro.schema.Schema]":
+    """Yield the schema and all schemas within it, each once."""
+    from avro.schema import ArraySchema, MapSchema, RecordSchema, UnionSchema
+
     waiting, seen = [schema], set[int]()
     while waiting:
         here = waiting.pop()
         if id(here) in seen:
             continue
         seen.add(id(here))
+        yield here
         if isinstance(here, RecordSchema):
-            fields += len(here.fields)
             waiting += [field.type for field in here.fields]
         elif isinstance(here, UnionSchema):
-            branches += len(here.schemas) ** 2
             waiting += here.schemas
         elif isinstance(here, ArraySchema):
             waiting.append(here.items)
         elif isinstance(here, MapSchema):
             waiting.append(here.values)
-    return branches + fields**2 // _FIELDS_PER_BRANCH

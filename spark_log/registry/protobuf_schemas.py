@@ -69,10 +69,11 @@ def _source(files: tuple[Any, ...], message: str) -> str:
 def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     """Return the reasons why `reader` cannot read records of `writer` (`schema_types.problems`).
 
-    Each message of `writer` must exist, its columns must be compatible, and its fields must keep their numbers. Raises
+    Each message of `writer` must exist, and its columns and its wire format must be compatible. Raises
     InvalidSchemaError if the comparison takes too long.
     """
     from spark_log.log.columns.protobuf.schema import MessageColumns
+    from spark_log.registry.protobuf_wire import WireComparison
 
     differences: list[str] = []
     files, written_files = _files(reader), _files(writer)
@@ -81,20 +82,17 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
         return [f"the schemas have more than {_MESSAGES_MAX:,} messages, and cannot be compared"]
     sides = [(_pool_of(each), MessageColumns()) for each in (files, written_files)]
     end_s = thread_time() + _COMPARE_S_MAX
-    for name, written in written_messages.items():
+    wire = WireComparison()
+    for name in written_messages:
         if thread_time() > end_s:
             raise InvalidSchemaError("the schemas have so many messages and fields that they cannot be compared")
         if name not in messages:
             differences.append(f"message {name} is missing")
             continue
-        numbers = {field.name: field.number for field in messages[name].field}
-        differences += [
-            f"{name}.{field.name}: the number is {numbers[field.name]}, not {field.number}"
-            for field in written.field
-            if numbers.get(field.name, field.number) != field.number
-        ]
+        pair = [pool.FindMessageTypeByName(name) for pool, _ in sides]
+        differences += wire.problems(*pair)
         try:
-            columns = [types.fields(pool.FindMessageTypeByName(name)) for pool, types in sides]
+            columns = [types.fields(message) for message, (_, types) in zip(pair, sides, strict=True)]
         except InvalidSchemaError:
             continue  # a message without columns, such as one that contains itself
         try:

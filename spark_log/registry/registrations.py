@@ -193,9 +193,15 @@ def level_of(connection: sa.Connection, subject: str) -> str:
     return level or DEFAULT_LEVEL
 
 
-def delete(connection: sa.Connection, subject: str, versions: list[int], permanent: bool) -> None:
-    """Delete the versions, softly unless `permanent`. Raises SchemaRegistryError if other schemas refer to them."""
-    referring = rows.referring_ids(connection, subject, versions)
+def delete(
+    connection: sa.Connection, subject: str, versions: list[int], permanent: bool, *, whole_subject: bool = False
+) -> None:
+    """Delete the versions, softly unless `permanent`. Raises SchemaRegistryError if other schemas refer to them.
+
+    A softly deleted schema prevents a permanent deletion of its imports, as it can still be read. In the deletion of a
+    whole subject, its own schemas do not count.
+    """
+    referring = rows.referring_ids(connection, subject, versions, deleted=permanent, other_subjects=whole_subject)
     if referring:
         raise SchemaRegistryError(
             f"One or more references exist to subject {subject!r}: from schema {', '.join(map(str, referring))}",

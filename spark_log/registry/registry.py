@@ -170,8 +170,8 @@ class Registry:
 
         A soft deletion keeps the versions for lookups with `deleted`. A permanent deletion must follow a soft one. An
         id is never used again for another schema. Raises SchemaNotFoundError if there is no such subject, or it is not
-        in the state that the deletion needs, and SchemaRegistryError if another schema refers to a version, or the
-        subject is read-only.
+        in the state that the deletion needs, and SchemaRegistryError if a schema of another subject refers to a version
+        (for a permanent deletion, also a softly deleted schema), or the subject is read-only.
         """
 
         def delete(connection: sa.Connection) -> list[int]:
@@ -189,7 +189,7 @@ class Registry:
                     f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently", _SUBJECT_DELETED
                 )
             versions = every if permanent else live
-            registrations.delete(connection, subject, versions, permanent)
+            registrations.delete(connection, subject, versions, permanent, whole_subject=True)
             rows.set_config(connection, subject, compatibility=None, mode=None)
             return versions
 
@@ -198,7 +198,7 @@ class Registry:
     def delete_version(self, subject: str, version: Version, *, permanent: bool = False) -> int:
         """Delete one version, softly or permanently as in `delete_subject`. Return its number.
 
-        Raises the errors of `delete_subject`.
+        Raises the errors of `delete_subject`, also if a schema of the same subject refers to the version.
         """
         number = _version(version)
 

@@ -18,6 +18,7 @@ ALL_SUBJECTS = ""
 SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 """Error codes of Confluent's registry."""
 
+_ID_MAX = 2**31 - 1
 _REFERENCES_DEPTH_MAX = 100
 _IMPORTS_MAX, _IMPORTS_CHARACTERS_MAX = 1_000, 2 << 20
 """The limits of all schemas to which one refers, directly or not: a short reference may name a schema of 1 MiB."""
@@ -36,7 +37,7 @@ def lock_registry(connection: sa.Connection) -> None:
 
 def find_schema(connection: sa.Connection, schema_id: int) -> Schema | None:
     """Return the schema with this id if a subject has it, or had it before a soft deletion; otherwise None."""
-    if not 0 < schema_id < 2**31:
+    if not 0 < schema_id <= _ID_MAX:
         return None
     used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id)
     row = connection.execute(sa.select(*_SCHEMA_COLUMNS).where(SCHEMA.schema_id == schema_id, used)).first()
@@ -62,7 +63,7 @@ def insert_schema(
     hash_: str,
     schema_id: int | None = None,
 ) -> Schema:
-    """Insert a new schema. `schema_id` must be free; by default the id is one more than the largest."""
+    """Insert a new schema. `schema_id` must be free; by default it is `next_id`."""
     schema = Schema(schema_id or next_id(connection), type_, text, tuple(references))
     row = {"schema_id": schema.id, "type": type_, "text": text, "imports": json.dumps(references), "hash": hash_}
     connection.execute(t.schema.insert(), row)
@@ -70,9 +71,15 @@ def insert_schema(
 
 
 def next_id(connection: sa.Connection) -> int:
-    """Return the id that a new schema gets."""
-    last = connection.execute(sa.select(sa.func.coalesce(sa.func.max(SCHEMA.schema_id), 0))).scalar_one()
-    return int(last) + 1
+    """Return the id that a new schema gets: one more than the largest id whose successor is free.
+
+    An import may have taken the last id, _ID_MAX. Then this is not the largest id of all.
+    """
+    follower = t.schema.alias()
+    taken = sa.exists().where(follower.c.schema_id == sa.cast(SCHEMA.schema_id, sa.BigInteger) + 1)
+    query = sa.select(SCHEMA.schema_id).where(SCHEMA.schema_id < _ID_MAX, ~taken)
+    last = connection.execute(query.order_by(SCHEMA.schema_id.desc()).limit(1)).scalar()
+    return int(last or 0) + 1
 
 
 def insert_version(connection: sa.Connection, subject: str, version: int, schema_id: int) -> None:
@@ -143,12 +150,25 @@ def subjects_of(connection: sa.Connection, schema_id: int, *, deleted: bool = Fa
     return [(row.subject, row.version) for row in rows]
 
 
-def referring_ids(connection: sa.Connection, subject: str, versions: Iterable[int]) -> list[int]:
-    """Return the ids of the schemas that refer to one of the versions of `subject`. A schema without a live version in
-    any subject does not count.
+def referring_ids(
+    connection: sa.Connection,
+    subject: str,
+    versions: Iterable[int],
+    *,
+    deleted: bool = False,
+    other_subjects: bool = False,
+) -> list[int]:
+    """Return the ids of the schemas that refer to one of the versions of `subject`.
+
+    A schema counts only if a subject has it in a live version, with `deleted` also in a softly deleted one. With
+    `other_subjects`, a version of `subject` itself does not count.
     """
     wanted = {(subject, version) for version in versions}
-    used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id, ~SUBJECT_VERSION.deleted)
+    used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id)
+    if not deleted:
+        used = used.where(~SUBJECT_VERSION.deleted)
+    if other_subjects:
+        used = used.where(SUBJECT_VERSION.subject != subject)
     rows = connection.execute(sa.select(SCHEMA.schema_id, SCHEMA.imports).where(SCHEMA.imports != "[]", used))
     return sorted(
         row.schema_id for row in rows if any((of, version) in wanted for _, of, version in json.loads(row.imports))

@@ -33,6 +33,7 @@ def avro(*fields, name="Order"):
 
 
 ITEM, COUNT = ("item", "string"), ("count", ["null", "long"], None)
+COUNT_TOO = ("count_too", ["null", "long"], None)
 ONE, TWO, BREAKING = avro(ITEM), avro(ITEM, COUNT), avro(ITEM, ("price", "double"))
 
 
@@ -102,6 +103,42 @@ def test_references(registry):
     refused(42206, registry.delete_subject, "line")
     wider = avro(("lines", {"type": "array", "items": "shop.Line"}), COUNT)
     assert registry.register("order", wider, "AVRO", [("shop.Line", "line", 1)]).version == 2
+
+
+def test_a_softly_deleted_schema_keeps_its_imports(cluster, registry):
+    """A topic that follows the subject reads all of its versions, also softly deleted ones."""
+    registry.register("common", avro(("n", "int"), name="shop.Common"))
+    first = registry.register("orders-value", avro(("c", "shop.Common")), "AVRO", [("shop.Common", "common", 1)])
+    make(cluster, "orders", value_format="avro", value_framing="confluent", value_schema="registry:orders-value")
+    registry.set_compatibility("NONE")
+    registry.register("orders-value", ONE)
+    refused(42206, registry.delete_version, "common", 1)
+    registry.delete_version("orders-value", 1)
+    assert registry.referring_ids("common", 1) == []
+    registry.delete_version("common", 1)
+    refused(42206, registry.delete_version, "common", 1, permanent=True)
+    refused(42206, registry.delete_subject, "common", permanent=True)
+    assert registry.register("orders-value", TWO).version == 3
+    assert first.id in columns(cluster).value.schemas_by_id
+    registry.delete_version("orders-value", 1, permanent=True)
+    registry.delete_version("common", 1, permanent=True)
+    assert registry.register("orders-value", avro(ITEM, COUNT, COUNT_TOO)).version == 4
+
+
+def test_a_subject_that_refers_to_itself_can_be_deleted(registry):
+    registry.set_compatibility("NONE")
+    registry.register("a", avro(("n", "int"), name="shop.Line"))
+    second = registry.register("a", avro(("line", "shop.Line")), "AVRO", [("shop.Line", "a", 1)])
+    refused(42206, registry.delete_version, "a", 1)
+    registry.register("b", avro(("line", "shop.Line")), "AVRO", [("shop.Line", "a", 1)])
+    refused(42206, registry.delete_subject, "a")
+    registry.delete_subject("b")
+    assert registry.delete_subject("a") == [1, 2]
+    refused(42206, registry.delete_subject, "a", permanent=True)
+    registry.delete_subject("b", permanent=True)
+    refused(42206, registry.delete_version, "a", 1, permanent=True)
+    assert registry.schema(second.id) == second.schema
+    assert registry.delete_subject("a", permanent=True) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -211,6 +248,21 @@ def test_schemas_of_another_registry_are_imported_with_their_ids(registry):
     assert registry.register("b", avro(ITEM, COUNT, name="Order")).id == 100
     registry.set_compatibility("NONE")
     assert registry.register("b", avro(COUNT))[1] == 9 and registry.latest("b").id == 101
+
+
+def test_an_import_with_the_last_id_does_not_end_registration(registry):
+    last = 2**31 - 1
+    registry.set_compatibility("NONE")
+    registry.set_mode("IMPORT", "b")
+    registry.register("b", '"int"', id=last)
+    assert registry.register("a", ONE).id == 1
+    for id_, kind in ((50, "long"), (52, "float"), (last - 2, "double"), (last - 1, "bytes")):
+        registry.register("b", json.dumps(kind), id=id_)
+    assert registry.register("a", TWO).id == 53 and registry.register("a", BREAKING).id == 54
+    registry.delete_subject("a")
+    registry.delete_subject("a", permanent=True)
+    assert registry.register("a", avro(COUNT)).id == 55, "an id is never used again"
+    assert registry.schema(last).text == '"int"' and registry.schema(55).text == avro(COUNT)
 
 
 PROGRAM = """
