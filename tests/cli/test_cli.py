@@ -5,12 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from spark_log.cli.main import app
 from spark_log.config import definitions
+from spark_log.ids import TopicPartition
+from spark_log.log.reader import LogReader
+from spark_log.maintenance.removal.retention import delete_records
 from tests.support.python_process import PythonProcess, run_process
 
 
@@ -88,6 +92,24 @@ def test_from_starts_at_the_position(events: Path, position: str, expected: list
     lines = "\n".join(json.dumps({"value": str(n), "timestamp": n * 1000, "partition": 1}) for n in range(4))
     ok("produce", "events", "--format", "json", stdin=lines, cluster=events)
     assert [row["offset"] for row in consumed(events, "--from", position, "--partition", "1")] == expected
+
+
+def test_consume_continues_after_records_that_are_deleted_meanwhile(
+    events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok("produce", "events", "-p", "0", stdin="a\nb\nc\n", cluster=events)
+    ok("produce", "events", "-p", "1", stdin="d\n", cluster=events)
+    read = LogReader.read
+
+    def delete_first(reader: LogReader, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(LogReader, "read", read)
+        delete_records(reader.cluster, {TopicPartition("events", 0): 2})
+        return reader.read(*arguments, **options)
+
+    monkeypatch.setattr(LogReader, "read", delete_first)
+    consumed = run("consume", "events", "--values", cluster=events)
+    assert (consumed.exit_code, consumed.stdout) == (0, "c\nd\n")
+    assert consumed.stderr == "events-0: 2 offsets deleted before they could be read\n"
 
 
 def test_max_messages_and_idle_end_consume(events: Path) -> None:
