@@ -7,7 +7,7 @@ import pytest
 from kafka.admin import OffsetSpec
 from typer.testing import CliRunner
 
-from spark_log import Consumer
+from spark_log import Consumer, Producer
 from spark_log.cli.main import app
 from spark_log.clients.admin.client import Admin
 from spark_log.cluster import promotion as acceptance
@@ -80,6 +80,16 @@ def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address):
     assert set(snapshot.ahead_ms) == {"home", "east"} and abs(snapshot.ahead_ms["east"]) < 1_000
     checks = run("doctor", "--cluster", address)
     assert any("store east" in json.dumps(each) for each in checks["findings"])
+
+
+def test_waiting_records_and_producers_of_all_stores_are_shown(stores, address):
+    sealed = CliRunner().invoke(app, ["maintenance", "seal", "--cluster", address])
+    assert "6 records are not in the Delta tables yet" in sealed.output
+    with Producer(cluster=address) as producer:
+        producer.send("far", b"d").get(timeout=30)
+    assert [(each["topic"], each["partition"]) for each in run("topic", "producers", "far", "--cluster", address)] == [
+        ("far", 0)
+    ]
 
 
 def test_a_store_whose_clock_differs_is_shown(stores, monkeypatch):
@@ -157,6 +167,9 @@ def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, 
     assert [(each["topic"], each["records"]) for each in listed] == [("far", 0), ("near", 3)]
     described = run("topic", "describe", "near", "far", "--cluster", address)
     assert [each["available"] for each in described] == [True, False]
+    truncations = CliRunner().invoke(app, ["partition", "truncations", "--cluster", address])
+    assert (truncations.exit_code, truncations.stdout) == (1, "")
+    assert "the truncations of store east are not known:" in truncations.stderr
 
 
 def test_replicas_of_all_stores_move_and_elect(stores, address, tmp_path):
