@@ -152,7 +152,7 @@ def test_clients_query_the_topics_of_all_stores(stores, address):
         assert {each.topic: at.offset for each, at in ends.items()} == {"far": 3, "near": 3}
         low = admin.delete_records(dict.fromkeys(partitions, 1))
         assert {each.topic: found["low_watermark"] for each, found in low.items()} == {"far": 1, "near": 1}
-    deleted = run("topic", "delete-records", "far", "--before", "2", "--cluster", address)
+    deleted = run("topic", "delete-records", "far", "--before", "2", "--yes", "--cluster", address)
     assert deleted["log_start_offsets"] == {"0": 2}
 
 
@@ -194,7 +194,12 @@ def test_commands_move_topics_and_drain_a_store(stores, address):
     assert (move["topic"], move["from"], move["to"]) == ("near", "home", "east")
     assert run("topic", "move", "near", "--cancel", *cluster)["cancelled"]
     assert run("topic", "move", "near", "--store", "east", *cluster)["topics"] == ["near"]
-    assert set(run("store", "drain", "east", *cluster)["moved"]) == set(BOTH)
+    for command in ("drain", "remove"):
+        asked = CliRunner().invoke(app, ["store", command, "east", *cluster], input="n\n")
+        assert asked.exit_code == 1 and "store east" in asked.stderr and asked.stderr.strip().endswith("Aborted.")
+        unknown = CliRunner().invoke(app, ["store", command, "west", *cluster])
+        assert unknown.exit_code == 1 and "[y/N]" not in unknown.output
+    assert set(run("store", "drain", "east", "--yes", *cluster)["moved"]) == set(BOTH)
     assert [each["state"] for each in run("store", "list", *cluster)] == ["active", "draining"]
     run("store", "drain", "east", "--cancel", *cluster)
     assert [each["state"] for each in run("store", "list", *cluster)] == ["active", "active"]
