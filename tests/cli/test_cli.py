@@ -5,12 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from spark_log.cli.main import app
 from spark_log.config import definitions
+from spark_log.ids import TopicPartition
+from spark_log.log.reader import LogReader
+from spark_log.maintenance.removal.retention import delete_records
 from tests.support.python_process import PythonProcess, run_process
 
 
@@ -90,6 +94,24 @@ def test_from_starts_at_the_position(events: Path, position: str, expected: list
     assert [row["offset"] for row in consumed(events, "--from", position, "--partition", "1")] == expected
 
 
+def test_consume_continues_after_records_that_are_deleted_meanwhile(
+    events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok("produce", "events", "-p", "0", stdin="a\nb\nc\n", cluster=events)
+    ok("produce", "events", "-p", "1", stdin="d\n", cluster=events)
+    read = LogReader.read
+
+    def delete_first(reader: LogReader, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(LogReader, "read", read)
+        delete_records(reader.cluster, {TopicPartition("events", 0): 2})
+        return reader.read(*arguments, **options)
+
+    monkeypatch.setattr(LogReader, "read", delete_first)
+    consumed = run("consume", "events", "--values", cluster=events)
+    assert (consumed.exit_code, consumed.stdout) == (0, "c\nd\n")
+    assert consumed.stderr == "events-0: 2 offsets deleted before they could be read\n"
+
+
 def test_max_messages_and_idle_end_consume(events: Path) -> None:
     ok("produce", "events", stdin="a\nb\nc\n", cluster=events)
     assert len(consumed(events, "--max-messages", "2")) == 2
@@ -129,7 +151,9 @@ def test_topics_are_described_altered_truncated_and_deleted(events: Path) -> Non
     assert json.loads(ok("topic", "alter", "events", "-d", "retention.ms", "--json", cluster=events))["configs"] == {}
     ok("topic", "alter", "events", "-c", "retention.ms=-1", cluster=events)
     assert "retention.ms=-1 (unlimited)" in ok("topic", "describe", "events", cluster=events)
-    ok("topic", "delete-records", "events", "--before", "1=2", cluster=events)
+    ok("topic", "delete-records", "events", "--before", "1=2", "--yes", cluster=events)
+    asked = run("topic", "delete-records", "events", "--before", "1=3", stdin="n\n", cluster=events)
+    assert asked.exit_code == 1 and "Delete the oldest records of events?" in asked.stderr
     (described,) = json.loads(ok("topic", "describe", "events", "--json", cluster=events))
     one = described["partitions"][1]
     assert (one["log_start_offset"], one["high_watermark"], one["records"], one["isr"]) == (2, 3, 1, [1])
@@ -145,7 +169,7 @@ def test_describe_list_balance_and_status_count_the_same_records_and_bytes(event
     ok("topic", "alter", "events", "-c", "inline.max.bytes=3000", cluster=events)
     ok("produce", "events", "-p", "0", stdin="".join(f"{n}\n" for n in range(1_000)), cluster=events)
     ok("produce", "events", "-p", "0", stdin="a\nb\n", cluster=events)
-    ok("topic", "delete-records", "events", "--before", "0=5", cluster=events)
+    ok("topic", "delete-records", "events", "--before", "0=5", "--yes", cluster=events)
     (described,) = json.loads(ok("topic", "describe", "events", "--json", cluster=events))
     (listed,) = json.loads(ok("topic", "list", "--json", cluster=events))
     (broker,) = json.loads(ok("partition", "balance", "--json", cluster=events))["brokers"]
@@ -190,7 +214,7 @@ def test_topic_configs_lists_every_config() -> None:
         (["topic", "create", "x", "-c", "retention.ms=soon"], None, "Invalid value 'soon'"),
         (["topic", "configs", "retention"], None, "Unknown topic config"),
         (["topic", "add-partitions", "events", "1"], None, "is not more"),
-        (["topic", "delete-records", "events", "--before", "9"], None, "high watermark"),
+        (["topic", "delete-records", "events", "--before", "9", "--yes"], None, "high watermark"),
         (["consume", "events", "--from", "5"], None, "--from: events-0 has no offset 5"),
         (["consume", "events", "--partition", "7"], None, "partition events-7 does not exist"),
         (["produce", "events", "--partition", "7"], "a", "partition: 7 does not exist"),

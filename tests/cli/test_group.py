@@ -6,6 +6,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from spark_log import Consumer
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import events as events
 from tests.cli.test_cli import ok, run
@@ -30,6 +31,14 @@ def test_a_group_reads_from_its_committed_offsets(events: Path) -> None:
     assert (listed["group_id"], listed["state"], listed["members"], listed["lag"]) == ("g", "Empty", 0, 2)
 
 
+def test_a_member_without_partitions_ends(events: Path) -> None:
+    ok("topic", "create", "single", cluster=events)
+    ok("produce", "single", stdin="a\n", cluster=events)
+    with Consumer("single", cluster=str(events), group_id="g", auto_offset_reset="earliest") as other:
+        assert other.poll(timeout_ms=10_000)
+        assert ok("consume", "single", "--group", "g", "--values", cluster=events) == ""
+
+
 def test_reset_and_delete(events: Path) -> None:
     ok("produce", "events", stdin="a\nb\nc\nd\n", cluster=events)
     ok("consume", "events", "--group", "g", cluster=events)
@@ -51,6 +60,12 @@ def test_reset_and_delete(events: Path) -> None:
     assert lag_of(events, "g")["events-1"] == (2, 0)
     ok("group", "delete-offsets", "g", "--topic", "events:0", cluster=events)
     assert set(lag_of(events, "g")) == {"events-1"}
+    none = ok("group", "delete-offsets", "g", "--topic", "events:0", cluster=events)
+    assert none == "Deleted the offsets of 0 partitions of group g.\n"
+    failed = run("group", "delete-offsets", "g", "--topic", "events:1,999", cluster=events)
+    assert (failed.exit_code, failed.stdout, failed.stderr) == (
+        1, "Deleted the offsets of 1 partition of group g.\n", "spark-log: partition events-999: does not exist\n",
+    )  # fmt: skip
     ok("group", "delete", "g", cluster=events)
     assert ok("group", "list", cluster=events) == "There is no group.\n"
 

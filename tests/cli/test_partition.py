@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.reassignments import begin_reassignments
+from spark_log.replication.replicas import replica_moves
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import ok, run
 from tests.support.producing import change
@@ -97,6 +99,27 @@ def test_status_cancel_and_continue_a_reassignment(cluster: Path, brokers: Clust
     assert cancelled == "Cancelled the reassignment of 1 partition.\n"
     assert assigned(brokers, "t") == [[2, 3], [1, 2]]
     assert ok("partition", "reassign", "--status", cluster=cluster) == "No reassignment is in progress.\n"
+
+
+def test_partitions_of_a_reassignment_cancelled_elsewhere_are_named(
+    cluster: Path, brokers: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic_on(brokers, "t", [[1], [1]])
+    run_all = replica_moves.run_reassignments
+
+    def cancel_one(*arguments: Any) -> None:
+        begin_reassignments(brokers, {TopicPartition("t", 1): None})
+        run_all(*arguments)
+
+    monkeypatch.setattr(replica_moves, "run_reassignments", cancel_one)
+    for more in ((), ("--json",)):
+        begin_reassignments(brokers, {TopicPartition("t", 0): [2, 3], TopicPartition("t", 1): [2, 3]})
+        moved = run("partition", "reassign", *more, cluster=cluster)
+        assert moved.exit_code == 1
+        assert moved.stdout == "Moved 1 partition.\n" or [each["replicas"] for each in json.loads(moved.stdout)] == [
+            [2, 3], [1],
+        ]  # fmt: skip
+        assert "spark-log: partition t-1 is on brokers 1, not on 2,3:" in moved.stderr and "t-0" not in moved.stderr
 
 
 def test_preferred_leaders_are_elected(cluster: Path, brokers: Cluster) -> None:

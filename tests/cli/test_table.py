@@ -84,7 +84,9 @@ def test_rebuild_makes_the_table_anew(cluster: Path, tables: dict[str, Path]) ->
                 file.write_bytes(b"damaged")
         if target == "iceberg":  # publication writes a torn Delta log anew
             assert run("table", "verify", "t", "--target", target, cluster=cluster).exit_code == 1
-        assert ok("table", "rebuild", "t", "--target", target, cluster=cluster) == (
+        asked = run("table", "rebuild", "t", "--target", target, stdin="n\n", cluster=cluster)
+        assert asked.exit_code == 1 and f"Delete the {target} tables of t, and write them anew?" in asked.stderr
+        assert ok("table", "rebuild", "t", "--target", target, "--yes", cluster=cluster) == (
             f"Rebuilt 1 {target} table of topic t.\n"
         )
         ok("table", "verify", "t", cluster=cluster)
@@ -96,7 +98,7 @@ def test_mistakes_have_answers(cluster: Path) -> None:
         assert find(opened, "plain")
     none = run("table", "verify", "plain", "--target", "iceberg", cluster=cluster)
     assert (none.exit_code, none.stderr) == (1, "Topic plain has no iceberg table.\n")
-    none = run("table", "rebuild", "plain", "--target", "current", cluster=cluster)
+    none = run("table", "rebuild", "plain", "--target", "current", "--yes", cluster=cluster)
     assert none.exit_code == 1 and "table.current" in none.stderr
     assert run("table", "rebuild", "plain", "--target", "delta", cluster=cluster).exit_code == 2
     unknown = run("table", "describe", "no-such-topic", cluster=cluster)

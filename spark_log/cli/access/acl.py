@@ -54,16 +54,17 @@ def add(
     from spark_log.clients.admin.acls import create_acls
     from spark_log.clients.admin.audit import local_user
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.security.acl_rules import Acl, PatternType, Permission, ResourceType
+    from spark_log.cluster.security.acl_rules import Acl, PatternType, Permission
 
     resources = _resources(topic, group, transactional_id, on_cluster)
     if not principal or not operation or not resources:
         raise usage_error("--principal", "an ACL needs --principal, --operation, and a resource such as --topic")
     permission = Permission.DENY if deny else Permission.ALLOW
+    pattern = PatternType.PREFIXED if prefixed else PatternType.LITERAL
     acls = [
         Acl(
             resource_type, name,
-            PatternType.PREFIXED if prefixed and resource_type is not ResourceType.CLUSTER else PatternType.LITERAL,
+            _pattern_of(resource_type, pattern),
             who, host or "*", what, permission,
         )
         for (resource_type, name), who, what in product(resources, principal, _operations(operation))
@@ -154,7 +155,19 @@ def _filters(
     named: list[str | None] = [*principals] if principals else [None]
     if not resources:
         return [AclFilter(principal=who) for who in named]
-    return [AclFilter(*where, pattern, principal=who) for who in named for where in resources]
+    return [
+        AclFilter(resource_type, name, _pattern_of(resource_type, pattern), principal=who)
+        for who in named
+        for resource_type, name in resources
+    ]
+
+
+def _pattern_of(resource_type: "ResourceType", pattern: "PatternType") -> "PatternType":
+    """Return the pattern that --prefixed means for a resource: the cluster has one name, which is never a prefix."""
+    from spark_log.cluster.security.acl_rules import PatternType, ResourceType
+
+    on_cluster = resource_type is ResourceType.CLUSTER
+    return PatternType.LITERAL if on_cluster and pattern is PatternType.PREFIXED else pattern
 
 
 def _operations(names: list[str]) -> "list[Operation]":

@@ -203,12 +203,19 @@ def delete(group: GroupId, cluster: Cluster_) -> None:
 def delete_offsets(group: GroupId, cluster: Cluster_, topic: Topics = None) -> None:
     """Delete committed offsets of a group, for topics that none of its live members reads."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.groups.group_operations import delete_offsets
+    from spark_log.groups.group_operations import delete_offsets_of_each
 
     with Cluster.open(cluster) as opened:
-        chosen = choose_partitions(opened, topic, _committed(opened, group))
-        delete_offsets(opened.store, group, chosen)
-    say(f"Deleted the offsets of {count_of(len(chosen), 'partition')} of group {group}.")
+        committed = _committed(opened, group)
+        chosen = choose_partitions(opened, topic, committed)
+        outcomes = delete_offsets_of_each(opened.store, group, chosen)
+    deleted = [tp for tp, error in outcomes.items() if error is None and tp in committed]
+    say(f"Deleted the offsets of {count_of(len(deleted), 'partition')} of group {group}.")
+    errors = {str(error) for error in outcomes.values() if error is not None}
+    for text in sorted(errors):
+        note(f"spark-log: {text}")
+    if errors:
+        raise typer.Exit(1)
 
 
 @app.command("remove-member")

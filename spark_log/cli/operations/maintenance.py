@@ -125,6 +125,7 @@ def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> in
 
     The number of a topic is that of the log dir whose table lacks most.
     """
+    from spark_log.cluster.each_store import ask_stores
     from spark_log.cluster.topics import find_topics
     from spark_log.tables.table_lag import delta_lags
 
@@ -135,7 +136,7 @@ def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> in
             most[topic_id] = max(lag.records, most.get(topic_id, 0))
         return sum(most.values())
 
-    return cluster.store.read(count)
+    return sum(ask_stores(cluster, lambda each: each.store.read(count)).results.values())
 
 
 def _spinner() -> AbstractContextManager[Any]:

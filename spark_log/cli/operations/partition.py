@@ -141,18 +141,20 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
     offset on records are others than before, because the metadata store was restored and accepted.
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.each_store import ask_stores
+    from spark_log.cluster.each_store import ask_stores, store_names
+    from spark_log.errors import redact
     from spark_log.log.partitions.truncations import list_truncations
 
     with Cluster.open(cluster) as opened:
         _partitions(opened, topic or [])
-        of_stores = ask_stores(opened, lambda each: list_truncations(each.store)).results.values()
-        losses = [loss for those in of_stores for loss in those if not topic or loss.topic in topic]
+        answers = ask_stores(opened, lambda each: list_truncations(each.store))
+        names = store_names(opened)
+    losses = [loss for those in answers.results.values() for loss in those if not topic or loss.topic in topic]
     if as_json:
         print_json([asdict(loss) for loss in losses])
-    elif not losses:
+    elif not losses and not answers.failures:
         say("No election has truncated a partition.")
-    else:
+    elif losses:
         columns = ("partition", "offsets", "records", "seen by readers", "election", "leader epoch", "at")
         rows = [
             (
@@ -169,6 +171,11 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
         print_table(None, columns, rows)
         if any(loss.start_offset < loss.end_offset for loss in losses):
             say(f"{count_of(sum(loss.record_count for loss in losses), 'record')} lost in all.")
+    for store_id, error in answers.failures.items():
+        reason = " ".join(redact(str(error)).split())
+        note(f"spark-log: the truncations of store {names[store_id]} are not known: {reason}")
+    if answers.failures:
+        raise typer.Exit(1)
 
 
 @app.command()

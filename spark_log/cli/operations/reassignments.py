@@ -77,11 +77,14 @@ def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_
         return
     note(f"Moving {what}. To cancel: spark-log partition reassign --cancel")
     begin_reassignments(cluster, plan, throttle_bytes_per_s)
-    _carry_out(cluster, list(plan), as_json)
+    _carry_out(cluster, plan, as_json)
 
 
 def continue_reassignments(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
-    under_way = [tp for tp in list_all_reassignments(cluster) if tp in set(partitions)]
+    chosen = set(partitions)
+    under_way = {
+        tp: status.reassignment.target for tp, status in list_all_reassignments(cluster).items() if tp in chosen
+    }
     if not under_way:
         print_json([]) if as_json else say("No reassignment is in progress.")
         return
@@ -133,12 +136,14 @@ def _row(tp: TopicPartition, status: ReassignmentStatus) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: bool) -> None:
+def _carry_out(cluster: Cluster, targets: Plan, as_json: bool) -> None:
+    """Wait for the reassignments to these brokers, and say which partitions have got there."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from spark_log.replication.replicas.replica_moves import UnderWay, run_reassignments
 
+    partitions = list(targets)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
@@ -158,8 +163,16 @@ def _carry_out(cluster: Cluster, partitions: Sequence[TopicPartition], as_json: 
     now = _assignments(cluster, partitions)
     if as_json:
         print_json([{**tp._asdict(), "replicas": list(now[tp])} for tp in partitions if tp in now])
-    else:
-        say(f"Moved {count_of(len(partitions), 'partition')}.")
+    elsewhere = [tp for tp in partitions if now[tp] != tuple(targets[tp])]
+    if not as_json:
+        say(f"Moved {count_of(len(partitions) - len(elsewhere), 'partition')}.")
+    for tp in elsewhere:
+        note(
+            f"spark-log: partition {tp} is on brokers {_ids(now[tp])}, not on {_ids(targets[tp])}: its reassignment was"
+            " cancelled or replaced"
+        )
+    if elsewhere:
+        raise typer.Exit(1)
 
 
 def _assignments(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, ...]]:

@@ -88,13 +88,20 @@ def add(
 
 @app.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="Name of the store.")], cluster: Cluster_, as_json: Json = False
+    name: Annotated[str, typer.Argument(help="Name of the store.")],
+    cluster: Cluster_,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Remove a data store that has no topics. Its database stays; drop it afterwards."""
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.store_directory import find_store
     from spark_log.cluster.stores import remove_store
 
     with Cluster.open(cluster) as opened:
+        opened.store.read(lambda connection: find_store(connection, name))  # of an unknown store it does not ask
+        if not yes:
+            typer.confirm(f"Remove store {name}?", abort=True, err=True)
         remove_store(opened, name)
     if as_json:
         print_json({"store": name})
@@ -108,6 +115,7 @@ def drain(
     cluster: Cluster_,
     to: Annotated[str, typer.Option("--to", metavar="NAME", help="The store that gets its topics.")] = "home",
     cancel: Annotated[bool, typer.Option("--cancel", help="Let the store take topics again.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
     """Move all topics of a data store to another store, as `topic move` does. The store takes no new topics any more.
@@ -115,6 +123,7 @@ def drain(
     Then `store remove` removes it. The same command continues an interrupted one.
     """
     from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.store_directory import find_store
     from spark_log.cluster.stores import set_draining
     from spark_log.replication.controller.topic_moves import drain_store
 
@@ -123,6 +132,9 @@ def drain(
         if cancel:
             set_draining(opened, name, draining=False)
         else:
+            opened.store.read(lambda connection: find_store(connection, name))
+            if not yes:
+                typer.confirm(f"Move all topics of store {name} to store {to}?", abort=True, err=True)
             for topic, left in drain_store(opened, name, to):
                 moved.append(topic)
                 if not as_json:

@@ -127,6 +127,7 @@ def rebuild(
     name: TopicName,
     cluster: Cluster_,
     target: Annotated[Rebuilt, typer.Option("--target", help="The format of the tables.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete the metadata of a topic's Iceberg or current-state tables, and write them anew from the log. No record is
     copied or deleted. Queries that are running on the table may fail, and its earlier versions are gone.
@@ -141,6 +142,8 @@ def rebuild(
 
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
+        if not yes:
+            typer.confirm(f"Delete the {target} tables of {name}, and write them anew?", abort=True, err=True)
         count = rebuilt(opened, topic, target)
     if not count:
         note(f"Topic {name} has no {target} table: see `spark-log topic configs table.formats table.current`.")

@@ -180,6 +180,7 @@ def delete_records(
             show_default=False,
         ),
     ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete a topic's oldest records by moving the log start offset.
@@ -194,6 +195,8 @@ def delete_records(
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         offsets = parse_before(before, topic.partition_count, "--before")
+        if not yes:
+            typer.confirm(f"Delete the oldest records of {name}?", abort=True, err=True)
         low = delete_before(opened, {TopicPartition(name, number): offset for number, offset in offsets.items()})
     starts = {str(topic_partition.partition): offset for topic_partition, offset in sorted(low.items())}
     if as_json:

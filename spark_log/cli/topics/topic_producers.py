@@ -32,7 +32,7 @@ def producers(
     with Cluster.open(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         numbers = sorted(set(partition)) if partition else range(topic.partition_count)
-        found = describe_producers(opened.store, [TopicPartition(name, number) for number in numbers])
+        found = describe_producers(opened.of(topic).store, [TopicPartition(name, number) for number in numbers])
     rows = [(tp, each) for tp, here in found.items() for each in here]
     if as_json:
         print_json([{**tp._asdict(), **asdict(each)} for tp, each in rows])

@@ -1,10 +1,11 @@
 """Reads a topic for the command line, from a position to the current end, or continuously."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from kafka.structs import MemberState
 
 from spark_log import clock
 from spark_log.cli.records.position import AtTimestamp, Position, start_offset
@@ -48,26 +49,35 @@ class TopicReader:
 
         Raises UnknownTopicOrPartitionError or DataLossError if the topic has been deleted or created again.
         """
+        limits = self._limits()
+        ends = {tp: limit.high_watermark for tp, limit in limits.items()}
+        while ranges := self._unread(limits, ends):
+            try:
+                for batch in self.log.read(ranges, topics={self.topic.name: self.topic}):
+                    yield batch
+                    last = batch.num_rows - 1
+                    tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
+                    self.next_offsets[tp] = batch.column("offset")[last].as_py() + 1
+            except OffsetOutOfRangeError:
+                limits = self._limits()  # retention advanced the start since they were read
+                continue
+            for tp, (_, end) in ranges.items():
+                self.next_offsets[tp] = end  # compaction may have removed the last records of the range
+
+    def _unread(
+        self, limits: Mapping[TopicPartition, Positions], ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetRange]:
+        """Return the ranges from the next offsets to the ends, within the limits. Count the offsets that are lost."""
         ranges: dict[TopicPartition, OffsetRange] = {}
-        for tp, limit in self._limits().items():
+        for tp, limit in limits.items():
             start = self.next_offsets.get(tp, limit.log_start_offset)  # a new partition is read from its start
             if start < limit.log_start_offset:
                 self.lost[tp] = self.lost.get(tp, 0) + limit.log_start_offset - start
-                start = limit.log_start_offset
-            if start < limit.high_watermark:
-                ranges[tp] = OffsetRange(start, limit.high_watermark)
-        if not ranges:
-            return
-        try:
-            for batch in self.log.read(ranges, topics={self.topic.name: self.topic}):
-                yield batch
-                last = batch.num_rows - 1
-                tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
-                self.next_offsets[tp] = batch.column("offset")[last].as_py() + 1
-        except OffsetOutOfRangeError:
-            return  # retention advanced the start since the limits were read, and the next call counts the lost offsets
-        for tp, (_, end) in ranges.items():
-            self.next_offsets[tp] = end  # compaction may have removed the last records of the range
+                self.next_offsets[tp] = start = limit.log_start_offset
+            end = min(ends.get(tp, start), limit.high_watermark)
+            if start < end:
+                ranges[tp] = OffsetRange(start, end)
+        return ranges
 
     def follow(self, idle_s: float | None) -> Iterator[pa.RecordBatch]:
         """Call `read_available` repeatedly. End after `idle_s` seconds without a record, or never if it is None."""
@@ -95,7 +105,7 @@ class TopicReader:
 def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float | None) -> Iterator[pa.RecordBatch]:
     """Yield the batches that a member of a group reads. A batch is committed when the next one is requested.
 
-    Without `follow` it ends at the end offsets of its partitions.
+    Without `follow` it ends at the end offsets of its partitions; at once if the group has none for it.
     """
     left = limit
     quiet_since = clock.monotonic_s()
@@ -111,7 +121,7 @@ def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float
             quiet_since = clock.monotonic_s()
         elif follow and idle_s is not None and clock.monotonic_s() - quiet_since >= idle_s:
             return
-        elif not follow and consumer.assignment():
+        elif not follow and (consumer.assignment() or consumer.group_metadata().state == MemberState.STABLE):
             ends = consumer.end_offsets(sorted(consumer.assignment()))
             if all(consumer.position(tp) >= end for tp, end in ends.items()):
                 return

@@ -80,8 +80,8 @@ def _broker_problems(snapshot: ClusterSnapshot) -> Iterator[Finding]:
             yield error(
                 BROKERS,
                 f"broker {broker.broker_id} is dead: no process serves it",
-                f"spark-log broker start {broker.broker_id}; or, to let clients do its work, spark-log broker embed"
-                f" {broker.broker_id}",
+                f"spark-log broker start --id {broker.broker_id}; or, to let clients do its work, spark-log broker"
+                f" embed --id {broker.broker_id}",
             )
         for log_dir in broker.log_dirs:
             if not log_dir.online:

@@ -560,7 +560,7 @@ def test_a_reset_is_refused_when_something_has_changed_since_its_preview(console
     refused = console.change("/groups/readers/reset", offsets=shown)
     assert refused.status_code == 400 and "the committed offset is 4 now" in refused.text
     shown = console.facts("/groups/readers/reset?to=earliest")["offsets"]
-    cli(cluster_address, "topic", "delete-records", "seen", "--before", "0=2")
+    cli(cluster_address, "topic", "delete-records", "seen", "--before", "0=2", "--yes")
     refused = console.change("/groups/readers/reset", offsets=shown)
     assert refused.status_code == 400 and "outside the log" in refused.text
     assert committed_offsets(cluster.store, "readers") == {("seen", 0): 4}

@@ -334,7 +334,7 @@ def test_a_dead_broker_and_no_coordinator(tmp_path):
         BrokerSession(cluster.store, 1, 1).register()
         found = problems(cluster)
         assert [check for check, _ in found] == ["coordinator", "brokers"]
-        assert "spark-log broker start 1" in found[1][1]
+        assert "spark-log broker start --id 1;" in found[1][1] and "spark-log broker embed --id 1" in found[1][1]
 
 
 def test_settings_that_contradict_each_other(cluster):

@@ -281,6 +281,9 @@ def test_acls_are_managed_by_clients_admin_and_the_command_line(cluster, cluster
                 call()
         ours.create_acls([found])
     assert "Removed 1 ACLs" in run("remove", "--topic", "o", "--prefixed")
+    both = ("--operation", "describe", "--topic", "raw-", "--on-cluster", "--prefixed")
+    assert "Added 2 ACLs" in run("add", "--principal", "User:anna", *both)
+    assert "Removed 2 ACLs" in run("remove", *both), "the cluster has no prefix"
     recorded = {(each.who, each.action, each.target, each.outcome) for each in read_changes(cluster)}
     assert ("User:admin", "DeleteAcls", "topic prefix o", "succeeded") in recorded
     assert ("User:admin", "CreateAcls", "group g", "failed") in recorded

@@ -259,7 +259,7 @@ def test_drill(backup, tmp_path):
     assert not any(value.startswith("lost") for value in restored.values())
     moved = run(address, "table", "verify", "t", "--target", "iceberg")
     assert moved.exit_code == 1 and "spark-log table rebuild TOPIC --target iceberg" in moved.output
-    assert run(address, "table", "rebuild", "t", "--target", "iceberg").exit_code == 0
+    assert run(address, "table", "rebuild", "t", "--target", "iceberg", "--yes").exit_code == 0
     verify(address)
 
     with Producer(cluster=address, transactional_id="x") as again:

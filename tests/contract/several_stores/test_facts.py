@@ -7,7 +7,7 @@ import pytest
 from kafka.admin import OffsetSpec
 from typer.testing import CliRunner
 
-from spark_log import Consumer
+from spark_log import Consumer, Producer
 from spark_log.cli.main import app
 from spark_log.clients.admin.client import Admin
 from spark_log.cluster import promotion as acceptance
@@ -82,6 +82,16 @@ def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address):
     assert any("store east" in json.dumps(each) for each in checks["findings"])
 
 
+def test_waiting_records_and_producers_of_all_stores_are_shown(stores, address):
+    sealed = CliRunner().invoke(app, ["maintenance", "seal", "--cluster", address])
+    assert "6 records are not in the Delta tables yet" in sealed.output
+    with Producer(cluster=address) as producer:
+        producer.send("far", b"d").get(timeout=30)
+    assert [(each["topic"], each["partition"]) for each in run("topic", "producers", "far", "--cluster", address)] == [
+        ("far", 0)
+    ]
+
+
 def test_a_store_whose_clock_differs_is_shown(stores, monkeypatch):
     east = stores.at(1).store
     east_clock = east.clock
@@ -142,7 +152,7 @@ def test_clients_query_the_topics_of_all_stores(stores, address):
         assert {each.topic: at.offset for each, at in ends.items()} == {"far": 3, "near": 3}
         low = admin.delete_records(dict.fromkeys(partitions, 1))
         assert {each.topic: found["low_watermark"] for each, found in low.items()} == {"far": 1, "near": 1}
-    deleted = run("topic", "delete-records", "far", "--before", "2", "--cluster", address)
+    deleted = run("topic", "delete-records", "far", "--before", "2", "--yes", "--cluster", address)
     assert deleted["log_start_offsets"] == {"0": 2}
 
 
@@ -157,6 +167,9 @@ def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, 
     assert [(each["topic"], each["records"]) for each in listed] == [("far", 0), ("near", 3)]
     described = run("topic", "describe", "near", "far", "--cluster", address)
     assert [each["available"] for each in described] == [True, False]
+    truncations = CliRunner().invoke(app, ["partition", "truncations", "--cluster", address])
+    assert (truncations.exit_code, truncations.stdout) == (1, "")
+    assert "the truncations of store east are not known:" in truncations.stderr
 
 
 def test_replicas_of_all_stores_move_and_elect(stores, address, tmp_path):
@@ -181,7 +194,12 @@ def test_commands_move_topics_and_drain_a_store(stores, address):
     assert (move["topic"], move["from"], move["to"]) == ("near", "home", "east")
     assert run("topic", "move", "near", "--cancel", *cluster)["cancelled"]
     assert run("topic", "move", "near", "--store", "east", *cluster)["topics"] == ["near"]
-    assert set(run("store", "drain", "east", *cluster)["moved"]) == set(BOTH)
+    for command in ("drain", "remove"):
+        asked = CliRunner().invoke(app, ["store", command, "east", *cluster], input="n\n")
+        assert asked.exit_code == 1 and "store east" in asked.stderr and asked.stderr.strip().endswith("Aborted.")
+        unknown = CliRunner().invoke(app, ["store", command, "west", *cluster])
+        assert unknown.exit_code == 1 and "[y/N]" not in unknown.output
+    assert set(run("store", "drain", "east", "--yes", *cluster)["moved"]) == set(BOTH)
     assert [each["state"] for each in run("store", "list", *cluster)] == ["active", "draining"]
     run("store", "drain", "east", "--cancel", *cluster)
     assert [each["state"] for each in run("store", "list", *cluster)] == ["active", "active"]
