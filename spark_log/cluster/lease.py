@@ -38,7 +38,9 @@ class LeaseStatus:
 
 
 class Lease:
-    """A lease that this process takes and renews. For one thread, except `check`, which any thread may call."""
+    """A lease that this process takes and renews. For one thread, except `check` and `check_of_term`, which any thread
+    may call.
+    """
 
     def __init__(self, store: Store, name: str, duration_ms: int) -> None:
         self.holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

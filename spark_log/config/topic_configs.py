@@ -2,7 +2,7 @@
 
 Names, units and meanings of topic configs are Kafka's (https://kafka.apache.org/documentation/#topicconfigs). A config
 whose default differs says so and gives the reason. All configs are dynamic: a new value applies from the next append,
-read plan or maintenance run. Only the overrides are stored, as text; only `TopicConfig.from_overrides` parses them.
+read plan or maintenance run. Only the overrides are stored, as text; only `TopicConfig` parses them.
 """
 
 import difflib
@@ -344,11 +344,10 @@ class TopicConfig:
 
     @classmethod
     def from_stored(cls, overrides: Mapping[str, str]) -> "TopicConfig":
-        """Return the configs of a topic as they are stored. Those of a newer spark-log, which this version does not
-        know, are left out: otherwise one topic would stop the work for all.
+        """Return the configs of a topic as they are stored. Names and values of a newer spark-log, which this version
+        does not know, are left out: otherwise one topic would stop the work for all.
         """
-        known = _FIELDS_BY_NAME.keys() | _OTHER_NAMES.keys()
-        return cls.from_overrides({name: text for name, text in overrides.items() if name in known})
+        return cls.from_overrides({name: text for name, text in overrides.items() if _is_known(name, text)})
 
     @property
     def compacts(self) -> bool:
@@ -376,6 +375,15 @@ class TopicConfig:
 
 
 _FIELDS_BY_NAME = {entry.metadata["definition"].name: entry for entry in fields(TopicConfig)}
+
+
+def _is_known(name: str, text: str) -> bool:
+    try:
+        _parse(_OTHER_NAMES.get(name, name), text)
+    except InvalidConfigurationError:
+        return False
+    return True
+
 
 _OTHER_NAMES = {"retired.file.retention.ms": "file.delete.delay.ms"}
 """Other names that are accepted for configs, and may also be stored: other name to name in `definitions`."""

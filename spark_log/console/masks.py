@@ -3,7 +3,8 @@
 A mask is `key`, `value`, `headers`, `headers.NAME`, or a field. A field of a value is `value.person.ssn` or
 `record.person.ssn`. A field of a key begins with `key` or `key_record`. Bytes and typed columns show the same data, so
 a mask on either applies to both. In an event of Debezium (value.envelope=debezium), a field of the row is in `after`,
-in `before`, and in a column: a mask on one of them applies to all. Names are compared without regard to case, and a
+in `before`, and in a column: a mask on one of them applies to all, also in other topics, which may have had such events
+before. Names are compared without regard to case, and a
 column that a schema reset has created (`ssn__v2`) counts as its field. Masks apply to the items of arrays. Data that
 cannot be parsed is hidden completely.
 """
@@ -69,7 +70,8 @@ class Masks:
 
 @lru_cache(maxsize=256)
 def masks_of(texts: frozenset[str], *, envelope: bool = False) -> Masks:
-    """Return the masks of a role for a topic, whose values may be events of Debezium (`envelope`).
+    """Return the masks of a role for a topic. With `envelope`, its values are events of Debezium, of which a mask may
+    hide the whole row.
 
     Raises InvalidConfigurationError for a text that is not a mask. An error is better than a page that shows too much.
     """
@@ -82,8 +84,7 @@ def masks_of(texts: frozenset[str], *, envelope: bool = False) -> Masks:
             )
         path = (".".join(rest),) if first == "headers" and rest else tuple(rest)
         paths_of[_SOURCES[first]].add(_normal(path))
-    if envelope:
-        paths_of["value"] = {path for mask in paths_of["value"] for path in (mask, *_of_row(mask))}
+    paths_of["value"] |= {path for mask in paths_of["value"] for path in _of_row(mask) if path or envelope}
     return Masks(*(frozenset(paths_of[source]) for source in ("key", "value", "headers")))
 
 

@@ -28,6 +28,9 @@ _RETRIABLE = (408, 429)
 _ANSWER_BYTES_MAX = 4 << 20
 _REMEMBERED_CHARACTERS_MAX = 16 << 20
 """The characters of all versions, and of all schemas with an id, that are remembered: servers choose their length."""
+_URLS_MAX = 1_000
+_answered: dict[str, str] = {}
+"""The address that answered last, by the text of all addresses."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -104,23 +107,34 @@ def _text(url: str, schema: Schema) -> SchemaText:
 
 
 def _get(urls: str, path: str) -> Any:
-    """Return the answer of the first address that answers. The addresses are separated by commas."""
+    """Return the answer of the first address that answers. The addresses are separated by commas; the one that answered
+    last comes first, since the others may take all of the time limit.
+    """
     failure: Exception | None = None
-    for url in urls.split(","):
-        address = url.strip().rstrip("/")
+    addresses = [url.strip().rstrip("/") for url in urls.split(",")]
+    for address in sorted(addresses, key=lambda each: each != _answered.get(urls)):
         if not address.startswith(("http://", "https://")):
             raise InvalidConfigurationError(
                 f"schema.registry.url: expected http:// or https://, got {redact(address)!r}"
             )
         try:
-            return json.loads(bounded_requests.get(address + path, _ACCEPT, _ANSWER_BYTES_MAX))
+            answer = json.loads(bounded_requests.get(address + path, _ACCEPT, _ANSWER_BYTES_MAX))
+            _note_answer(urls, address)
+            return answer
         except HTTPError as error:
             if error.code < 500 and error.code not in _RETRIABLE:
+                _note_answer(urls, address)
                 raise _refused(address, error) from error
             failure = error
         except (URLError, HTTPException, OSError, ValueError) as error:
             failure = error
     raise SchemaRegistryUnavailableError(f"schema registry {redact(urls)}: {redact(str(failure))}") from failure
+
+
+def _note_answer(urls: str, address: str) -> None:
+    if len(_answered) >= _URLS_MAX:
+        _answered.clear()
+    _answered[urls] = address
 
 
 def _refused(address: str, error: HTTPError) -> SchemaRegistryError:

@@ -18,8 +18,9 @@ _ENCODINGS = {name: group[0] for group in _GROUPS for name in group}
 _WITH_LENGTH = ("string", "message", "group")
 """Encodings of which a repeated field is the field several times. Repeated numbers are packed into one value."""
 _FIELDS_MAX = 1_000_000
+"""The maximum number of fields to compare."""
 _PROBLEMS_MAX = 100
-"""The maximum number of fields to compare, and of reasons after which no further messages are compared."""
+"""The number of reasons after which no further messages are compared."""
 
 
 class WireComparison:

@@ -102,10 +102,10 @@ def try_publish(
 
 def publish_above_tails(cluster: Cluster, topic: Topic) -> None:
     """Publish the topic if a table lists files above records that were inline then (`listed_above_tail`), and are in
-    files by now: before these files are written again. A failure is logged: it does not stop the caller.
+    files by now: until then these files are not written again. A failure is logged: it does not stop the caller.
     """
     if cluster.store.read(lambda connection: publication_state.listed_above_tail(connection, topic)):
-        try_publish(cluster, [topic])
+        try_publish(cluster, [topic], eager=True)
 
 
 def log_failure(topic: Topic, published: Published) -> None:

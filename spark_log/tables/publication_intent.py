@@ -38,9 +38,6 @@ _SETTLED = tuple(
 )
 """Delete the intents of a table up to a version."""
 
-_UNKNOWN = -1
-"""Value of publication.table_version that makes the next publication compare the whole table."""
-
 
 @dataclass(frozen=True)
 class Intent:
@@ -146,9 +143,11 @@ def settle(connection: sa.Connection, commits: Sequence[tuple[Topic, TableKey, i
             continue
         before = recorded.get(key)
         if before is None or before[0] < version:
-            found_unknown = before is not None and before[1] == _UNKNOWN != intent.recorded_table_version
+            # the log has changed since the note: the next publication compares the whole table (`compare_whole_tables`)
+            unknown = before is not None and before[1] < 0 and before[1] != intent.recorded_table_version
+            table_version = before[1] if before is not None and unknown else intent.table_version
             due = Due(cursors.get((*key, version), {}), False, intent.has_replicas)
-            after[key] = ((version, _UNKNOWN if found_unknown else intent.table_version), due)
+            after[key] = ((version, table_version), due)
         done.append({"of_topic": key[0], "in_log_dir": key[1], "to_target": key[2], "up_to": version})
     publication_state.replace(connection, after)
     if done:

@@ -26,4 +26,6 @@ def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.Col
     They may list files that do not exist.
     """
     here = (PUBLICATION.topic_id == topic_id) & where
-    connection.execute(t.publication.update().where(here).values(table_version=-1))
+    # another number each time: a publication between two changes of the log must not take the second for the first
+    unknown = sa.case((PUBLICATION.table_version < 0, PUBLICATION.table_version - 1), else_=-1)
+    connection.execute(t.publication.update().where(here).values(table_version=unknown))

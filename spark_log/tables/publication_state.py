@@ -306,7 +306,7 @@ def listed_above_tail(connection: sa.Connection, topic: Topic, partition: int | 
 
     The tables list the files in such a range, above records that were inline then and may be a file now. A file that
     two of these files were merged into would hold both old and new records for a stream that reads the table; and one
-    that is written again would be new to it (`Cursor.has_seen`).
+    that is written again would be new to it (`Cursor.has_seen`). So only an erase writes such files again.
     """
     numbers = sa.true() if partition is None else sa.column("partition") == partition
     known, noted = (
@@ -319,6 +319,11 @@ def listed_above_tail(connection: sa.Connection, topic: Topic, partition: int | 
         for table in (t.publication_cursor, t.publication_intent_cursor)
     )
     return [(seen, limit) for seen, limit in connection.execute(sa.union(known, noted))]
+
+
+def overlaps(base_offset: int, end_offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    """Whether a file with these offsets is partly in one of the ranges [first, limit)."""
+    return any(base_offset < limit and end_offset > first for first, limit in ranges)
 
 
 def all_segments(connection: sa.Connection, table: TableKey) -> list[PublishedFile]:

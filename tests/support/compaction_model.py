@@ -26,6 +26,7 @@ from spark_log.maintenance.compaction import passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.segment_rewrite import discard, plan_rewriting, segments, swap, write
+from spark_log.metadata.store import Store
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.publication_state import seen_offsets
 
@@ -131,6 +132,7 @@ class Model:
         assert topic is not None
         model = cls(cluster, patch, topic, lag_ms)
         patch(clock, "wall_ms", lambda: model.now_ms)
+        patch(Store, "clock_is_steady", lambda _: True)  # its steps are not those of a clock that is set
         return model
 
     def run(self, steps: Sequence[Step]) -> None:

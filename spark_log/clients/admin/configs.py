@@ -60,7 +60,7 @@ def _cluster_entries(overrides: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def entries_of(overrides: Mapping[str, str], *, everything: bool = False) -> dict[str, dict[str, Any]]:
     """Return the facts of the configs that are set, or of all with `everything`, as a broker describes them."""
-    values = TopicConfig.from_overrides(overrides).as_text()
+    values = TopicConfig.from_stored(overrides).as_text()
     return {
         definition.name: {
             "value": values[definition.name],
@@ -83,7 +83,7 @@ def alter_resource(
     cluster: Cluster, who: str, source: str, resource: ConfigResource, *, validate_only: bool, incremental: bool
 ) -> None:
     """Set configs of a topic, of a group or of the cluster. `resource.configs` has the values that `alter_configs`
-    accepts. `who` and `source` are for the audit.
+    accepts. `who` and `source` are for the audit of a group's configs.
     """
     changes = dict(resource.configs or {})
     if _is_cluster(resource):

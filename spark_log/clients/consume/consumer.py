@@ -368,9 +368,8 @@ class Consumer(ConsumerQueries):
                     return
                 self._closing = True
                 try:
-                    if autocommit:
-                        left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
-                        self._polling.commits.finish(self._polling.to_commit(), left_ms)
+                    left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
+                    self._polling.commits.finish(self._polling.to_commit() if autocommit else {}, left_ms)
                 finally:
                     try:
                         self._polling.leave_and_drop_partitions()

@@ -98,14 +98,13 @@ class Commits:
         (at-least-once). The callbacks of earlier commits are called last, since they may raise any error.
         """
         last = offsets if self._settings.auto_commit else {}
-        if not last and (self._submitted is None or self._submitted.is_done):
-            return
-        try:
-            self._wait(last, timeout_ms)
-        except SparkLogError as error:
-            logger.warning("commit failed, records will be read again: %s", error)
-        else:
-            self._auto_done = last or self._auto_done
+        if last or (self._submitted is not None and not self._submitted.is_done):
+            try:
+                self._wait(last, timeout_ms)
+            except SparkLogError as error:
+                logger.warning("commit failed, records will be read again: %s", error)
+            else:
+                self._auto_done = last or self._auto_done
         self.call_back()
 
     def postpone_auto(self) -> None:

@@ -1,7 +1,7 @@
 """Refuses requests of group members with names that cannot be stored or returned, before their handlers.
 
 PostgreSQL stores no NUL; the codes are the same on both stores. A string of an old version of a response has at most
-32,767 bytes, and one of a newer request may have more: a client of the old version could then list no group at all.
+32,767 bytes: one group with a longer name, which a newer request may have, would make ListGroups fail for such clients.
 """
 
 from spark_log.config.values import can_be_stored

@@ -74,7 +74,7 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
     assert memory is not None
     decoded: Sequence[_Asked] | None = None
     needed = 0
-    # the last answers, if they had fewer than min_bytes: while they stay the same, no records are read
+    # the last answers, if they had fewer than min_bytes: records are read again once a position or version is another
     too_few: Sequence[_Answer] | None = None
     while True:
         seen, asked, answers, named = await services.call(_positions, services, request, decoded)

@@ -33,7 +33,7 @@ from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import COMPACTION, PARTITION
 from spark_log.tables.publication import publish_above_tails, try_publish
-from spark_log.tables.publication_state import listed_above_tail, seen_offsets
+from spark_log.tables.publication_state import listed_above_tail, overlaps, seen_offsets
 from spark_log.text import count_of
 
 
@@ -111,6 +111,7 @@ def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False
 
 def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
     """Return the partition if a pass over it is due; with `force` if a pass could change anything. None otherwise."""
+    publish_above_tails(context.cluster, topic)
     now_ms = context.cluster.store.now().wall_ms
     due_segments, first_dirty, passes = context.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
     if not due_segments or not (force or is_due(due_segments, first_dirty, passes, now_ms, topic.config)):
@@ -142,7 +143,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
         end_passed = first_dirty_offset(passes)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0
         units: list[Unit] = []
-        for run in runs(files, topic.config.segment_bytes, _boundaries(connection, topic, partition, files)):
+        for run in runs(files, topic.config.segment_bytes, seen_offsets(connection, topic, partition)):
             rewriting = plan_rewriting(connection, topic, partition, run)
             if rewriting is None:
                 return None
@@ -162,23 +163,12 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
     return cluster.store.read(plan)
 
 
-def _boundaries(connection: sa.Connection, topic: Topic, partition: int, files: Sequence[Segment]) -> set[int]:
-    """Return the offsets that no output of a pass may cross: it could hold records that a table has shown and records
-    that are new to it. In a range that a table lists above a tail, which may be that of an offline log dir, each file
-    stays a file.
-    """
-    listed = listed_above_tail(connection, topic, partition)
-    in_range = [
-        file for file in files if any(file.base_offset < end and start < file.end_offset for start, end in listed)
-    ]
-    ends = {offset for file in in_range for offset in (file.base_offset, file.end_offset)}
-    return ends | set(seen_offsets(connection, topic, partition))
-
-
 def _cleanable(
     connection: sa.Connection, topic: Topic, partition: int, now_ms: int
 ) -> tuple[list[Segment], int, list[Pass]]:
-    """Return the segments that a pass may cover, the first dirty offset, and the passes so far."""
+    """Return the segments that a pass may cover, the first dirty offset, and the passes so far. It covers no file that
+    a table lists above a tail: the table of an offline log dir holds up the passes above it.
+    """
     state = read_partition(connection, (topic.topic_id, partition))
     if state is None:
         return [], 0, []
@@ -188,7 +178,12 @@ def _cleanable(
     start = state.log_start_offset
     first_dirty = max(first_dirty_offset(passes), start)
     found = cleanable(everything, start, first_dirty, now_ms, topic.config.min_compaction_lag_ms)
-    return found, first_dirty, passes
+    listed = listed_above_tail(connection, topic, partition)
+    return (
+        list(takewhile(lambda each: each.inline or not overlaps(each.base_offset, each.end_offset, listed), found)),
+        first_dirty,
+        passes,
+    )
 
 
 def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:

@@ -264,7 +264,7 @@ class _Run:
                 continue
             failpoint("erase.file-written")
             rewriting = write.rewriting
-            if not swap(self.cluster, write_id, rewriting, written):
+            if not swap(self.cluster, write_id, rewriting, written, erases=True):
                 continue
             failpoint("erase.swapped")
             [old] = rewriting.inputs

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDirInfo, is_topic_folder
-from spark_log.cluster.topics import Topic
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
 from spark_log.maintenance.erase.key_matches import OldFile, old_file_holds
@@ -169,7 +169,11 @@ def _unnamed_files(
     log_dir = log_dirs.open(info.log_dir_id)
     assert log_dir is not None
     paths: list[str] = []
+    # two topics with long names may have the same folder names but for the id
+    others = {each.folder for each in cluster.home.store.read(find_topics).values()} - {topic.folder}
     for folder in [topic.folder, *previous_folders(log_dirs, info.log_dir_id, topic)]:
+        if folder in others:
+            continue
         paths += [path for path in log_dir.list_files(folder) if not _is_metadata_of_table(path, folder)]
     # after the listing: files that were appended meanwhile are named by now
     named = cluster.store.read(lambda connection: named_paths(connection, topic))

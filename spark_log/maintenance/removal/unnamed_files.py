@@ -91,9 +91,6 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
     return unnamed
 
 
-"""The length of the end of a topic's folder name, which has the first 8 hexadecimal digits of the topic's id."""
-
-
 def _segment_files(log_dir: LogDir, folder: str) -> list[Entry]:
     partitions = [entry for entry in log_dir.entries(f"{folder}/_segments") if entry.folder]
     return [file for each in partitions for file in log_dir.entries(each.path) if file.name.endswith(".parquet")]

@@ -24,6 +24,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     write,
 )
 from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.tables.publication_state import listed_above_tail, overlaps
 
 
 def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]:
@@ -42,16 +43,19 @@ def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]
 
 def files_to_backfill(connection: sa.Connection, topic: Topic, partition: int) -> list[Segment]:
     """Return the files of the partition that lack the topic's present columns, by offset. Only files below the inline
-    tail are returned, as in `segment_merge.runs_of`.
+    tail are returned, and none that a table lists above a tail, as in `segment_merge.runs_of`.
     """
     if topic.columns is None:
         return []
     tail = segments(connection, topic, partition, inline=True)
     end = tail[0].base_offset if tail else None
+    listed = listed_above_tail(connection, topic, partition)
     return [
         each
         for each in segments(connection, topic, partition, inline=False)
-        if each.columns_version != topic.columns.version and (end is None or each.base_offset < end)
+        if each.columns_version != topic.columns.version
+        and (end is None or each.base_offset < end)
+        and not overlaps(each.base_offset, each.end_offset, listed)
     ]
 
 

@@ -135,8 +135,8 @@ def runs_of(
     files = segments(connection, topic, partition, inline=False)
     files = [each for each in files if end is None or each.base_offset < end]
     seen = publication_state.seen_offsets(connection, topic, partition)
-    for first, limit in publication_state.listed_above_tail(connection, topic, partition):
-        files = [each for each in files if each.end_offset <= first or each.base_offset >= limit]
+    listed = publication_state.listed_above_tail(connection, topic, partition)
+    files = [each for each in files if not publication_state.overlaps(each.base_offset, each.end_offset, listed)]
     return runs(files, bytes_max or topic.config.segment_bytes, seen, growth)
 
 

@@ -218,8 +218,8 @@ def offset_deltas(offsets: pa.Int64Array, base_offset: int) -> pa.Int64Array:
 
 def read(slices: Sequence[Slice], log_dirs: LogDirs) -> Iterator[tuple[pa.Int64Array, pa.Table]]:
     """Yield offsets and records (RECORD_SCHEMA) of the slices, in order, many at a time: about ROW_GROUP_BYTES, so that
-    large records do not fill the memory. Records of files with the
-    topic's present columns have the typed columns, which are copied; those of other files must be decoded.
+    large records do not fill the memory. Records of files with the topic's present columns have the typed columns,
+    which are copied; those of other files must be decoded.
     """
     fetcher = Fetcher(log_dirs)
     waiting: list[pa.Table] = []
@@ -279,16 +279,27 @@ def _joined(tables: Sequence[pa.Table], offsets: Sequence[npt.NDArray[np.int64]]
     return whole.append_column(pa.field("offset", pa.int64()), from_numpy(np.concatenate(offsets)))
 
 
-def swap(cluster: Cluster, write_id: str, rewriting: Rewriting, written: Written, fence: Fence = unfenced) -> bool:
+def swap(
+    cluster: Cluster,
+    write_id: str,
+    rewriting: Rewriting,
+    written: Written,
+    fence: Fence = unfenced,
+    *,
+    erases: bool = False,
+) -> bool:
     """Replace the inputs with the file. Returns False if the swap is refused: then the file is deleted.
 
     It is refused if the inputs are no longer in the log, the ISR has changed, too few of the ISR have the file, or the
-    write id has expired (see `replication_rules.rewrite`).
+    write id has expired (see `replication_rules.rewrite`); and unless it `erases`, if a table lists one of the inputs
+    above a tail. An erase waits for no table: streams of that one may see the file's other records again.
     """
     for broker_id in written.failed:
         report_failure(cluster.store, rewriting.log_dirs[broker_id], written.facts.bytes)
     try:
-        swapped = cluster.store.transact(lambda c, _attempt: _swap(c, cluster, write_id, rewriting, written, fence))
+        swapped = cluster.store.transact(
+            lambda c, _attempt: _swap(c, cluster, write_id, rewriting, written, fence, erases)
+        )
     except WriteIdExpiredError:
         swapped = False
     if not swapped:
@@ -312,6 +323,7 @@ def _swap(
     rewriting: Rewriting,
     written: Written,
     fence: Fence,
+    erases: bool,
 ) -> bool:
     fence(connection)
     topic, inputs = rewriting.topic, rewriting.inputs
@@ -337,10 +349,10 @@ def _swap(
         return False
     if any(start < offset < end for offset in publication_state.seen_offsets(connection, topic, key[1])):
         return False  # for the stream of a Delta table, some records of the file would be new and some not
-    if len(inputs) > 1 and not inputs[0].inline:
+    if not inputs[0].inline and not erases:
         listed = publication_state.listed_above_tail(connection, topic, key[1])
-        if any(start < limit and end > seen for seen, limit in listed):
-            return False  # the same
+        if publication_state.overlaps(start, end, listed):
+            return False  # the same, or all of them would be new again
     check_write_id(connection, write_id, release=False)
     delete_segments(connection, *key, start, end)
     if inputs[0].inline:

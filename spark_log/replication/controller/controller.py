@@ -153,7 +153,7 @@ def _elect(
         new, truncation = fail_over(state, alive, unclean=key in unclean)
         if truncation is not None:
             topics = topics or {topic.topic_id: topic for topic in find_topics(connection).values()}
-            if key[0] not in topics:  # it is being deleted
+            if key[0] not in topics:  # it is being deleted, or moved here
                 continue
             new = truncate_log(connection, topics[key[0]], key[1], truncation, state, new, now)
             done.truncations.append((key, truncation))

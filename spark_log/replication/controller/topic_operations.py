@@ -206,6 +206,9 @@ def alter_configs(
     validate_overrides({key: value for key, value in changes.items() if value is not None})
     # a name to be put back is checked too
     unknown = [key for key, value in changes.items() if value is None and key not in TopicConfig().as_text()]
+    if unknown:  # a newer release may have set it
+        set_ = cluster.store.read(lambda connection: find_topic(connection, name)).overrides
+        unknown = [key for key in unknown if key not in set_]
     if unknown:
         raise InvalidConfigurationError(f"config {unknown[0]!r}: no such topic config")
 
@@ -329,7 +332,7 @@ def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, 
     """Return the configs of the topic after the changes."""
     merged = {**topic.overrides, **changes}
     overrides = {key: value for key, value in merged.items() if value is not None}
-    return overrides, TopicConfig.from_overrides(overrides)
+    return overrides, TopicConfig.from_stored(overrides)
 
 
 def _check_partition_count(count: object, minimum: int) -> None:

@@ -196,10 +196,13 @@ def test_statements_do_not_grow_with_the_partitions(cluster, log):
 def test_a_config_of_a_newer_release_stops_no_work(cluster):
     """A process of this release may run beside a newer one that has set a config which this one does not know."""
     create_topic(cluster, "t", configs={"retention.ms": "-1"})
-    newer = {"retention.ms": "-1", "some.new.config": "1"}
+    newer = {"retention.ms": "-1", "some.new.config": "1", "compression.type": "a codec of tomorrow"}
     change(cluster, t.topic.update().values(configs=json.dumps(newer)))
     assert [topic.config.retention_ms for topic in list_topics(cluster) if topic.name == "t"] == [-1]
     reports = list(run_tasks(cluster, ["seal", "retention", "compact", "merge", "delta"]))
     assert not any(report.notes for report in reports)
+    assert alter_configs(cluster, "t", {"retention.bytes": "1"}).overrides.keys() == {*newer, "retention.bytes"}
     with pytest.raises(InvalidConfigurationError, match=r"some\.new\.config"):
-        alter_configs(cluster, "t", {"retention.bytes": "1"})
+        alter_configs(cluster, "t", {"some.new.config": "2"})
+    left = alter_configs(cluster, "t", {"some.new.config": None}).overrides.keys()
+    assert left == {"retention.ms", "compression.type", "retention.bytes"}

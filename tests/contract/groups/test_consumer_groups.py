@@ -228,6 +228,23 @@ def test_a_commit_callback_may_close_the_consumer(cluster, log, consume):
         consumer.poll(0)
 
 
+def test_close_without_an_automatic_commit_waits_for_commits_in_the_background(cluster, log, consume):
+    fill(log, make(cluster, "t", 1), [2])
+    consumer = consume("t", auto_commit_interval_ms=60_000)
+    settle(consumer, share=[1])
+    begin = threading.Event()
+    consumer._background.submit(lambda: begin.wait(60))
+    commit = consumer.commit_async({P0: OffsetAndMetadata(1, "", -1)})
+    closing = threading.Thread(target=consumer.close, kwargs={"autocommit": False})
+    closing.start()
+    wait_until(lambda: consumer._background._tasks.qsize() == 2, "it waits behind the commit")
+    begin.set()
+    closing.join(60)
+    assert commit.succeeded()
+    with consume("t") as after:
+        assert after.committed(P0) == 1
+
+
 def test_close_commits_and_leaves_the_group_although_a_commit_callback_fails(cluster, log, consume):
     fill(log, make(cluster, "t", 1), [2])
     consumer = consume("t", auto_commit_interval_ms=60_000)

@@ -34,7 +34,9 @@ def test_a_mask_of_the_whole_row_hides_all_columns(mask):
     assert masks.hides(("record", "id"))
 
 
-def test_without_an_envelope_the_places_are_fields_as_others():
-    masks = masks_of(frozenset(["value.after.ssn"]))
-    assert not masks.hides(("record", "ssn"))
-    assert masks.hides(("record", "after", "ssn"))
+def test_a_topic_without_an_envelope_may_have_such_events_but_a_field_after_is_not_its_row():
+    masks = masks_of(frozenset(["value.ssn", "value.after"]))
+    for path in [("value", "payload", "before", "ssn"), ("record", "after"), ("value",)]:
+        assert masks.hides(path), path
+    assert not masks.hides(("record", "id"))
+    assert masks_of(frozenset(["value"])).hides(("record", "id"))

@@ -97,3 +97,15 @@ def test_a_redirect_is_not_followed(url: str) -> None:
         with pytest.raises(SchemaRegistryError, match="302"):
             find_id(f"http://127.0.0.1:{server.server_port}", 3)
         thread.join(timeout=60)
+
+
+def test_an_address_that_does_not_answer_is_asked_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests for a subject have one time limit, of which each question to that address takes a part."""
+    monkeypatch.setattr(bounded_requests, "_SILENCE_S_MAX", 0.2)
+    Answers.answers = {"/versions": (200, "[1, 2, 3]"), "": (200, '{"schema": "int", "id": 3}')}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        find_subject(f"http://127.0.0.1:{silent.getsockname()[1]},{url}", "once", None)
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()

@@ -26,3 +26,13 @@ def test_queued_commits_end_before_a_revocation(auto):
     finishing.join(60)
     assert written == [{P0: (1, "", -1)}, *([{P0: (2, "", -1)}] if auto else [])]
     background.close(10)
+
+
+def test_the_callbacks_of_commits_that_have_ended_are_called_before_a_revocation():
+    background, called = Background("test"), []
+    commits = Commits(ConsumerSettings(group_id="g", enable_auto_commit=False), background, lambda _: None)
+    future = commits.later({P0: (1, "", -1)}, lambda offsets, outcome: called.append(outcome))
+    wait_until(lambda: future.is_done, "the commit ends")
+    commits.finish({})
+    assert called == [None]
+    background.close(10)
