@@ -12,7 +12,6 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.facts.share_partitions import share_partitions
 from spark_log.groups.classic import group as classic_group
 from spark_log.groups.classic.group import ClassicGroup, ClassicMember
-from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import read_all_classic, read_classic
 from spark_log.groups.classic.rules import advance
 from spark_log.groups.committed_offsets import Commit, read_commits
@@ -86,9 +85,7 @@ class MemberDescription:
     """The generation of its last heartbeat response."""
     session_left_ms: int
     encoded: Encoded | None = None
-    """The encoded data of a member of a classic group. Those of a consumer are decoded in `topics` and `assignment`,
-    unless the group has too many.
-    """
+    """The encoded data of a member of a classic group. Those of a consumer are decoded in `topics` and `assignment`."""
     protocol: str = rows.CONSUMER
     """The protocol of the member: classic, consumer or share."""
     names: frozenset[str] = frozenset()
@@ -110,10 +107,6 @@ class GroupDescription:
     """The protocol type: consumer, share, or that of a classic group, such as connect."""
     target_generation: int = 0
     """The generation of the targets: Kafka's assignment epoch."""
-    decoded: bool = True
-    """Whether the data of members of a classic group are small enough to be decoded (`groups.classic.limits`).
-    Otherwise topics and partitions are missing.
-    """
 
     @property
     def topics(self) -> frozenset[str]:
@@ -191,8 +184,7 @@ def _list_classic(
     """Return the listing of a classic group. `group` lacks the metadata, which is read for `with_topics`."""
     whole = read_classic(connection, group.group_id, now) if with_topics else None
     group = advance(group if whole is None else whole, now.lease_ms)
-    decoded = group.joined if may_be_decoded(group) else ()
-    topics = frozenset(topic for member in decoded for topic in _topics_of(group, member))
+    topics = frozenset(topic for member in group.joined for topic in _topics_of(group, member))
     state, kind = _STATES[group.state], group.protocol_type
     return GroupListing(group.group_id, state, len(group.joined), topics, CLASSIC_TYPE, kind)
 
@@ -327,21 +319,19 @@ def _with_all_partitions(group: rows.GroupRow, row: rows.MemberRow) -> rows.Memb
 
 
 def _describe_classic(group: ClassicGroup, now_ms: int) -> GroupDescription:
-    decoded = may_be_decoded(group)
     members = []
     for member in group.joined:
-        topics = _topics_of(group, member) if decoded else frozenset()
-        partitions = _partitions_of(group, member) if decoded else NO_PARTITIONS
+        partitions = _partitions_of(group, member)
         encoded = Encoded(member.metadata(group.protocol), member.assignment)
         members.append(
             MemberDescription(
-                member.member_id, member.instance_id, member.client_id, member.host, topics, partitions, partitions,
-                group.generation, member.until_ms - now_ms, encoded, CLASSIC_TYPE,
+                member.member_id, member.instance_id, member.client_id, member.host, _topics_of(group, member),
+                partitions, partitions, group.generation, member.until_ms - now_ms, encoded, CLASSIC_TYPE,
             )
         )  # fmt: skip
     return GroupDescription(
         group.group_id, _STATES[group.state], group.protocol, group.generation, tuple(members), CLASSIC_TYPE,
-        group.protocol_type, group.generation, decoded,
+        group.protocol_type, group.generation,
     )  # fmt: skip
 
 

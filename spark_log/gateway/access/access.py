@@ -21,11 +21,6 @@ class Access:
     principal: str = ""
     host: str = ""
 
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether no ACL applies to the client."""
-        return self.rights is None or self.principal in self.rights.super_users
-
     def allows(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         return self.rights is None or self.rights.allows(self.principal, self.host, operation, resource_type, name)
 

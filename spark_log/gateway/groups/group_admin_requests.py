@@ -18,7 +18,6 @@ from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.errors import GroupIdNotFoundError
 from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GroupDescription, MemberDescription
-from spark_log.gateway.access.access import Access
 from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.response_sizes import ELEMENT_BYTES
@@ -83,9 +82,11 @@ async def describe_groups(services: Services, request: Message, client: Client) 
         check_group_id(group_id)
         return group_inspection.describe_groups(services.cluster.store, [group_id])[0]
 
+    may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
+
     def described(group_id: str) -> Message:
         outcome = outcome_of(describe, group_id)
-        return _described(group_id, outcome, operations(group_id), request.version, client.access)
+        return _described(group_id, outcome, operations(group_id), request.version, may_describe)
 
     groups = await services.in_portions(described, request.groups)
     return DescribeGroupsResponse(throttle_time_ms=0, groups=groups)
@@ -96,14 +97,10 @@ def _described(
     outcome: Outcome[GroupDescription],
     operations: Collection[int] | None,
     version: int,
-    access: Access,
+    may_describe: Callable[[str], bool],
 ) -> Message:
     group = outcome.result
-    may_describe = partial(access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
-    # the topics in data that are not decoded are unknown: they may be any
-    classic_shown = group is not None and (
-        all(map(may_describe, group.topics)) if group.decoded else access.is_unlimited
-    )
+    classic_shown = group is not None and all(map(may_describe, group.topics))
     code, message = outcome.code, outcome.message
     if version >= _UNKNOWN_IS_AN_ERROR_SINCE and group is not None and group.state == "Dead":
         code, message = _GROUP_ID_NOT_FOUND, f"Group {group_id} not found."

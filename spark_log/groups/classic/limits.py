@@ -10,8 +10,7 @@ BYTES_MAX = 4 * 1024 * 1024
 read and write all of them, and the answer to the leader has all metadata. A broker keeps the same data in one record,
 of at most 1 MiB by default."""
 DECODED_BYTES_MAX = 256 * 1024
-"""The same limit for a group of consumers whose metadata is decoded, which may happen in a transaction that others
-wait for, or for each of many groups that a client lists."""
+"""The same limit for a group of consumers whose metadata is decoded in a transaction that others may wait for."""
 MEMBERS_MAX = 1_000
 """The maximum number of members of a group, including PENDING ones. The cost of a rebalance is quadratic in it."""
 
@@ -46,7 +45,7 @@ def check_metadata(group_id: str, size: int) -> None:
 
 
 def may_be_decoded(group: ClassicGroup) -> bool:
-    """Return whether the metadata and assignments of the members are small enough to decode."""
+    """Return whether the metadata and assignments of the members are small enough to decode in a transaction."""
     return _size(group.members.values()) <= DECODED_BYTES_MAX
 
 

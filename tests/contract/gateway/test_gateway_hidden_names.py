@@ -270,18 +270,6 @@ def test_a_right_that_ends_ends_the_assignment_at_the_next_sync(gateway, cluster
         assert anna.owned == {OWN: [0, 1]}
 
 
-def test_metadata_that_are_too_large_to_decode_are_hidden_from_a_client_with_acls(gateway):
-    with connect(gateway, "admin") as wire, connect(gateway, "anna") as other:
-        worker = WorkerMember(wire, "own-workers", kind="consumer", protocol="custom")
-        subscription = ConsumerProtocolSubscription(version=0, topics=["A-hidden"], user_data=bytes(300_000))
-        worker.metadata = subscription.encode()
-        assert worker.join() == 0
-        request = DescribeGroupsRequest(groups=["own-workers"], include_authorized_operations=False)
-        for client, shown in ((wire, worker.metadata), (other, b"")):
-            [group] = client.exchange(request, 5).groups
-            assert [bytes(member.member_metadata) for member in group.members] == [shown]
-
-
 def topics_of(member):
     """The topics of its subscription and of its assignment."""
     said = ConsumerProtocolSubscription.decode(bytes(member.member_metadata))

@@ -363,19 +363,6 @@ def counts(described):
     return [sum(len(each["partitions"]) for each in topics) for topics in given]
 
 
-def test_metadata_that_are_too_large_are_described_and_not_decoded(cluster, connect):
-    member = WorkerMember(connect(), kind="consumer", protocol="mine")
-    subscription = ConsumerProtocolSubscription(version=0, topics=["t"], user_data=bytes(300_000))
-    member.metadata = subscription.encode()
-    settle(member)
-    [described] = describe_groups(cluster.store, ["g"])
-    assert not described.decoded
-    assert described.topics == frozenset()
-    assert described.members[0].encoded.metadata == member.metadata
-    [listed] = list_groups(cluster.store, with_topics=True)
-    assert (listed.members, listed.topics) == (1, frozenset())
-
-
 def test_consumers_with_their_own_assignor(cluster, gateways):
     """Two of kafka-python, and one of spark-log."""
     make(cluster, "t", 3)
