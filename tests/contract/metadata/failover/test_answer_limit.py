@@ -1,10 +1,14 @@
 """A connection whose server does not answer for store.answer.timeout.ms is ended; slow answers that arrive are not."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.metadata.connections import answer_watch
 
 
 @pytest.fixture
@@ -36,3 +40,15 @@ def test_a_transaction_without_limit_may_take_longer(store):
     assert len(store.transact(run("SELECT pg_sleep(3)"), timeout_ms=0, unlimited=True)) == 1
     with pytest.raises(MetadataStoreUnavailableError):
         store.transact(run("SELECT pg_sleep(60)"), timeout_ms=0)
+
+
+def test_the_thread_that_counts_is_started_again_if_it_has_ended(monkeypatch):
+    ended, started = threading.Thread(target=lambda: None), []
+    ended.start()
+    ended.join()
+    monkeypatch.setattr(answer_watch, "_thread", ended)
+    monkeypatch.setattr(answer_watch, "start_thread", lambda work, _: started.append(work))
+    connection = SimpleNamespace(waited_s=0.0)
+    answer_watch.begin(connection)
+    answer_watch.end(connection)
+    assert started == [answer_watch._watch]
