@@ -136,8 +136,9 @@ def test_a_file_that_a_table_lists_above_a_tail_is_not_new_when_it_is_written_ag
     log.append(log.find_topic("t"), [Records(0, table(*"123").set_column(0, "key", pa.array([b"k", b"l", b"l"])))])
     append(log, "t", *"456", key=b"l")
     run(cluster, "delta")
-    writer = Writer(cluster.store, "test", 60_000)
-    assert seal(cluster, writer, topic, 0) == 1
+    view = topics_view(cluster)
+    writer = Writer(view.store, "test", 60_000)
+    assert seal(view, writer, topic, 0) == 1
     if rewrite == "erase":
         assert erase(cluster, "t", [b"k"]).records == 1
     else:
