@@ -24,8 +24,8 @@ def time_limit() -> Iterator[None]:
     """Let the requests of the block take at most TOGETHER_S_MAX together. A block inside another has the limit of the
     outer one.
     """
-    known = _until_s.get()
-    token = _until_s.set(clock.monotonic_s() + TOGETHER_S_MAX if known is None else known)
+    outer_s = _until_s.get()
+    token = _until_s.set(clock.monotonic_s() + TOGETHER_S_MAX if outer_s is None else outer_s)
     try:
         yield
     finally:

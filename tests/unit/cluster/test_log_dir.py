@@ -50,7 +50,7 @@ def test_a_log_dir_with_a_beat_of_a_store_only_counts_as_empty(tmp_path: Path) -
     for name in ("store-0.beat", ".store-12.beat-0123456789ab.tmp"):
         (tmp_path / name).write_text("7")
     assert log_dir.has_only_tables()
-    (tmp_path / "store-0.beat.txt").write_text("a file of somebody else")
+    (tmp_path / "store-0.beat.txt").write_text("a file of another program")
     assert not log_dir.has_only_tables()
 
 
