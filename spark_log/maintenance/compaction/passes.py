@@ -111,9 +111,10 @@ def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False
 
 def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
     """Return the partition if a pass over it is due; with `force` if a pass could change anything. None otherwise."""
-    publish_above_tails(context.cluster, topic)
     now_ms = context.cluster.store.now().wall_ms
-    due_segments, first_dirty, passes = context.cluster.store.read(lambda c: _cleanable(c, topic, partition, now_ms))
+    due_segments, first_dirty, passes = context.cluster.store.read(
+        lambda c: _cleanable(c, topic, partition, now_ms, listed_above_tail(c, topic, partition, offline=True))
+    )
     if not due_segments or not (force or is_due(due_segments, first_dirty, passes, now_ms, topic.config)):
         return None
     size = sum(each.bytes for each in due_segments)
@@ -134,7 +135,8 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
     steady = cluster.store.clock_is_steady()
 
     def plan(connection: sa.Connection) -> CompactionPass | None:
-        found, _, passes = _cleanable(connection, topic, partition, due.now_ms)
+        listed = listed_above_tail(connection, topic, partition)
+        found, _, passes = _cleanable(connection, topic, partition, due.now_ms, listed)
         files = list(takewhile(lambda each: not each.inline, found))
         state = read_partition(connection, (topic.topic_id, partition))
         if not files or state is None:
@@ -164,10 +166,11 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
 
 
 def _cleanable(
-    connection: sa.Connection, topic: Topic, partition: int, now_ms: int
+    connection: sa.Connection, topic: Topic, partition: int, now_ms: int, listed: Sequence[tuple[int, int]]
 ) -> tuple[list[Segment], int, list[Pass]]:
-    """Return the segments that a pass may cover, the first dirty offset, and the passes so far. It covers no file that
-    a table lists above a tail: the table of an offline log dir holds up the passes above it.
+    """Return the segments that a pass may cover, the first dirty offset, and the passes so far. It covers no file in
+    the ranges `listed`, which tables list above a tail: the pass seals this tail and publishes, but the table of an
+    offline log dir holds up the passes above it.
     """
     state = read_partition(connection, (topic.topic_id, partition))
     if state is None:
@@ -178,7 +181,6 @@ def _cleanable(
     start = state.log_start_offset
     first_dirty = max(first_dirty_offset(passes), start)
     found = cleanable(everything, start, first_dirty, now_ms, topic.config.min_compaction_lag_ms)
-    listed = listed_above_tail(connection, topic, partition)
     return (
         list(takewhile(lambda each: each.inline or not overlaps(each.base_offset, each.end_offset, listed), found)),
         first_dirty,

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -31,6 +32,9 @@ from spark_log.process import ask_in_thread
 from spark_log.tables.publication_resets import compare_whole_tables
 
 logger = logging.getLogger(__name__)
+
+_BACK_S_MAX = 10.0
+"""The longest time that an inspection waits for log dirs that answer again, whose files are listed."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,35 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     ]
     if cleared:
         _clear_suspicion(cluster.store, fence, cleared)
-    by_id = {log_dir.log_dir_id: log_dir for log_dir in dirs}
-    for log_dir_id in verdict.back:
-        try:
-            _mark_online(cluster, fence, by_id[log_dir_id], answers[log_dir_id])
-        except (SparkLogError, OSError) as error:  # the next inspection tries again
-            logger.warning("log dir %s not taken back: %s", redact(by_id[log_dir_id].uri), redact(str(error)))
+    _take_back(cluster, fence, [log_dir for log_dir in dirs if log_dir.log_dir_id in verdict.back], answers)
     return verdict
+
+
+def _take_back(
+    cluster: Cluster, fence: Fence, log_dirs: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]
+) -> None:
+    """Mark log dirs online that answer again, and wait _BACK_S_MAX for all of them together: one that hangs meanwhile
+    does not stop the detection of other failures. A check that takes longer goes on in its thread.
+    """
+
+    if not log_dirs:
+        return
+
+    def start(log_dir: RegisteredLogDir) -> "Future[None]":
+        question = cluster.cluster_id, log_dir.store_id, log_dir.log_dir_id, log_dir.uri
+        work = partial(_mark_online, cluster, fence, log_dir, answers[log_dir.log_dir_id])
+        return ask_in_thread("spark-log-log-dir-back", question, work)
+
+    checks = {log_dir.uri: start(log_dir) for log_dir in log_dirs}
+    wait(checks.values(), _BACK_S_MAX)
+    for uri, check in checks.items():
+        error = check.exception() if check.done() else None
+        if not check.done():
+            logger.info("log dir %s answers again, and its files are still being listed", redact(uri))
+        elif isinstance(error, SparkLogError | OSError):  # the next inspection tries again
+            logger.warning("log dir %s not taken back: %s", redact(uri), redact(str(error)))
+        elif error is not None:
+            raise error
 
 
 def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[RegisteredLogDir]:
@@ -206,7 +232,7 @@ def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer
         store.transact(lambda connection, _: _set(connection, fence, known, uuid=marker_uuid))
     directory = LogDir(known.uri, known.store_id)
     topics = store.read(lambda connection: _topics_in(connection, known.log_dir_id))
-    fallen = sum(_check_files(store, fence, known.log_dir_id, directory, topic) for topic in topics)
+    fallen = sum(_check_files(store, fence, known, directory, topic) for topic in topics)
     counter = max(known.counter, answer.counter) + 1
     directory.write_marker(Marker(cluster.cluster_id, known.broker_id, marker_uuid, counter))
     back = {"counter": counter, "online": True, "failure": None, "suspect_bytes": None}
@@ -217,8 +243,12 @@ def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer
 
 
 def _set(connection: sa.Connection, fence: Fence, known: RegisteredLogDir, **values: object) -> None:
+    """Change the row of a log dir that is offline. Raises LogDirMismatchError if it has been online since it was read:
+    what was listed before that, perhaps by a thread that hung, is out of date.
+    """
     fence(connection)
-    if change_log_dirs(connection, [known.log_dir_id], ~LOG_DIR.online, **values) != 1:
+    still_offline = ~LOG_DIR.online & (LOG_DIR.counter == known.counter)
+    if change_log_dirs(connection, [known.log_dir_id], still_offline, **values) != 1:
         raise LogDirMismatchError(f"log dir {redact(known.uri)}: another process has changed it")
 
 
@@ -228,15 +258,15 @@ def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
     return [topic for topic in find_topics(connection).values() if topic.topic_id in here]
 
 
-def _check_files(store: Store, fence: Fence, log_dir_id: LogDirId, directory: LogDir, topic: Topic) -> int:
+def _check_files(store: Store, fence: Fence, known: RegisteredLogDir, directory: LogDir, topic: Topic) -> int:
     """Lower the LEO of the topic's replicas in the log dir to their first segment that is missing or of another size.
 
     Writers of the partitions are fenced. Returns the number of replicas whose LEO fell.
     """
-    sizes = directory.list_files(topic.folder)
+    sizes, log_dir_id = directory.list_files(topic.folder), known.log_dir_id
 
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
-        fence(connection)
+        _set(connection, fence, known, online=False)
         here = (REPLICA.topic_id == topic.topic_id) & (REPLICA.log_dir_id == log_dir_id)
         rows = connection.execute(sa.select(REPLICA.partition, REPLICA.broker_id).where(here)).all()
         before = lock_partitions(connection, [(topic.topic_id, row.partition) for row in rows])

@@ -27,6 +27,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import segments
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.followers import Followers
+from spark_log.tables.publication_state import listed_above_tail
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS
@@ -355,15 +356,40 @@ def test_a_pass_ends_below_the_files_that_an_offline_table_lists_above_a_tail(lo
     """It listed them before it went offline: streams of the table would read them again."""
     topic = make(local, "t", cleanup_policy="compact", inline_max_bytes="0")
     append(local_log, topic, "a1 b1", "a2 c1", "a3 c2")
-    offline, back = (t.publication_cursor.update().values(seen_offset=offset) for offset in (2, 6))
-    local.store.transact(lambda connection, _: connection.execute(offline))
+    away, in_table_there = t.log_dir.c.log_dir_id == 99, t.publication_cursor.c.log_dir_id == 99
+
+    def list_elsewhere(connection, _):
+        """The table of a log dir that is offline has the last two files, above a tail."""
+        for table, values in (
+            (t.log_dir, {"uri": "file:///away", "uuid": "u", "online": False}),
+            (t.publication_cursor, {"high_watermark": 6, "seen_offset": 2}),
+        ):
+            [row] = connection.execute(sa.select(table)).all()
+            connection.execute(table.insert().values(row._asdict() | values | {"log_dir_id": 99}))
+
+    local.store.transact(list_elsewhere)
     compact(local)
     files = local.store.read(lambda c: segments(c, topic, 0, inline=False))
     assert [(file.base_offset, file.end_offset) for file in files] == [(0, 2), (2, 4), (4, 6)]
     assert [each.end_offset for each in passes(local, topic)] == [2]
-    local.store.transact(lambda connection, _: connection.execute(back))
+    assert find_due(work_on(local), topic, 0) is None, "nothing more can be done"
+    local.store.transact(lambda connection, _: connection.execute(t.publication_cursor.delete().where(in_table_there)))
+    local.store.transact(lambda connection, _: connection.execute(t.log_dir.delete().where(away)))
     compact(local)
     assert read(local_log, topic) == "1:b1 4:a3 5:c2"
+    assert_delta_is_the_log(local)
+
+
+@pytest.mark.delta
+def test_a_pass_seals_tails_below_files_and_covers_both(local, local_log):
+    make(local, "t", cleanup_policy="compact", delta_max_lag_ms="-1", retention_ms="-1")
+    for inline_max_bytes, batch in (("1000", "a1 b1"), ("0", "a2 c1"), ("1000", "c2"), ("0", "b2 d1")):
+        append(local_log, alter_configs(local, "t", {"inline.max.bytes": inline_max_bytes}), batch)
+    topic = local_log.find_topic("t")
+    assert local.store.read(lambda c: listed_above_tail(c, topic, 0)) == [(0, 7)]
+    compact(local)
+    assert [each.end_offset for each in passes(local, topic)] == [7]
+    assert read(local_log, topic) == "2:a2 4:c2 5:b2 6:d1"
     assert_delta_is_the_log(local)
 
 

@@ -2,11 +2,32 @@
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+import sqlalchemy as sa
 
 from spark_log import clock, process
 from spark_log.cluster.lease import unfenced
+from spark_log.cluster.log_dir import LogDir
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata import tables as t
 from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from tests.support.replicas import bring_back, folder_of, take_away, topic_on
+from tests.support.topics import append
+from tests.support.waiting import wait_until
+
+
+def online(cluster):
+    """The brokers whose log dir is online."""
+    query = sa.select(t.log_dir.c.broker_id).where(t.log_dir.c.online)
+    return set(cluster.store.read(lambda connection: connection.execute(query).scalars().all()))
+
+
+def replicas(cluster):
+    """The rows of all replicas and partitions."""
+    return cluster.store.read(lambda c: [c.execute(sa.select(table)).all() for table in (t.replica, t.partition)])
 
 
 def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers, monkeypatch):
@@ -75,3 +96,49 @@ def test_inspections_at_the_same_time_share_the_answers(three_brokers, monkeypat
         found = [each.result(60) for each in [threads.submit(inspect) for _ in range(2)]]
     assert [each.out for each in found] == [{}, {}]
     assert sorted(asked) == [1, 2, 3] and waiting == [3, 3]
+
+
+@pytest.fixture
+def listing(three_brokers, monkeypatch):
+    """A topic on three brokers, of which the third is away. The first listing of its files hangs, until `release`, and
+    then finds none.
+    """
+    topic = topic_on(three_brokers, "t", [[1, 2, 3]], inline_max_bytes="0")
+    with closing(ClientLog(three_brokers)) as log:
+        append(log, topic, "v")
+    started, release, list_files = threading.Event(), threading.Event(), LogDir.list_files
+
+    def hanging(self, folder):
+        if self.uri != folder_of(three_brokers, 3).as_uri() or started.is_set():
+            return list_files(self, folder)
+        started.set()
+        assert release.wait(60)
+        return {}
+
+    take_away(three_brokers, 3)
+    monkeypatch.setattr(log_dir_inspection, "_BACK_S_MAX", 0.2)
+    monkeypatch.setattr(LogDir, "list_files", hanging)
+    bring_back(three_brokers, 3)
+    assert started.is_set()
+    yield release
+    release.set()
+    wait_until(lambda: not process._asking)
+
+
+def test_a_log_dir_that_hangs_when_it_comes_back_does_not_stop_the_detection_of_others(three_brokers, listing):
+    take_away(three_brokers, 2)
+    assert online(three_brokers) == {1}
+    listing.set()
+    wait_until(lambda: online(three_brokers) == {1, 3})
+
+
+def test_a_listing_of_a_log_dir_that_was_online_since_changes_nothing(three_brokers, listing, monkeypatch):
+    later_s = clock.monotonic_s() + 61
+    monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)  # asked again
+    inspect_log_dirs(three_brokers, unfenced)
+    assert online(three_brokers) == {1, 2, 3}
+    take_away(three_brokers, 3)
+    before = replicas(three_brokers)
+    listing.set()
+    wait_until(lambda: not process._asking)
+    assert replicas(three_brokers) == before
