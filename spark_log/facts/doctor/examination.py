@@ -32,7 +32,6 @@ from spark_log.facts.metrics.history import DAY_MS, HOUR_MS, Kind, read_series, 
 from spark_log.facts.transactions import describe_open_transactions
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address
-from spark_log.metadata.connections import server_identity
 from spark_log.metadata.store import Store
 from spark_log.tables.publication import check_publication
 
@@ -59,9 +58,10 @@ def examine(
     opening: list[Finding] = []
     cluster: Cluster | None = None
     log_dirs: list[LogDirInfo] = []
+    data_stores: list[StoreInfo] = []
     try:
         opened = begin(partial(_open, address, limit_s), "spark-log-doctor-store")
-        cluster, log_dirs, finding = opened.result(limit_s)
+        cluster, log_dirs, data_stores, finding = opened.result(limit_s)
         opening.append(finding)
     except TimeoutError:
         late = "look at the server and the network: it hangs. A longer limit: --timeout SECONDS"
@@ -76,13 +76,13 @@ def examine(
     if cluster is None:
         return opening + run_checks([*first, *_file_checks(given, address)], limit_s)
     with cluster:
-        checks = _checks(given, cluster, log_dirs, topics, limit_s)
+        checks = _checks(given, cluster, log_dirs, data_stores, topics, limit_s)
         return opening + run_checks([*first, *checks, *more(cluster)], limit_s)
 
 
-def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDirInfo], Finding]:
-    """Open the cluster without an upgrade of its store, and read its log dirs. Returns None if this version cannot use
-    the store as it is.
+def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDirInfo], list[StoreInfo], Finding]:
+    """Open the cluster without an upgrade of its store, and read its log dirs and data stores. Returns None if this
+    version cannot use the store as it is.
     """
     store = Store(address)
     try:
@@ -90,12 +90,13 @@ def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDir
         finding = _check_schema(store)
         if finding.severity is Severity.OK:
             cluster = Cluster(store, upgrades=False)
-            return cluster, list(cluster.log_dirs().values()), finding
+            data_stores = [] if store.sqlite else [info for info in list_stores(cluster) if info.state != ADDING]
+            return cluster, list(cluster.log_dirs().values()), data_stores, finding
     except BaseException:
         store.close()
         raise
     store.close()
-    return None, [], finding
+    return None, [], [], finding
 
 
 def _check_schema(store: Store) -> Finding:
@@ -120,7 +121,12 @@ def _revision(connection: sa.Connection) -> tuple[str | None, bool]:
 
 
 def _checks(
-    given: str, cluster: Cluster, log_dirs: Sequence[LogDirInfo], topics: Collection[str], limit_s: float
+    given: str,
+    cluster: Cluster,
+    log_dirs: Sequence[LogDirInfo],
+    data_stores: Sequence[StoreInfo],
+    topics: Collection[str],
+    limit_s: float,
 ) -> list[Check]:
     store = cluster.store
     folder = store.address.folder
@@ -133,7 +139,6 @@ def _checks(
         Check(cluster_rules.TRANSACTIONS, partial(_check_transactions, cluster)),
         Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
     ]
-    data_stores = [] if store.sqlite else [info for info in list_stores(cluster) if info.state != ADDING]
     for info in data_stores:
         asking_store += _data_store_checks(cluster, info)
     asking_log_dirs = [
@@ -201,7 +206,6 @@ def _check_hosts(address: Address, limit_s: float) -> list[Finding]:
 
 
 def _check_store(store: Store, folder: Path | None) -> list[Finding]:
-    store.read(server_identity.check_identity)
     if folder is not None:
         return store_rules.check_sqlite(stores.measure_sqlite(store, folder))
     return store_rules.check_postgres(stores.measure_postgres(store))
@@ -252,7 +256,7 @@ def _check_cluster(cluster: Cluster, names: Collection[str]) -> list[Finding]:
             controller,
             coordinator,
             snapshot.needs_coordinator,
-            cluster.store.settings.store_promotion_accept == "synchronous",
+            stores.accepts_promotions(cluster.store),
         ),
         *cluster_rules.check_brokers(snapshot),
         *settings_rules.check_topics([topic for topic in chosen if not is_internal(topic.name)], len(snapshot.brokers)),

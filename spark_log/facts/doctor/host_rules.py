@@ -5,20 +5,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from spark_log.errors import redact
-from spark_log.facts.doctor.findings import Finding, error, or_ok, warning
+from spark_log.facts.doctor.findings import Finding, error, note, or_ok, warning
 
 HOSTS = "hosts"
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """A host of the store's address: its error, or its system identifier, and its timeline if it is a primary."""
+    """A host of the store's address: its error, or its system identifier, and its timeline if it is a primary.
+    `refused`: the host answers, but the role may not ask for these.
+    """
 
     place: str
     failure: str | None = None
     system: str = ""
     standby: bool = False
     timeline: int = 0
+    refused: bool = False
 
 
 def check_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
@@ -33,7 +36,14 @@ def _is_primary(host: HostFacts) -> bool:
 
 def _problems(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
     for each in hosts:
-        if each.failure is not None:
+        if each.refused:
+            yield note(
+                HOSTS,
+                f"{each.place} answers, but this role may not ask which database it has: {redact(each.failure or '')}",
+                "as a superuser of the server: GRANT EXECUTE ON FUNCTION pg_control_system(), pg_current_wal_lsn(),"
+                " pg_walfile_name(pg_lsn) TO the role of the address",
+            )
+        elif each.failure is not None:
             yield warning(
                 HOSTS,
                 f"{each.place} does not answer: {redact(each.failure)}; after a failover to it no client would reach"

@@ -37,8 +37,13 @@ def measure_hosts(address: Address, limit_s: float) -> list[HostFacts]:
         except TimeoutError:
             facts.append(HostFacts(name, failure=f"no answer in {limit_s:g} s"))
         except psycopg.Error as error:
-            facts.append(HostFacts(name, failure=describe_connection_failure(str(error))))
+            facts.append(HostFacts(name, failure=describe_connection_failure(str(error)), refused=_is_refusal(error)))
     return facts
+
+
+def _is_refusal(error: psycopg.Error) -> bool:
+    """Whether the host answers, and refuses the query to the role."""
+    return isinstance(error, psycopg.errors.InsufficientPrivilege)
 
 
 def _ask(address: Address, host: str, port: str) -> tuple[str, bool, int]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from spark_log.cluster.store_directory import variable
 from spark_log.facts.doctor.file_rules import FileMode
 from spark_log.facts.doctor.version_rules import KNOWN_RANGES, Versions
 from spark_log.metadata.address import SQLITE_FILE
@@ -64,8 +65,9 @@ def read_modes(
         files |= {folder: False, folder / SQLITE_FILE: has_users and _enterable(folder)}
     else:
         files[Path(environment.get("PGPASSFILE") or Path.home() / ".pgpass")] = True
-        if "://" not in given:
-            files[Path(os.path.expanduser(given))] = True
+        addresses = [given, *(value for name, value in environment.items() if name.startswith(variable("")))]
+        named = [environment.get("PGPASSWORD_FILE", ""), *(value for value in addresses if "://" not in value)]
+        files |= {Path(os.path.expanduser(name)): True for name in named if name}
     modes = []
     for path, secret in files.items():
         try:

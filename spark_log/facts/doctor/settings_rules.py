@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
+from spark_log.facts.doctor import limits
 from spark_log.facts.doctor.findings import Finding, error, note, or_ok, some_of, warning
 from spark_log.text import count_of
 
@@ -112,6 +113,14 @@ def _cluster_problems(settings: ClusterSettings) -> Iterable[Finding]:
             " ends a membership",
             "spark-log cluster config --unset group.consumer.heartbeat.interval.ms"
             " --unset group.consumer.session.timeout.ms",
+        )
+    if settings.store_answer_timeout_ms <= limits.STORE_ANSWER_MS_MIN:
+        yield warning(
+            CLUSTER_SETTINGS,
+            f"store.answer.timeout.ms ({settings.store_answer_timeout_ms}) is not above the"
+            f" {limits.STORE_ANSWER_MS_MIN // 1000} s for which a statement may wait for a lock: clients end"
+            " connections of a server that answers",
+            "spark-log cluster config --unset store.answer.timeout.ms",
         )
     if settings.metrics_interval_ms == -1:
         yield note(

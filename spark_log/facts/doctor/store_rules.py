@@ -46,8 +46,10 @@ class PostgresFacts:
     """Settings and activity of the server. `oldest_transaction_s` is the age of the oldest transaction of another
     session in this database, and `oldest_session` its process id and application; None if there is none.
     `synchronous_standbys` and `standbys` are numbers of connected standbys. Unless `sees_standbys`, the role does not
-    see which of them are synchronous. `accepts_promotions`: store.promotion.accept is synchronous, in the cluster or in
-    the coordinator that beats.
+    see which of them are synchronous. `waiting_commits` is the number of sessions whose commit waits for a standby.
+    `idle_slots` names the replication slots without a standby, of which one holds back `idle_slot_bytes` of the
+    write-ahead log. `accepts_promotions`: store.promotion.accept is synchronous, in the cluster or in the coordinator
+    that beats. `identity_problem` says that the server is not the recorded one, None if it is.
     """
 
     version: str
@@ -65,7 +67,11 @@ class PostgresFacts:
     sees_standbys: bool
     transaction_id_age: int
     bytes: int
+    waiting_commits: int = 0
+    idle_slots: str = ""
+    idle_slot_bytes: int = 0
     accepts_promotions: bool = False
+    identity_problem: str | None = None
 
 
 def store_failure(failure: Exception) -> Finding:
@@ -207,6 +213,12 @@ _MAKE_SYNCHRONOUS = (
 
 
 def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
+    if facts.identity_problem is not None:
+        yield error(
+            STORE,
+            facts.identity_problem,
+            "see what it lacks with `spark-log store status`, then `spark-log store accept`",
+        )
     if facts.connections > limits.CONNECTIONS_SHARE_MAX * facts.max_connections:
         yield warning(
             STORE,
@@ -226,7 +238,8 @@ def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
         yield error(
             STORE,
             f"synchronous_standby_names is {facts.synchronous_standby_names!r}, but no synchronous standby is connected"
-            f" ({count_of(facts.standbys, 'other')}): every commit waits",
+            f" ({count_of(facts.standbys, 'other')}): every commit waits,"
+            f" now {count_of(facts.waiting_commits, 'session')}",
             "start a standby that the setting names, and look at `SELECT * FROM pg_stat_replication`",
         )
     if facts.standbys and not facts.synchronous_standby_names:
@@ -242,6 +255,14 @@ def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
             "store.promotion.accept is synchronous, but replication is not (synchronous_standby_names is empty): after"
             " a failover clean-up and publication wait for a person",
             _MAKE_SYNCHRONOUS,
+        )
+    if facts.idle_slot_bytes > limits.IDLE_SLOT_BYTES_MAX:
+        yield warning(
+            STORE,
+            f"a replication slot without a standby ({facts.idle_slots}) holds back {bytes_of(facts.idle_slot_bytes)} of"
+            " the write-ahead log, which may fill the disk of the server",
+            "start the standby, or drop the slot: SELECT pg_drop_replication_slot(NAME); limit it with"
+            " max_slot_wal_keep_size",
         )
     if facts.autovacuum != "on":
         yield note(

@@ -74,6 +74,10 @@ _SETTINGS = sa.text(
     " (SELECT count(*) FROM pg_stat_replication) AS standbys,"
     " pg_has_role('pg_read_all_stats', 'USAGE') AS sees_standbys,"
     " (SELECT max(age(datfrozenxid)) FROM pg_database) AS transaction_id_age,"
+    " (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep') AS waiting_commits,"
+    " (SELECT string_agg(slot_name, ', ' ORDER BY slot_name) FROM pg_replication_slots WHERE NOT active) AS idle_slots,"
+    " (SELECT max(CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_current_wal_lsn() - restart_lsn END)::bigint"
+    " FROM pg_replication_slots WHERE NOT active) AS idle_slot_bytes,"
     " pg_database_size(current_database()) AS bytes"
 )
 _OLDEST = sa.text(
@@ -87,23 +91,31 @@ def measure_postgres(store: Store) -> PostgresFacts:
     """Read the settings and the activity. A role that is no member of pg_monitor sees neither
     sessions of other roles nor which standbys are synchronous.
     """
-    settings = store.settings
 
     def read(connection: sa.Connection) -> PostgresFacts:
         row = connection.execute(_SETTINGS).one()
         oldest = connection.execute(_OLDEST).first()
-        last = server_identity.last_beat(connection)
-        # a coordinator with settings of its own may accept promotions too: it is known by its beats
-        age_ms = None if last.at_ms is None else store.clock(connection).wall_ms - last.at_ms
-        beats = age_ms is not None and age_ms <= settings.store_promotion_max_age_ms
         return PostgresFacts(
-            **row._mapping,
+            **{**row._mapping, "idle_slots": row.idle_slots or "", "idle_slot_bytes": row.idle_slot_bytes or 0},
             oldest_transaction_s=None if oldest is None else float(oldest.seconds),
             oldest_session=None if oldest is None else (oldest.pid, oldest.application_name or ""),
-            accepts_promotions=beats or settings.store_promotion_accept == "synchronous",
+            accepts_promotions=_accepts_promotions(connection, store),
+            identity_problem=server_identity.problem_of(connection),
         )
 
     return store.read(read)
+
+
+def accepts_promotions(store: Store) -> bool:
+    """Whether a coordinator accepts promotions: by the cluster's setting or by its own, which its beats show."""
+    return not store.sqlite and store.read(lambda connection: _accepts_promotions(connection, store))
+
+
+def _accepts_promotions(connection: sa.Connection, store: Store) -> bool:
+    settings, last = store.settings, server_identity.last_beat(connection)
+    age_ms = None if last.at_ms is None else store.clock(connection).wall_ms - last.at_ms
+    beats = age_ms is not None and age_ms <= settings.store_promotion_max_age_ms
+    return beats or settings.store_promotion_accept == "synchronous"
 
 
 def read_retired(cluster: Cluster) -> RetiredFiles:

@@ -21,6 +21,7 @@ from spark_log.errors import StorageUnavailableError
 from spark_log.facts.doctor import limits
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
+from spark_log.facts.doctor.machine import read_modes
 from spark_log.facts.metrics.history import read_task_runs
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
@@ -309,6 +310,16 @@ def test_secrets_that_other_users_can_read(tmp_path):
         assert "change" in problem(cluster)[1]
         database.chmod(0o600)
         assert problems(cluster) == []
+
+
+def test_password_files_that_other_users_can_read(tmp_path):
+    password, store = tmp_path / "password", tmp_path / "east"
+    for file in (password, store):
+        file.write_text("x")
+        file.chmod(0o644)
+    environment = {"PGPASSWORD_FILE": str(password), "SPARK_LOG_STORE_EAST": str(store), "PGPASSFILE": "/none"}
+    modes = read_modes("postgresql+psycopg://log@h/log", None, [], False, environment)
+    assert {mode.path for mode in modes if mode.secret} == {str(password), str(store)}
 
 
 # Partitions, brokers, groups, tables

@@ -50,10 +50,16 @@ def test_the_doctor_asks_each_host_of_each_store(tmp_path, monkeypatch):
         [_, (severity, seen)] = findings_of(address, "hosts")
         assert severity is Severity.WARNING and seen.startswith(f"store east: {away} does not answer")
 
+        pair.primary.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC", database="log")
+        assert {severity for severity, _ in findings_of(address, "hosts")[:1]} == {Severity.NOTE}
+        pair.primary.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC", database="log")
         pair.standby.execute("SELECT pg_promote()")
         [(severity, seen), *_] = findings_of(address, "hosts")
         assert severity is Severity.ERROR
         assert f"{hosts[0]} (timeline 2), {hosts[1]} (timeline 1) both take writes" in seen
+        [(severity, seen), *others] = findings_of(address, "store")
+        assert severity is Severity.ERROR and "the metadata store is restored or promoted" in seen
+        assert any("no synchronous standby is connected" in seen for _, seen in others), "it is examined all the same"
 
 
 def test_promotions_that_will_not_be_accepted(postgres_server, tmp_path):

@@ -110,6 +110,9 @@ def test_numbers_of_a_version(text: str, expected: tuple[int, ...]) -> None:
         ({"transaction_id_age": 1_000_000_001}, WARNING),
         ({"transaction_id_age": 1_600_000_001}, ERROR),
         ({"autovacuum": "off"}, NOTE),
+        ({"idle_slots": "node3", "idle_slot_bytes": 4 * GIB}, OK),
+        ({"idle_slots": "node3", "idle_slot_bytes": 4 * GIB + 1}, WARNING),
+        ({"identity_problem": "restored or promoted", "autovacuum": "off"}, ERROR + NOTE),
     ],
 )
 def test_postgresql(change: dict[str, Any], expected: list[Severity]) -> None:
@@ -124,6 +127,7 @@ PRIMARY, STANDBY = HostFacts("a:1", system="7", timeline=2), HostFacts("b:1", sy
     [
         ([PRIMARY, STANDBY], OK, "all 2 hosts answer, a:1 is the primary"),
         ([PRIMARY, HostFacts("b:1", failure="no")], WARNING, "b:1 does not answer: no;"),
+        ([PRIMARY, HostFacts("b:1", failure="no", refused=True)], NOTE, "b:1 answers, but this role may not"),
         ([PRIMARY, HostFacts("b:1", system="8", standby=True)], ERROR, "a:1: system 7; b:1: system 8"),
         ([PRIMARY, HostFacts("b:1", system="7", timeline=3)], ERROR, r"a:1 \(timeline 2\), b:1 \(timeline 3\) both"),
         ([STANDBY, STANDBY], ERROR, "no host that answers is the primary"),
@@ -241,6 +245,7 @@ def test_files_that_wait() -> None:
         ({"group_consumer_heartbeat_interval_ms": 22_500}, OK),
         ({"group_consumer_heartbeat_interval_ms": 22_501}, WARNING),
         ({"metrics_interval_ms": -1}, NOTE),
+        ({"store_answer_timeout_ms": 15_000}, WARNING),
     ],
 )
 def test_cluster_settings(change: dict[str, Any], expected: list[Severity]) -> None:
