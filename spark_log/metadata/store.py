@@ -137,6 +137,7 @@ class Store:
         self.read_timeout_ms = READ_TIMEOUT_MS
         """How long reads are repeated while the store is unavailable, unless their caller says otherwise."""
         self._answered: deque[str] = deque()
+        self._unanswered = engines.UnansweredCommits()
         """The commit tokens that nobody will ask about."""
         if self.sqlite:
             self.clock_is_steady()
@@ -285,6 +286,7 @@ class Store:
         in_doubt: _InDoubt[T] | None = None
         while True:
             committing: _InDoubt[T] | None = None
+            pid = 0
             try:
                 if in_doubt is not None:
                     if self._was_committed(in_doubt):
@@ -299,6 +301,7 @@ class Store:
                     try:
                         result = body(connection, attempt)
                         if not self.sqlite:  # a SQLite commit has no connection to lose
+                            pid = engines.pid_of(connection)
                             committing = _InDoubt(commit_tokens.new_token(), clock.boot_ms(), result)
                             always = token_unless_none and result is not None
                             commit_tokens.commit(
@@ -318,6 +321,8 @@ class Store:
             except _DATABASE_ERRORS as error:
                 if not is_refusal(error):
                     in_doubt = committing or in_doubt
+                if committing is not None and _is_lost(error):
+                    self._unanswered.add(pid)
                 translated = self._translate(error)
                 if not isinstance(translated, MetadataStoreUnavailableError if in_doubt is None else RetriableError):
                     raise translated from error
@@ -379,6 +384,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing_connection(self, durable: bool, unlimited: bool) -> Iterator[sa.Connection]:
+        self._unanswered.refuse_more(self.engine)
         with self.engine.connect() as connection:
             connection = engines.begin_write(connection)
             if unlimited and not self.sqlite:

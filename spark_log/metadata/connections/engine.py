@@ -49,6 +49,9 @@ while it waits for the rest of a message, and after a Flush, with which psycopg 
 these cases, a coordinator, or the first process that has waited for a lock for 15 s, ends the session
 (`end_silent_sessions`).
 """
+_PID = "spark_log_pid"
+_WAITING_MAX = 8
+_WAITING = sa.text("SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids) AND wait_event = 'SyncRep'")
 _END_SILENT = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND usename = current_user AND application_name = :application"
@@ -162,6 +165,7 @@ def _postgresql_engine(address: Address, fence: SchemaFence, hosts: "Hosts") -> 
     def check(connection: Any, record: Any) -> None:
         refuse_insecure(address, connection.info.host, connection.info.get_parameters().get("sslmode", ""))
         _postgresql_connections.add(connection)
+        record.info[_PID] = connection.info.backend_pid
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT current_setting('fsync'), current_setting('synchronous_commit'),"
@@ -201,6 +205,39 @@ def without_answer_limit(connection: sa.Connection) -> Iterator[None]:
         yield
     finally:
         driver.unlimited = False
+
+
+class UnansweredCommits:
+    """The sessions of this process on PostgreSQL whose COMMIT got no answer, and may wait for a synchronous standby.
+
+    Such a session waits on after its client has gone (store.answer.timeout.ms). While no standby is there, each further
+    commit would leave one more, until max_connections refuses readers too. So a process begins no write transaction
+    while _WAITING_MAX of its sessions wait.
+    """
+
+    def __init__(self) -> None:
+        self._pids: set[int] = set()
+
+    def add(self, pid: int) -> None:
+        self._pids.add(pid)
+
+    def refuse_more(self, engine: sa.Engine) -> None:
+        """Raise OperationalError if too many sessions wait. It asks the server only after a lost answer."""
+        if not self._pids:
+            return
+        asked = list(self._pids)
+        with engine.connect() as connection:
+            waiting = set(connection.execute(_WAITING, {"pids": asked}).scalars())
+        self._pids.difference_update(set(asked) - waiting)
+        if len(waiting) >= _WAITING_MAX:
+            problem = f"{len(waiting)} commits of this process wait for a synchronous standby: no further one is begun"
+            raise sa.exc.OperationalError(None, None, Exception(problem))
+
+
+def pid_of(connection: sa.Connection) -> int:
+    """Return the process id of the connection's session on PostgreSQL."""
+    pid: int = connection.info[_PID]
+    return pid
 
 
 def end_silent_sessions(engine: sa.Engine, silent_ms: int) -> None:

@@ -5,6 +5,7 @@ failover would lose it. It is not acknowledged before the standby has it.
 import threading
 
 import pytest
+import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
@@ -15,6 +16,8 @@ from spark_log.log.append.spark_batch_rules import SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata import tables as t
+from spark_log.metadata.connections import engine
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
 from tests.support.waiting import wait_until
@@ -105,3 +108,22 @@ def test_a_repeated_spark_batch_is_not_acknowledged_before_the_standby_has_it(cl
     repeating.join(timeout=60)
     assert [each.committed_before for each in results] == [True]
     log.close()
+
+
+def test_commits_without_a_standby_do_not_take_all_connections(cluster, standby_away, monkeypatch):
+    """The session of each commit that no standby confirms waits on when its client has gone."""
+
+    def count(connection):
+        return connection.execute(sa.select(sa.func.count()).select_from(t.topic)).scalar_one()
+
+    monkeypatch.setattr(engine, "_WAITING_MAX", 2)
+    for _ in range(2):
+        with pytest.raises(MetadataStoreUnavailableError):
+            cluster.store.read_as_primary(count, timeout_ms=1)
+    for _ in range(2):
+        with pytest.raises(MetadataStoreUnavailableError, match="wait for a synchronous standby"):
+            cluster.store.read_as_primary(count, timeout_ms=1)
+    waiting = waiting_pids(standby_away)
+    assert len(waiting) == 2 and cluster.store.read(count) == 1
+    standby_away.standby.resume()
+    assert cluster.store.read_as_primary(count) == 1
