@@ -15,7 +15,7 @@ from typing import Any
 
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections.schema_fence import number_of
-from tests.support.next_revision import REPOSITORY, next_revision, write_next_version
+from tests.support.next_revision import REPOSITORY, next_revision, oldest_revision, write_next_version
 from tests.support.python_process import PythonProcess
 
 _DEFINITIONS = "spark_log/metadata/tables/__init__.py"
@@ -24,10 +24,13 @@ _WAIT_S = 120.0
 
 @dataclass(frozen=True)
 class Version:
-    """`path` has the package spark_log, of this revision of the metadata store."""
+    """`path` has the package spark_log, of this revision of the metadata store, which processes of the revision
+    `oldest` and later may use too.
+    """
 
     path: Path
     revision: int
+    oldest: int
 
     def start(self, log: Path, *arguments: str) -> "VersionProcess":
         """Start `python ARGUMENTS` with this version; its output goes to `log`."""
@@ -99,12 +102,13 @@ class VersionProcess:
 
 
 def this_version() -> Version:
-    return Version(REPOSITORY, number_of(t.SCHEMA_REVISION))
+    return Version(REPOSITORY, number_of(t.SCHEMA_REVISION), number_of(t.OLDEST_REVISION))
 
 
-def next_version(folder: Path) -> Version:
-    """This version with one more migration, which is not additive."""
-    return Version(write_next_version(folder / "next", additive=False), number_of(next_revision()))
+def next_version(folder: Path, *, additive: bool) -> Version:
+    """This version with one more migration."""
+    path = write_next_version(folder / "next", additive=additive)
+    return Version(path, number_of(next_revision()), number_of(oldest_revision(additive)))
 
 
 def previous_version(folder: Path) -> Version | None:
@@ -128,7 +132,7 @@ def _version(folder: Path, commit: str) -> Version:
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         for member in _regular(tar):
             tar.extract(member, path)
-    return Version(path, _revision_of(commit))
+    return Version(path, _revision_of(commit), 0)
 
 
 def _regular(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

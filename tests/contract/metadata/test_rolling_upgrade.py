@@ -11,8 +11,6 @@ from contextlib import ExitStack
 import confluent_kafka as rdkafka
 import pytest
 
-from spark_log.metadata import tables as t
-from spark_log.metadata.connections.schema_fence import number_of
 from tests.support.numbered_producer import value
 from tests.support.ports import free_port
 from tests.support.versions import earlier_version, next_version, previous_version, this_version
@@ -147,6 +145,7 @@ CASES = [
     pytest.param(("previous", "sqlite"), id="previous-sqlite", marks=pytest.mark.long),
     pytest.param(("earlier", "postgres"), id="earlier-postgres", marks=pytest.mark.long),
     pytest.param(("next", "postgres"), id="next-postgres"),
+    pytest.param(("next-additive", "sqlite"), id="next-additive-sqlite"),
 ]
 
 
@@ -154,8 +153,8 @@ CASES = [
 def case(request, tmp_path):
     """An older and a newer version, and the address of the cluster."""
     name, store = request.param
-    if name == "next":
-        older, newer = this_version(), next_version(tmp_path)
+    if name.startswith("next"):
+        older, newer = this_version(), next_version(tmp_path, additive=name == "next-additive")
     else:
         older, newer = {"previous": previous_version, "earlier": earlier_version}[name](tmp_path), this_version()
         if older is None:
@@ -167,7 +166,7 @@ def case(request, tmp_path):
 
 def test_versions_side_by_side(case, tmp_path):
     older, newer, address = case
-    goes_on = newer == this_version() and older.revision >= number_of(t.OLDEST_REVISION)
+    goes_on = older.revision >= newer.oldest
     if not goes_on and older.revision < 8:
         pytest.skip(f"a process of revision v{older.revision} is not refused, and must be stopped before the upgrade")
     with ExitStack() as stack:
@@ -190,7 +189,9 @@ def test_versions_side_by_side(case, tmp_path):
         if goes_on:
             old_producer.wait_for_more()
             assert old_gateway.running and old_coordinator.running
+            new_coordinator = cluster.start(newer, "new-coordinator", "coordinator")
             assert old_gateway.end() == old_coordinator.end() == 0
+            new_coordinator.wait_for("is running")
         else:
             for process in (old_gateway, old_coordinator):
                 assert process.wait() == 1
