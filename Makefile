@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-two-stores test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-moves bench-soak bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
+.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-two-stores test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-moves bench-soak bench-soak-postgresql bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -166,6 +166,9 @@ bench-moves: venv postgres  ## appends to a topic that is moved to another store
 
 bench-soak: venv java delta  ## an hour of producers, a group, a stream and all maintenance: does anything grow?
 	$(WITH_JAVA) $(PYTHON) -m benchmarks.soak
+
+bench-soak-postgresql: venv java delta postgres  ## the same on PostgreSQL
+	$(WITH_JAVA) $(PYTHON) -m benchmarks.soak --postgresql
 
 bench-kafka: venv java  ## spark-log beside a real Kafka broker, its clients and Spark's connector for it
 	$(WITH_JAVA) $(PYTHON) -m benchmarks kafka
