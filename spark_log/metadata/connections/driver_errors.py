@@ -71,6 +71,8 @@ def translate(
     message = redact(f"metadata store at {address}: {cause}")
     if state.startswith(_STORAGE):
         kind = DiskFullError if state in _FULL else StorageUnavailableError
+        if state == "SQLITE_CANTOPEN":
+            return kind(f"{message}; readers too must be able to write its folder, and it must have room")
         return kind(f"{message}; nothing was appended, and writing works again when there is room")
     if error.connection_invalidated or state.startswith(_UNAVAILABLE):
         return MetadataStoreUnavailableError(message)
