@@ -33,7 +33,7 @@ def stores(postgres_server, tmp_path):
     with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         add_store(cluster, "east", postgres_server.create_database())
         for name, store in TOPICS.items():
-            create_topic(cluster, name, 2, store=store)
+            create_topic(cluster, name, 2, configs={"delta.max.lag.ms": "-1"}, store=store)  # only tests seal tails
         log = ClientLog(cluster)
         for name in ("near", "far"):
             fill(log, name, [5, 3])

@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 
 def test_sealed_and_bulk_written_files_have_the_fields_as_columns(cluster, log):
-    topic = typed(cluster, inline_max_bytes="4096", **KEYS)
+    topic = typed(cluster, inline_max_bytes="4096", delta_max_lag_ms="-1", **KEYS)
     append(log, topic, document(1), "{oops", document(2, price="2"), "[]", key=b'{"n": 1, "item": "k"}')
     append(log, topic, document(3), key=b'{"n": "1"}')
     check_columns(cluster, log)  # decoded while the tail is read

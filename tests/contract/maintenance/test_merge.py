@@ -320,7 +320,7 @@ def test_tails_are_sealed_by_age_and_overlong_tails_at_once(cluster, log):
 
 
 def test_unforced_data_is_forced_by_flush_ms(cluster, log):
-    slow = make(cluster, "slow", flush_messages="1000", flush_ms="60000")
+    slow = make(cluster, "slow", flush_messages="1000", flush_ms="60000", delta_max_lag_ms="-1")
     make(cluster, "never", flush_messages="1000")
     make(cluster, "always")
     for name in ("slow", "never", "always"):
