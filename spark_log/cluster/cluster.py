@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 FIRST_BROKER = BrokerId(1)
 
 
+_LAST_TRIES_S = 10.0
+"""How long a process that ends goes on trying to reach a store."""
+
+
 class Cluster:
     """An open cluster.
 
@@ -143,6 +147,11 @@ class Cluster:
         self.store.close()
         for each in list(self._at.values()):
             each.store.close()
+
+    def give_up_soon(self) -> None:
+        """Let the process end although a store is away: no call is repeated after 10 s, also of those that run."""
+        for each in (self, *self._at.values()):
+            each.store.give_up_within(_LAST_TRIES_S)
 
     def at(self, store_id: StoreId, *, timeout_ms: int | None = None) -> "Cluster":
         """Return the cluster as this store has it. A data store is opened at the first call, and closed with home.

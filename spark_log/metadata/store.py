@@ -123,6 +123,7 @@ class Store:
         self.address = address
         self.sqlite = address.folder is not None
         self.timeout_ms_max = math.inf  # an upper limit of the timeouts of all calls
+        self._last_try_s = math.inf
         self._answer_limit = AnswerLimit(ClusterSettings().store_answer_timeout_ms / 1000)
         self._hosts = None if self.sqlite else _hosts(self._answer_limit)
         self.fence = SchemaFence(address)
@@ -213,8 +214,12 @@ class Store:
                 lost = _is_lost(error.__cause__)
                 if lost:
                     self._reconnect()
-                _back_off(number, math.inf if lost and number == 0 else deadline)
+                _back_off(number, min(math.inf if lost and number == 0 else deadline, self._last_try_s))
         raise AssertionError("unreachable: _back_off raises at the deadline")
+
+    def give_up_within(self, seconds: float) -> None:
+        """Let no call, also of those that run, be repeated after this time: the process is about to end."""
+        self._last_try_s = min(self._last_try_s, clock.monotonic_s() + seconds)
 
     def read_as_primary(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> T:
         """Return the result of `body` in a snapshot of a server that was still the primary after it.
@@ -328,7 +333,7 @@ class Store:
                     raise translated from error
                 self._outage.failed(translated)
                 self._mend(error)
-                _back_off(attempt.number, deadline, translated)
+                _back_off(attempt.number, min(deadline, self._last_try_s), translated)
                 attempt.number += 1
 
     def _translate(self, error: sa.exc.DBAPIError | sa.exc.TimeoutError) -> SparkLogError:

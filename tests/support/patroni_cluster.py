@@ -176,6 +176,8 @@ class PatroniCluster:
         self.etcd_port, self._etcd_peer_port = free_port(), free_port()
         self._etcd: subprocess.Popen[bytes] | None = None
         self.nodes = [PatroniNode(self, name) for name in NODES]
+        self.reinitialised: list[str] = []
+        """Standbys that had to be copied from the primary, which takes a person."""
 
     def folder(self, name: str) -> Path:
         folder = self._root / name
@@ -268,7 +270,7 @@ class PatroniCluster:
             if sorted(roles.values()) != ["leader", "sync_standby"]:
                 raise
             [name] = set(NODES) - set(roles)
-            print(f"patronictl reinit {name}", file=sys.stderr, flush=True)
+            self.reinitialised.append(name)
             self._patronictl("reinit", SCOPE, name, "--force", "--wait")
             self._wait(self._is_healthy, timeout_s)
 

@@ -140,6 +140,7 @@ def start(
             if broker.coordinator.controller.acting != acting:
                 acting = not acting
                 note("It is the controller." if acting else "Another broker is the controller.")
+        opened.give_up_soon()
     if broker.failure is not None:
         raise broker.failure
     say("Stopped.")

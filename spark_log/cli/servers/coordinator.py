@@ -64,4 +64,5 @@ def coordinator(
                 if running.acting != acting:
                     acting = running.acting
                     note("It is the active coordinator." if acting else "Another coordinator is active.")
+            opened.give_up_soon()
         say("Stopped.")

@@ -129,10 +129,15 @@ def gateway(
     async def serve(opened: Cluster) -> None:
         running = Gateway(opened, settings)
         others = Workers([_worker_options(metrics_port, number) for number in range(1, workers)] if has_lease else [])
+
+        def stop() -> None:
+            opened.give_up_soon()
+            running.stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, running.stop)
+            asyncio.get_running_loop().add_signal_handler(number, stop)
         if until_input_ends:
-            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), running.stop)
+            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop)
         async with others, AsyncExitStack() as stack:
             stack.enter_context(metrics_of_gateway(metrics_host, metrics_port, opened, running))
             await running.run(

@@ -3,15 +3,20 @@
 import subprocess
 from contextlib import ExitStack
 from functools import partial
+from signal import SIGTERM
 
 import pytest
 from typer.testing import CliRunner
 
+from spark_log import clock
 from spark_log.cli.main import app
 from spark_log.clients.produce import failing_appends, producer, sender
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.disks import fill, mounted, needs_root
+from tests.support.gateway_process import GatewayProcess
+from tests.support.logged_process import LoggedProcess
+from tests.support.waiting import wait_until
 
 QUICK = {"delivery_timeout_ms": 2_000, "request_timeout_ms": 1_000}
 QUESTIONS = (["topic", "list"], ["status"], ["coordinator", "--status"])
@@ -91,3 +96,20 @@ def test_a_server_that_is_stopped(own_postgres_server, tmp_path, monkeypatch):
         assert shown.exit_code == 1
         assert "metadata store at" in shown.stderr and "Connection refused" in shown.stderr, command
         assert "spark-log doctor" in shown.stderr
+
+
+def test_servers_end_although_the_store_is_away(own_postgres_server, tmp_path):
+    """Within the 60 s that Kubernetes waits (terminationGracePeriodSeconds of the chart)."""
+    address = own_postgres_server.create_database()
+    Cluster.init(address, log_dir=str(tmp_path / "d")).close()
+    coordinator = LoggedProcess(tmp_path / "coordinator.log", "coordinator", "--cluster", address)
+    with GatewayProcess(tmp_path, address) as gateway:
+        coordinator.start()
+        wait_until(lambda: "It is the active coordinator" in coordinator.output)
+        own_postgres_server.kill()
+        servers = (gateway, coordinator)
+        for server in servers:
+            server.signal(SIGTERM)
+        until_s = clock.monotonic_s() + 60
+        wait_until(lambda: not any(server.running for server in servers) or clock.monotonic_s() > until_s)
+        assert not [server.output for server in servers if server.running]
