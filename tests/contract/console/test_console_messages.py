@@ -4,10 +4,11 @@ import base64
 import csv
 import io
 import json
+import socket
 import time
 from threading import Event
+from urllib.parse import urlsplit
 
-import httpx2
 import pyarrow as pa
 import pytest
 
@@ -21,7 +22,7 @@ from spark_log.console.settings import AuthMethod
 from tests.support.console import running_console
 from tests.support.topics import append, make
 from tests.support.typed_topics import document, typed
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -156,18 +157,23 @@ def test_a_search_stops_when_the_browser_leaves(console, cluster, log, monkeypat
     batches = 300
     for _ in range(batches):
         append(log, topic, "v")
-    batch_read, looked_at = Event(), []
+    batch_read, gone, looked_at = Event(), Event(), []
 
     def slow(self, batch):
         looked_at.append(batch)
         batch_read.set()
+        assert gone.wait(LIMIT_S)
         time.sleep(0.02)
         return pa.repeat(False, batch.num_rows)
 
     monkeypatch.setattr(Conditions, "mask", slow)
-    with pytest.raises(httpx2.ReadTimeout):
-        console.client.get(f"/topics/t/{path}?start=earliest&key=k", timeout=0.5)
-    assert batch_read.is_set()
+    host, port = urlsplit(console.url).netloc.split(":")
+    cookie = "; ".join(f"{name}={value}" for name, value in console.client.cookies.items())
+    request = f"GET /topics/t/{path}?start=earliest&key=k HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as browser:
+        browser.sendall(request.encode())
+        assert batch_read.wait(LIMIT_S)
+    gone.set()
     wait_until(lambda: running.count == 0)
     assert len(looked_at) < batches
 

@@ -38,7 +38,6 @@ NONE, UNKNOWN_TOPIC, INVALID_REQUEST, NON_EMPTY_GROUP, NOT_FOUND, UNKNOWN_TOPIC_
 INVALID_GROUP_ID = 24
 UNKNOWN_MEMBER, FENCED, INVALID_STATE, NO_SESSION, WRONG_EPOCH, SESSIONS_FULL = 25, 110, 121, 122, 123, 133
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
-LOCK_MS = 400
 
 
 @pytest.fixture
@@ -357,23 +356,25 @@ def test_acknowledgements(client, cluster):
 
 
 def test_locks_end_and_are_renewed(cluster, client):
-    cluster.store.transact(
-        lambda connection, _: rows.save_configs(
-            connection, "g", {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": str(LOCK_MS)}
-        )
-    )
+    def locks_last(duration_ms):
+        configs = {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": str(duration_ms)}
+        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "g", configs))
+
+    locks_last(60_000)  # no lock may end before it is renewed, however slow this machine is
     client.heartbeat(0, ["jobs"])
     assert client.acquired(0, records=1, mode=1) == [(0, 0, 1)]
     assert client.acknowledge(1, (0, 0, [RENEW]), renews=True) == (NONE, [NONE])
     renewed = client.fetch(2, acks=[(0, 0, [RENEW])], renews=True)
     assert [part.acknowledge_error_code for topic in renewed.responses for part in topic.partitions] == [NONE]
     assert client.acquired(3, records=1, mode=1, partitions=()) == [(1, 1, 1)]
+    locks_last(1)
+    assert client.acknowledge(4, (0, 0, [RENEW]), renews=True) == (NONE, [NONE])
     other = Client(client.connection, client.topic_id, member="other")
     assert other.acquired(0, records=0) == []
     found, epoch = [], 1
     while (0, 0, 2) not in found:
         found, epoch = other.acquired(epoch, records=1, mode=1, wait_ms=2_000), epoch + 1
-    assert client.acknowledge(4, (0, 0, [ACCEPT])) == (NONE, [INVALID_STATE])
+    assert client.acknowledge(5, (0, 0, [ACCEPT])) == (NONE, [INVALID_STATE])
 
 
 def test_a_gateway_has_a_largest_number_of_sessions(client):

@@ -61,7 +61,8 @@ def due_work(cluster, log, produce):
     small = create_topic(cluster, "small", configs=KEPT)
     for number in range(11):
         append(log, small, f"{number}")
-    tail = create_topic(cluster, "tail", configs={"retention.ms": "-1", "segment.ms": "1"})
+    # its tail is due by segment.ms only: otherwise an append, of any topic, would seal it on a slow machine
+    tail = create_topic(cluster, "tail", configs={"retention.ms": "-1", "segment.ms": "1", "delta.max.lag.ms": "-1"})
     append(log, tail, "inline")
     unforced = create_topic(
         cluster, "unforced", configs={"flush.messages": "1000", "flush.ms": "1", "retention.ms": "-1"}

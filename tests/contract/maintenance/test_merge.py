@@ -40,6 +40,8 @@ from tests.support.topics import append, make
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 FILES = {"inline_max_bytes": "0", "retention_ms": "-1"}
+UNSEALED = {"delta_max_lag_ms": "-1", "retention_ms": "-1"}
+"""Tails that no append seals because of their age, on a machine where the appends take seconds."""
 
 
 def run(cluster, *tasks, topics=None):
@@ -130,7 +132,7 @@ def test_no_file_spans_the_end_of_the_published_offsets(cluster, log):
 def test_a_file_that_a_table_lists_above_a_tail_is_not_new_when_it_is_written_again(cluster, log, rewrite):
     """The tail was sealed, and is not published yet. A stream of the table has seen the file."""
     policy = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0"} if rewrite == "compact" else {}
-    topic = make(cluster, "t", inline_max_bytes="1000", retention_ms="-1", **policy)
+    topic = make(cluster, "t", inline_max_bytes="1000", **UNSEALED, **policy)
     append(log, topic, "tail", key=b"a")
     alter_configs(cluster, "t", {"inline.max.bytes": "0"})
     log.append(log.find_topic("t"), [Records(0, table(*"123").set_column(0, "key", pa.array([b"k", b"l", b"l"])))])
@@ -155,7 +157,7 @@ def test_files_that_a_table_lists_above_a_tail_are_merged_after_the_tail_is_publ
     """The tail was sealed, and is not published, for example since a promotion of the store is not accepted. A stream
     of the table has seen the files above it, and not the records of the tail.
     """
-    topic = make(cluster, "t", inline_max_bytes="1000", retention_ms="-1")
+    topic = make(cluster, "t", inline_max_bytes="1000", **UNSEALED)
     append(log, topic, "tail")
     alter_configs(cluster, "t", {"inline.max.bytes": "0"})
     append_files(log, "t", *range(6))
@@ -223,7 +225,7 @@ def test_a_stream_sees_each_record_once_when_a_merge_follows_a_publication_that_
 def test_a_stream_sees_files_above_the_inline_tail_once(cluster, log, task):
     """Delta tables list them before the records below them."""
     policy = "compact" if task == "compact" else "delete"
-    topic = make(cluster, "t", inline_max_bytes="3000", retention_ms="-1", cleanup_policy=policy)
+    topic = make(cluster, "t", inline_max_bytes="3000", cleanup_policy=policy, **UNSEALED)
     large = ["".join(random.Random(seed).choices("0123456789abcdef", k=9_000)) for seed in range(5)]
     append(log, topic, large[0], key=b"a")
     append(log, topic, "small", key=b"b")
@@ -299,8 +301,8 @@ def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_broker
 
 
 def test_tails_are_sealed_by_age_and_overlong_tails_at_once(cluster, log):
-    old = make(cluster, "old", segment_ms="60000")
-    young = make(cluster, "young", segment_ms="60000")
+    old = make(cluster, "old", segment_ms="60000", delta_max_lag_ms="-1")
+    young = make(cluster, "young", segment_ms="60000", delta_max_lag_ms="-1")
     left = make(cluster, "left", segment_ms="600000", delta_max_lag_ms="-1")
     for name in ("old", "young", "left"):
         append(log, name, "a")

@@ -1,6 +1,7 @@
 """The coordinator's rounds of sealing and publication."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,14 @@ def run(cluster, rounds):
     return topics
 
 
+@pytest.fixture
+def frozen(monkeypatch):
+    """The clock of the rounds stands still: a topic that waits does so until `let_time_pass`, however slow this machine
+    is.
+    """
+    monkeypatch.setattr(seal_task, "clock", SimpleNamespace(monotonic_s=lambda: 1_000.0))
+
+
 def let_time_pass(rounds):
     """As if the waits of all topics were over."""
     rounds._attempts = {key: seal_task.Attempts(each.cost_ms, each.failures) for key, each in rounds._attempts.items()}
@@ -64,6 +73,7 @@ def crash(*_):
     raise ZeroDivisionError
 
 
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("of_bad", [refuse, fail, crash])
 def test_a_topic_that_cannot_be_sealed_is_tried_again_later_and_delays_no_other(cluster, log, monkeypatch, of_bad):
     bad, good = make(cluster, "bad", **DUE), make(cluster, "good", **DUE)
@@ -104,6 +114,7 @@ def test_of_the_topics_that_failed_one_is_tried_in_a_round(cluster, log, monkeyp
     assert run(cluster, rounds) == ["a", "good"]
 
 
+@pytest.mark.usefixtures("frozen")
 def test_a_table_that_cannot_be_published_is_tried_again_later(cluster, log, monkeypatch):
     topic = make(cluster, "t", **DUE)
     rounds, tried = TableRounds(), []
@@ -132,7 +143,7 @@ def test_a_table_that_cannot_be_published_is_tried_again_later(cluster, log, mon
 
 
 def test_topics_with_the_oldest_deadline_come_first(cluster, log):
-    patient = make(cluster, "a", delta_max_lag_ms="3000", retention_ms="-1")
+    patient = make(cluster, "a", delta_max_lag_ms="300000", retention_ms="-1")
     urgent = make(cluster, "b", **DUE)
     due(cluster, log, patient, urgent)
     rounds = TableRounds(topics_max=1)

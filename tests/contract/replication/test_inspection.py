@@ -1,7 +1,7 @@
 """The inspection of log dirs of which some hang."""
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -16,7 +16,7 @@ from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from tests.support.replicas import bring_back, folder_of, take_away, topic_on
 from tests.support.topics import append
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 def online(cluster):
@@ -31,7 +31,7 @@ def replicas(cluster):
 
 
 def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers, monkeypatch):
-    release, asked, waits = threading.Event(), [], []
+    release, asked, waits, answers_seen = threading.Event(), [], [], set()
     ask, wait = log_dir_inspection._ask, log_dir_inspection.wait
 
     def hanging(known, *others):
@@ -40,9 +40,13 @@ def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers
             release.wait()
         return ask(known, *others)
 
-    def short(answers: list[Future], timeout_s):
+    def short(answers, timeout_s):
+        """Wait for broker 1, the only one that can answer, until its thread has ended."""
         waits.append(timeout_s)
-        return wait(answers, 0.2)
+        answers_seen.update(answers)
+        wait(answers, LIMIT_S, FIRST_COMPLETED)
+        wait_until(lambda: len(asked) == len(answers_seen))  # each thread has begun
+        wait_until(lambda: not any(each.answer.done() for each in list(process._asking.values())))
 
     monkeypatch.setattr(log_dir_inspection, "_ask", hanging)
     monkeypatch.setattr(log_dir_inspection, "wait", short)
@@ -55,11 +59,11 @@ def test_log_dirs_that_hang_are_asked_once_and_waited_for_together(three_brokers
             later.setattr(clock, "monotonic_s", lambda seconds=seconds: now_s + seconds)
             inspect_log_dirs(three_brokers, unfenced)
             assert asked.count(2) == asked.count(3) == count
+    monkeypatch.setattr(log_dir_inspection, "wait", wait)
     release.set()
-    while process._asking:
-        threading.Event().wait(0.01)
+    wait_until(lambda: not process._asking)
     inspect_log_dirs(three_brokers, unfenced)
-    assert asked.count(2) == asked.count(3) == 4
+    wait_until(lambda: asked.count(2) == asked.count(3) == 4)
 
 
 def test_without_a_thread_the_caller_inspects(three_brokers, monkeypatch, tmp_path):
@@ -119,7 +123,7 @@ def listing(three_brokers, monkeypatch):
     monkeypatch.setattr(log_dir_inspection, "_BACK_S_MAX", 0.2)
     monkeypatch.setattr(LogDir, "list_files", hanging)
     bring_back(three_brokers, 3)
-    assert started.is_set()
+    assert started.wait(LIMIT_S)
     yield release
     release.set()
     wait_until(lambda: not process._asking)
@@ -136,7 +140,7 @@ def test_a_listing_of_a_log_dir_that_was_online_since_changes_nothing(three_brok
     later_s = clock.monotonic_s() + 61
     monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)  # asked again
     inspect_log_dirs(three_brokers, unfenced)
-    assert online(three_brokers) == {1, 2, 3}
+    wait_until(lambda: online(three_brokers) == {1, 2, 3})
     take_away(three_brokers, 3)
     before = replicas(three_brokers)
     listing.set()

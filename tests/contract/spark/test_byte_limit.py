@@ -20,7 +20,8 @@ def query(cluster, log):
         made.append(StreamQuery(cluster, **options))
         return made[-1]
 
-    make(cluster, "t", 2, compression_type="none")
+    # a machine that takes 3 s for the appends would seal the tails, which are read as one segment each
+    make(cluster, "t", 2, compression_type="none", delta_max_lag_ms="-1")
     for partition, n in itertools.product(range(2), range(10)):
         append(log, "t", f"{partition} {n} {VALUE}", partition=partition)
     yield start

@@ -148,7 +148,7 @@ def test_all_tails_of_a_topic_are_one_delta_commit(cluster, log):
 
 
 def test_the_first_of_many_micro_batches_is_sealed_and_the_others_share_a_file(cluster):
-    topic = make(cluster, "t", retention_ms="-1")
+    topic = make(cluster, "t", delta_max_lag_ms="600000", retention_ms="-1")  # far more than the micro-batches take
 
     def micro_batch(value):
         log = ClientLog(cluster)
@@ -160,12 +160,12 @@ def test_the_first_of_many_micro_batches_is_sealed_and_the_others_share_a_file(c
     for number in range(5):
         micro_batch(f"v{number}")
     assert tail(cluster) == 5
-    make_older(cluster, 6_000)  # a pause of a tenth of delta.max.lag.ms
+    make_older(cluster, 60_000)  # a pause of a tenth of delta.max.lag.ms
     micro_batch("last")
     assert tail(cluster) == 0 and len(in_table(cluster, topic)) == 7
     micro_batch("young")
     micro_batch("new")
-    only_blobs = t.segment.update().where(SEGMENT.inline).values(appended_ms=SEGMENT.appended_ms - 54_000)
+    only_blobs = t.segment.update().where(SEGMENT.inline).values(appended_ms=SEGMENT.appended_ms - 540_000)
     cluster.store.transact(lambda connection, _attempt: connection.execute(only_blobs))
     micro_batch("lag over")
     assert tail(cluster) == 0

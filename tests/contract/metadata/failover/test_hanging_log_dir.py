@@ -3,6 +3,7 @@ of its promotion.
 """
 
 import threading
+from concurrent.futures import wait
 
 import pytest
 
@@ -15,7 +16,7 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.errors import StoreChangedError
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 ANSWER_S = 0.2
 
@@ -32,12 +33,26 @@ def cluster(postgres_server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def hanging(monkeypatch):
-    """The folders whose log dirs hang, until the test ends, and the calls that hang or have hung."""
+    """The folders whose log dirs hang, until the test ends, and the calls that hang or have hung. The time limit for
+    answers begins when all calls hang that are to do so, and the other log dirs have answered, however slow they are.
+    """
     folders, calls, release = set(), [], threading.Event()
+    asked, answers = set(), acceptance._answers
+
+    def is_to_hang(uri):
+        return any(uri.endswith(f"/{name}") for name in folders)
+
+    def in_time(requests):
+        asked.update(request for info, request in requests.items() if is_to_hang(info.uri))
+        wait_until(lambda: len(calls) == len(asked))
+        wait(set(requests.values()) - asked, LIMIT_S)
+        return answers(requests)
+
+    monkeypatch.setattr(acceptance, "_answers", in_time)
 
     def hangs(method):
         def call(self, *arguments):
-            if any(self.uri.endswith(f"/{name}") for name in folders):
+            if is_to_hang(self.uri):
                 calls.append(method.__name__)
                 assert release.wait(60), "the caller waited for it"
             return method(self, *arguments)

@@ -142,9 +142,10 @@ async def test_records_that_are_too_few_are_read_again_only_after_a_change_of_th
 
 
 @pytest.mark.parametrize("rights", [None, Rights([], allow_everyone_if_no_acl_found=True)])
-async def test_a_fetch_by_topic_id_is_answered_without_records_while_the_store_is_away(rights):
+async def test_a_fetch_by_topic_id_is_answered_without_records_while_the_store_is_away(rights, monkeypatch):
     """With and without ACLs, for which the name of the topic has to be known."""
-    topic_id, looked_up = uuid.uuid4(), []
+    topic_id, looked_up, now_s = uuid.uuid4(), [], 1_000.0
+    monkeypatch.setattr(fetch_requests, "clock", SimpleNamespace(monotonic_s=lambda: now_s))
 
     def names(topic_ids):
         looked_up.append(set(topic_ids))
@@ -154,7 +155,8 @@ async def test_a_fetch_by_topic_id_is_answered_without_records_while_the_store_i
         return function(*arguments)
 
     async def wait(_seen, _timeout_s):
-        await asyncio.sleep(0.01)
+        nonlocal now_s
+        now_s += 0.03  # a change before max_wait_ms is over
 
     memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), MemoryBudget(1_000), 10**9, lambda: None, "me")
     request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))

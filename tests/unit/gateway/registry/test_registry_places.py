@@ -9,6 +9,7 @@ import pytest
 from spark_log import clock
 from spark_log.gateway.registry.places import LARGE_BODIES_MAX, REQUESTS_MAX, SMALL_BYTES, Places
 from spark_log.gateway.registry.rest import application
+from tests.support.waiting import LIMIT_S
 
 LARGE_BYTES = SMALL_BYTES + 1
 
@@ -49,10 +50,16 @@ class Clients:
 
         self.tasks.append(asyncio.create_task(self.application(scope, receive, send)))
 
-    async def quiet(self):
-        """Until nothing more can happen without the registry."""
+    def counts(self):
+        return len(self.read), len(self.registry.begun), len(self.statuses)
+
+    async def quiet(self, read, begun, statuses=0):
+        """Until these counts are reached, which may take long, and then until nothing more happens for 0.2 s."""
+        async with asyncio.timeout(LIMIT_S):
+            while any(count < least for count, least in zip(self.counts(), (read, begun, statuses), strict=True)):
+                await asyncio.sleep(0.01)
         before = None
-        while before != (before := (len(self.read), len(self.registry.begun), len(self.statuses))):
+        while before != (before := self.counts()):
             await asyncio.sleep(0.2)
 
     async def finish(self):
@@ -67,7 +74,7 @@ async def test_one_large_body_of_a_network_is_read_and_one_of_all_is_parsed(chun
         for number in range(LARGE_BODIES_MAX + 5):
             clients.put(f"10.0.0.{number}", LARGE_BYTES, chunked=chunked)
     clients.put("10.0.1.1", SMALL_BYTES)
-    await clients.quiet()
+    await clients.quiet(read=LARGE_BODIES_MAX + 1, begun=2)
     small, large = clients.registry.begun.count(SMALL_BYTES - 12), clients.registry.begun.count(LARGE_BYTES - 12)
     assert (small, large) == (1, 1)
     assert len(clients.read) == len(set(clients.read)) == LARGE_BODIES_MAX + 1
@@ -79,15 +86,15 @@ async def test_a_network_with_its_part_of_the_requests_is_refused_more():
     clients = Clients()
     for _ in range(REQUESTS_MAX + 5):
         clients.put("10.0.0.1", 100)
-    await clients.quiet()
+    await clients.quiet(read=REQUESTS_MAX, begun=2, statuses=5)  # two with a body of each network are answered
     assert clients.statuses == [503] * 5
     for _ in range(REQUESTS_MAX // 2 + 5):
         clients.put("10.0.0.2", 100)
-    await clients.quiet()
+    await clients.quiet(read=REQUESTS_MAX + REQUESTS_MAX // 2, begun=4, statuses=10)
     assert clients.statuses == [503] * 10
     clients.put("10.0.0.1", 100)
     clients.put("10.0.0.3", LARGE_BYTES)
-    await clients.quiet()
+    await clients.quiet(read=REQUESTS_MAX + REQUESTS_MAX // 2 + 1, begun=5, statuses=11)
     assert clients.statuses == [503] * 11
     await clients.finish()
     assert set(clients.statuses[11:]) == {200}
