@@ -14,7 +14,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.rewrite.tail_seal import tails
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.publication import delta_tables
 from spark_log.tables.table_lag import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
@@ -77,7 +77,7 @@ def test_a_producer_that_stays_open_and_idle_keeps_the_lag(cluster, produce):
 
 
 def test_the_next_client_seals_the_tail_of_a_killed_one(cluster, cluster_address, produce):
-    topic = make(cluster, "t", delta_max_lag_ms="60000")  # the killed one sealed nothing
+    topic = make(cluster, "t", delta_max_lag_ms="-1")  # the killed one seals nothing
     program = (
         "import os, signal, sys; from spark_log import Producer; producer = Producer(cluster=sys.argv[1])\n"
         "producer.send('t', b'left').get(timeout=30); os.kill(os.getpid(), signal.SIGKILL)"
@@ -85,6 +85,7 @@ def test_the_next_client_seals_the_tail_of_a_killed_one(cluster, cluster_address
     killed = run_process("-c", program, cluster_address)
     assert killed.returncode == -signal.SIGKILL and tail(cluster) == 1
     make_older(cluster, 60_000)
+    alter_configs(cluster, "t", {"delta.max.lag.ms": None})
     producer = produce()
     producer.send("t", b"next").get(timeout=LIMIT_S)
     until(lambda: sorted(in_table(cluster, topic))[:1] == ["left"], cluster.store)
