@@ -55,7 +55,7 @@ def test_report_of_a_run(cluster: Path) -> None:
 
 def test_seal_now_completes_the_delta_table(cluster: Path) -> None:
     with Cluster.open(str(cluster)) as opened:
-        create_topic(opened, "t")
+        create_topic(opened, "t", configs={"delta.max.lag.ms": "600000"})
         log = ClientLog(opened)
         append(log, "t", "a", "b")
         waiting = ok("maintenance", "seal", cluster=cluster)

@@ -15,6 +15,7 @@ from spark_log.facts.metrics.cluster_metrics import cluster_metrics
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.replicas import take_away, topic_on
+from tests.support.waiting import LIMIT_S
 
 
 def test_rates_are_those_between_two_snapshots(tmp_path):
@@ -47,7 +48,7 @@ def test_a_store_that_did_not_answer_once_gives_no_rate(tmp_path):
     with Cluster.init(str(tmp_path / "c")) as cluster:
         create_topic(cluster, "t")
         with Producer(cluster=str(tmp_path / "c")) as producer:
-            producer.send("t", b"x").get(timeout=30)
+            producer.send("t", b"x").get(timeout=LIMIT_S)
         now = read_cluster(cluster)
         silent = replace(now, now_ms=now.now_ms - 1_000, partitions=())
         assert {one.rate for one in topic_activity(silent, now)} == {0.0}

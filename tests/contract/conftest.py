@@ -7,9 +7,12 @@ import pytest
 from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.maintenance import client_log
+from spark_log.maintenance.rewrite.table_loop import TableLoop
 from tests.support.postgres import PostgresServer
 from tests.support.resources import bounded_resources
 from tests.support.stores import put_topics_in_a_data_store
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +22,17 @@ def delta_tables_only_where_marked(request, monkeypatch):
     """
     if request.node.get_closest_marker("delta") is None:
         monkeypatch.setattr("spark_log.tables.publication._tables", lambda *_: ([], {}))
+
+
+@pytest.fixture(autouse=True)
+def patient_last_rounds(monkeypatch):
+    """Logs that close seal all tails also on a slow machine, where that may take longer than they have."""
+    close = TableLoop.close
+
+    def close_patiently(loop, timeout_s, **options):
+        close(loop, LIMIT_S if timeout_s == client_log._DRAIN_S else timeout_s, **options)
+
+    monkeypatch.setattr(TableLoop, "close", close_patiently)
 
 
 @pytest.fixture

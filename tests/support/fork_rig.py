@@ -21,6 +21,7 @@ from spark_log import Cluster, Consumer, Producer, create_topic
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.store import Attempt
 from tests.support.records import read_all
+from tests.support.waiting import LIMIT_S
 
 CLIENTS = ("Cluster", "Producer", "Consumer")
 STATES = ("open", "closed", "in a short transaction", "in a long transaction", "in a transaction of its own")
@@ -114,7 +115,7 @@ def _use(client: str, address: str) -> tuple[Any, Cluster]:
         return cluster, cluster
     if client == "Producer":
         producer = Producer(cluster=address)
-        producer.send("t", b"before the fork").get(timeout=30)
+        producer.send("t", b"before the fork").get(timeout=LIMIT_S)
         return producer, producer._cluster
     consumer = Consumer("t", cluster=address, group_id="g")
     consumer.poll(10)
@@ -146,7 +147,7 @@ def _append(address: str) -> list[int]:
 
 
 def _sent(producer: Producer, value: str) -> int:
-    return int(producer.send("t", value.encode()).get(timeout=30).offset)
+    return int(producer.send("t", value.encode()).get(timeout=LIMIT_S).offset)
 
 
 def _log(address: str) -> list[str]:

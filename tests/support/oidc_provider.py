@@ -19,6 +19,8 @@ from urllib.parse import parse_qs, unquote_plus, urlencode, urlsplit
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
+from tests.support.waiting import LIMIT_S
+
 CLIENT_ID, CLIENT_SECRET = "the console", "s:e/cret"
 
 
@@ -66,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         if url.path == "/realm/.well-known/openid-configuration":
             self.server.metadata_requests += 1
             self.server.asked.set()
-            assert self.server.may_answer.wait(30)
+            assert self.server.may_answer.wait(LIMIT_S)
             names = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "keys"}
             self._answer(200, {"issuer": issuer} | {name: f"{issuer}/{path}" for name, path in names.items()})
         elif url.path == "/realm/keys":

@@ -1,13 +1,18 @@
 """Members of share groups in this process, which poll and acknowledge without a client."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.groups.share import rows
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
 from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range, Request
 from spark_log.log.partitions.partition_rows import Key
+from spark_log.metadata.store import Attempt
 
 
 class ShareMember:
@@ -64,3 +69,17 @@ class ShareMember:
 
     def leave(self) -> None:
         leave_share_group(self.cluster.store, self.group, self.member)
+
+
+def move_lock_ends(cluster: Cluster, by_ms: int, group: str = "workers") -> None:
+    """Let the group's locks end so much earlier, as if this time had passed for them."""
+
+    def move(connection: sa.Connection, _attempt: Attempt) -> None:
+        now = cluster.store.clock(connection)
+        for key in rows.offers_of(rows.ask_offers(connection, group)):
+            row = rows.row_of(rows.ask_row(connection, group, key, lock=True), group, key, now)
+            assert row is not None
+            ranges = tuple(r._replace(until_ms=r.until_ms - by_ms) if r.lock > 0 else r for r in row.window.ranges)
+            rows.save(connection, [replace(row, window=replace(row.window, ranges=ranges))], now)
+
+    cluster.store.transact(move, announce=True)

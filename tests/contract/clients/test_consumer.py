@@ -515,7 +515,7 @@ def test_one_consumer_per_thread(cluster, log, cluster_address):
 
 
 def test_plans_of_long_tails_are_bounded(cluster, log, consume, monkeypatch):
-    make(cluster, "t", 1)
+    make(cluster, "t", 1, delta_max_lag_ms="-1")  # no append seals the tail
     fill(log, "t", [60])
     monkeypatch.setattr(partition_reads, "_SEGMENTS_MIN", 8)
     monkeypatch.setattr(partition_reads, "_SEGMENTS_MAX", 8)

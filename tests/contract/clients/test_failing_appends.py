@@ -11,6 +11,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.metadata import outage
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.disks import mounted, needs_root
+from tests.support.waiting import LIMIT_S
 
 
 @needs_root
@@ -22,14 +23,14 @@ def test_a_read_only_log_dir_is_warned_of_once_in_an_outage(tmp_path, monkeypatc
     with mounted(disk, "4m"), Cluster.init(str(tmp_path / "c"), log_dir=str(disk / "d")) as cluster:
         create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
         with Producer(cluster=str(tmp_path / "c"), retry_backoff_ms=20, delivery_timeout_ms=60_000) as producer:
-            producer.send("t", b"1").get(30)
+            producer.send("t", b"1").get(LIMIT_S)
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
             sent = producer.send("t", b"2")
             with caplog.at_level(logging.WARNING):
                 while producer.metrics()["producer-metrics"]["record-retry-total"] < 3:
                     assert not sent.is_done
             subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-            sent.get(30)
+            sent.get(LIMIT_S)
     warned = warnings_of(caplog, failing_appends)
     if warn_after_s:
         assert warned == []
@@ -44,7 +45,7 @@ def test_a_server_that_is_stopped_is_warned_of_once(own_postgres_server, tmp_pat
     with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "d")) as cluster:
         create_topic(cluster, "t")
         with Producer(cluster=cluster.store.address.with_password) as producer:
-            producer.send("t", b"1").get(30)
+            producer.send("t", b"1").get(LIMIT_S)
             own_postgres_server.kill()
             sent = producer.send("t", b"2")
             deadline_s = clock.monotonic_s() + 30
@@ -52,7 +53,7 @@ def test_a_server_that_is_stopped_is_warned_of_once(own_postgres_server, tmp_pat
                 assert not sent.is_done and clock.monotonic_s() < deadline_s
                 clock.sleep_s(0.01)
             own_postgres_server.start()
-            sent.get(30)
+            sent.get(LIMIT_S)
     [text] = warnings_of(caplog, outage)
     assert "transactions wait and are tried again" in text and "spark-log doctor" in text
 

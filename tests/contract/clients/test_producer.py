@@ -20,6 +20,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.producing import change, rows, stored
 from tests.support.records import NOON_MS
+from tests.support.waiting import LIMIT_S
 
 # -- results of send ------------------------------------------------------------------------------------------
 
@@ -28,7 +29,7 @@ def test_a_record_with_everything(produce, log, cluster):
     create_topic(cluster, "t", 3)
     future = produce().send("t", b"value", b"key", [("h", b"x"), ("h", b"")], 2, NOON_MS)
     assert isinstance(future, FutureRecordMetadata)
-    metadata = future.get(timeout=30)
+    metadata = future.get(timeout=LIMIT_S)
     assert tuple(metadata) == ("t", 2, TopicPartition("t", 2), 0, NOON_MS, None, 3, 5, 3)
     (row,) = rows(log, "t")
     assert (row["key"], row["value"], row["partition"]) == (b"key", b"value", 2)
@@ -53,8 +54,8 @@ def test_a_callback_that_calls_exit_ends_nothing(produce, log):
     producer = produce()
     futures = [producer.send("t", b"%d" % number).add_callback(lambda _: sys.exit(1)) for number in range(3)]
     producer.flush(timeout=30)
-    assert [future.get(timeout=30).offset for future in futures] == [0, 1, 2]
-    assert producer.send("t", b"more").get(timeout=30).offset == 3
+    assert [future.get(timeout=LIMIT_S).offset for future in futures] == [0, 1, 2]
+    assert producer.send("t", b"more").get(timeout=LIMIT_S).offset == 3
 
 
 def test_callbacks_may_send_and_may_not_wait_for_themselves(produce, log):
@@ -80,7 +81,7 @@ def test_acks_0_resolves_without_an_offset_and_before_the_store_has_it(produce, 
     create_topic(cluster, "t", 2)
     change(cluster, t.partition.update().values(leader=None))
     producer = produce(acks=0)
-    metadata = producer.send("t", b"v", partition=1).get(timeout=30)
+    metadata = producer.send("t", b"v", partition=1).get(timeout=LIMIT_S)
     assert (metadata.offset, metadata.partition, metadata.serialized_value_size) == (-1, 1, 1)
     assert rows(log, "t") == []
     change(cluster, t.partition.update().values(leader=1))
@@ -91,12 +92,12 @@ def test_acks_0_resolves_without_an_offset_and_before_the_store_has_it(produce, 
 def test_other_acks_give_offsets(produce):
     for position, acks in enumerate((1, "all", -1)):
         producer = produce(acks=acks, enable_idempotence=False)
-        assert [producer.send("t", b"v").get(timeout=30).offset - 3 * position for _ in range(3)] == [0, 1, 2]
+        assert [producer.send("t", b"v").get(timeout=LIMIT_S).offset - 3 * position for _ in range(3)] == [0, 1, 2]
 
 
 def test_log_append_time(produce, cluster, log):
     create_topic(cluster, "t", configs={"message.timestamp.type": "LogAppendTime"})
-    metadata = produce().send("t", b"v", timestamp_ms=5).get(timeout=30)
+    metadata = produce().send("t", b"v", timestamp_ms=5).get(timeout=LIMIT_S)
     (row,) = rows(log, "t")
     assert row["timestampType"] == 1
     assert metadata.timestamp == round(row["timestamp"].timestamp() * 1000) > NOON_MS
@@ -138,7 +139,7 @@ def test_bad_records_are_refused_and_the_next_is_appended(produce, cluster, log)
     for number, (record, error, text) in enumerate(BAD_RECORDS):
         with pytest.raises(error, match=text):
             producer.send("t", **record)
-        assert producer.send("t", b"good", partition=0).get(timeout=30).offset == number
+        assert producer.send("t", b"good", partition=0).get(timeout=LIMIT_S).offset == number
     assert stored(log, "t") == {0: [b"good"] * len(BAD_RECORDS)}
 
 
@@ -177,7 +178,7 @@ def test_missing_topics_are_created_or_awaited(produce, cluster):
     assert [topic.name for topic in list_topics(cluster)] == ["made"]
     patient = produce(allow_auto_create_topics=False, max_block_ms=30_000)
     sent = []
-    thread = threading.Thread(target=lambda: sent.append(patient.send("missing", b"v").get(timeout=30)))
+    thread = threading.Thread(target=lambda: sent.append(patient.send("missing", b"v").get(timeout=LIMIT_S)))
     thread.start()
     create_topic(cluster, "missing", 2)
     thread.join(timeout=60)
@@ -187,9 +188,9 @@ def test_missing_topics_are_created_or_awaited(produce, cluster):
 def test_new_partitions_are_found(produce, cluster):
     create_topic(cluster, "t")
     producer = produce()
-    producer.send("t", b"v", partition=0).get(timeout=30)
+    producer.send("t", b"v", partition=0).get(timeout=LIMIT_S)
     add_partitions(cluster, "t", 3)
-    assert producer.send("t", b"v", partition=2).get(timeout=30).offset == 0
+    assert producer.send("t", b"v", partition=2).get(timeout=LIMIT_S).offset == 0
 
 
 # -- one bad record among good ones ---------------------------------------------------------------------------
@@ -284,12 +285,12 @@ def test_custom_partitioners(produce, cluster):
             return np.int64(2)
 
     producer = produce(partitioner=Last(), key_serializer=str.encode)
-    assert producer.send("t", b"v", "k").get(timeout=30).partition == 3
+    assert producer.send("t", b"v", "k").get(timeout=LIMIT_S).partition == 3
     assert seen == [("t", "k", b"k", b"v", b"v", ["t"])]
-    assert producer.send("t", b"v", "k", partition=1).get(timeout=30).partition == 1 and len(seen) == 1
-    assert produce(partitioner=Third()).send("t", b"v").get(timeout=30).partition == 2
+    assert producer.send("t", b"v", "k", partition=1).get(timeout=LIMIT_S).partition == 1 and len(seen) == 1
+    assert produce(partitioner=Third()).send("t", b"v").get(timeout=LIMIT_S).partition == 2
     old = produce(partitioner=lambda key, every, available: every[len(key)])
-    assert old.send("t", b"v", b"k").get(timeout=30).partition == 1
+    assert old.send("t", b"v", b"k").get(timeout=LIMIT_S).partition == 1
 
 
 def test_an_invalid_result_of_a_partitioner_is_an_error(produce, cluster):
@@ -304,6 +305,6 @@ def test_an_invalid_result_of_a_partitioner_is_an_error(produce, cluster):
         producer = produce(partitioner=lambda *_, choice=choice: choice)
         with pytest.raises(error, match=text):
             producer.send("t", b"v")
-        assert producer.send("t", b"v", partition=0).get(timeout=30).offset == number
+        assert producer.send("t", b"v", partition=0).get(timeout=LIMIT_S).offset == number
     with pytest.raises(kafka.errors.KafkaConfigurationError, match="partitioner"):
         produce(partitioner=7)

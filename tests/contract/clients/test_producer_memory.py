@@ -60,7 +60,7 @@ def test_acknowledged_tables_are_freed_although_their_futures_are_kept(cluster, 
     with arrow_memory(SLACK):
         for _ in range(5):
             kept.append(producer.send_table("t", table_of(4 * MB)))
-            kept[-1].get(timeout=30)
+            kept[-1].get(timeout=LIMIT_S)
     assert sum(end - base for future in kept for _, base, end in future.get()) == 20_000
 
 
@@ -72,7 +72,7 @@ def test_tables_registered_in_a_transaction_are_freed_before_its_end(cluster, pr
     with arrow_memory(SLACK):
         for _ in range(5):
             kept.append(producer.send_table("t", table_of(4 * MB)))
-            kept[-1].get(timeout=30)
+            kept[-1].get(timeout=LIMIT_S)
     producer.commit_transaction()
     assert sum(end - base for future in kept for _, base, end in future.get()) == 20_000
     assert_only_named_files(cluster)
@@ -109,7 +109,7 @@ def test_tables_that_could_not_be_appended_are_freed(cluster, producer_of):
         for _ in range(3):
             kept.append(producer.send_table("t", table_of(4 * MB)))
             with pytest.raises(kafka.errors.KafkaError):
-                kept[-1].get(timeout=30)
+                kept[-1].get(timeout=LIMIT_S)
     assert_only_named_files(cluster)
 
 
@@ -117,7 +117,7 @@ def test_headers_are_not_kept_with_the_futures(cluster, producer_of):
     create_topic(cluster, "t")
     producer = producer_of()
     future = producer.send("t", b"v", headers=[("h", b"1234")])
-    assert future.get(timeout=30).serialized_header_size == 5
+    assert future.get(timeout=LIMIT_S).serialized_header_size == 5
     assert not future._topic_batch.headers
 
 

@@ -133,7 +133,7 @@ def test_a_producer_used_in_a_forked_child_raises_an_error(cluster, cluster_addr
     if child == 0:  # pragma: no cover - another process
         code = 1
         try:
-            for call in (lambda: producer.send("t", b"v"), producer.flush, lambda: pending.get(timeout=30)):
+            for call in (lambda: producer.send("t", b"v"), producer.flush, lambda: pending.get(timeout=LIMIT_S)):
                 try:
                     call()
                 except IllegalStateError as error:
@@ -142,7 +142,7 @@ def test_a_producer_used_in_a_forked_child_raises_an_error(cluster, cluster_addr
                     raise AssertionError("no error")
             producer.close()
             with Producer(cluster=cluster_address) as own:
-                own.send("t", b"the child's").get(timeout=30)
+                own.send("t", b"the child's").get(timeout=LIMIT_S)
             code = 0
         except BaseException as error:
             print(repr(error), file=sys.stderr, flush=True)
@@ -166,7 +166,7 @@ def test_the_future_of_a_table_fails_in_a_forked_child(cluster, cluster_address,
             code = 1
             try:
                 with pytest.raises(IllegalStateError, match="forked"):
-                    pending.get(timeout=30)
+                    pending.get(timeout=LIMIT_S)
                 assert pending.failed() and not outcomes, "callbacks run in the parent only"
                 code = 0
             except BaseException as error:

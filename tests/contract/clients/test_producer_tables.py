@@ -11,6 +11,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import segments
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS
+from tests.support.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.usefixtures("resource_oracle"), pytest.mark.on_sqlite]
 
@@ -30,7 +31,7 @@ def test_send_table(produce, cluster, log):
     )
     future = producer.send_table("t", table)
     after = producer.send("t", b"after", partition=1)
-    written = future.get(timeout=30)
+    written = future.get(timeout=LIMIT_S)
     of_key = partition_of_key(b"k", 3)
     assert sum(end - base for _, base, end in written) == 4
     assert written == sorted(written) and all(isinstance(run, Written) for run in written)
@@ -62,7 +63,7 @@ def test_large_tables_are_written_to_files_in_order(produce, cluster, log, monke
 
 
 def test_an_empty_table(produce):
-    assert produce().send_table("t", pa.table({"value": pa.array([], pa.binary())})).get(timeout=30) == []
+    assert produce().send_table("t", pa.table({"value": pa.array([], pa.binary())})).get(timeout=LIMIT_S) == []
 
 
 BAD_TABLES = [
@@ -83,5 +84,5 @@ def test_a_bad_table_is_refused_as_a_whole(produce, cluster, log):
             producer.send_table("t", pa.table(columns))
     with pytest.raises(TypeError, match="table"):
         producer.send_table("t", [b"v"])
-    producer.send("t", b"good", partition=0).get(timeout=30)
+    producer.send("t", b"good", partition=0).get(timeout=LIMIT_S)
     assert stored(log, "t") == {0: [b"good"]}

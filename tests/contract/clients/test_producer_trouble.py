@@ -14,7 +14,7 @@ from spark_log import Producer
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.producing import change, rows, stored
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -38,12 +38,12 @@ def test_a_failing_partition_does_not_delay_the_others(produce, cluster, log):
     take_offline(cluster, 0)
     producer = produce(retry_backoff_ms=500)
     held = [producer.send("t", b"0", partition=0)]
-    assert [producer.send("t", b"x", partition=1).get(timeout=30).offset for _ in range(3)] == [0, 1, 2]
+    assert [producer.send("t", b"x", partition=1).get(timeout=LIMIT_S).offset for _ in range(3)] == [0, 1, 2]
     wait_until(lambda: producer.metrics(raw=True)["record-retry-total"] > 0)
     assert not held[0].is_done
     bring_online(cluster)
     held += [producer.send("t", b"%d" % n, partition=0) for n in (1, 2)]  # these could be appended at once
-    assert [future.get(timeout=30).offset for future in held] == [0, 1, 2]
+    assert [future.get(timeout=LIMIT_S).offset for future in held] == [0, 1, 2]
     assert stored(log, "t")[0] == [b"0", b"1", b"2"]
 
 
@@ -53,9 +53,9 @@ def test_records_expire(produce, cluster, log):
     producer = produce(**QUICK)
     future = producer.send("t", b"late")
     with pytest.raises(kafka.errors.KafkaTimeoutError, match=r"has passed since send.*no leader"):
-        future.get(timeout=30)
+        future.get(timeout=LIMIT_S)
     bring_online(cluster)
-    assert producer.send("t", b"in time").get(timeout=30).offset == 0
+    assert producer.send("t", b"in time").get(timeout=LIMIT_S).offset == 0
     assert stored(log, "t") == {0: [b"in time"]}
 
 
@@ -63,10 +63,10 @@ def test_retries_are_counted(produce, cluster):
     create_topic(cluster, "t")
     take_offline(cluster)
     with pytest.raises(kafka.errors.NotLeaderForPartitionError) as raised:
-        produce(retries=2, retry_backoff_ms=1).send("t", b"v").get(timeout=30)
+        produce(retries=2, retry_backoff_ms=1).send("t", b"v").get(timeout=LIMIT_S)
     assert isinstance(raised.value, spark_log.errors.NotLeaderForPartitionError)
     with pytest.raises(kafka.errors.NotLeaderForPartitionError):
-        produce(retries=0).send("t", b"v").get(timeout=30)
+        produce(retries=0).send("t", b"v").get(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("forgotten", [(t.producer,), (t.producer_batch,), (t.producer, t.producer_batch)], ids=len)
@@ -78,7 +78,7 @@ def test_a_producer_whose_id_has_expired_continues(produce, cluster, log, forgot
             for table in forgotten:
                 change(cluster, table.delete())
         for partition in range(2):
-            producer.send("t", b"%d" % number, partition=partition).get(timeout=30)
+            producer.send("t", b"%d" % number, partition=partition).get(timeout=LIMIT_S)
     assert stored(log, "t") == {p: [b"%d" % n for n in range(6)] for p in range(2)}
 
 
@@ -89,18 +89,18 @@ def test_an_expired_write_id_is_replaced(produce, cluster, log):
     for number, value in enumerate(values):
         if number == 2:
             change(cluster, t.write_id.delete())
-        producer.send("t", value).get(timeout=30)
+        producer.send("t", value).get(timeout=LIMIT_S)
     assert stored(log, "t") == {0: values}
 
 
 def test_a_topic_that_is_deleted_and_created_again(produce, cluster, log):
     create_topic(cluster, "t", 2)
     producer = produce(retry_backoff_ms=5)
-    producer.send("t", b"old", partition=1).get(timeout=30)
+    producer.send("t", b"old", partition=1).get(timeout=LIMIT_S)
     delete_topic(cluster, "t")
     create_topic(cluster, "t", 2)
-    producer.send("t", b"new", partition=1).get(timeout=30)
-    producer.send("t", b"newer", partition=1).get(timeout=30)
+    producer.send("t", b"new", partition=1).get(timeout=LIMIT_S)
+    producer.send("t", b"newer", partition=1).get(timeout=LIMIT_S)
     assert stored(log, "t") == {1: [b"new", b"newer"]}
 
 
@@ -120,7 +120,7 @@ def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monke
     monkeypatch.setattr(producer._sender._log, "append_prepared", append)
     for number in range(4):
         futures = [producer.send("t", b"%d" % number, partition=partition) for partition in range(2)]
-        assert [future.get(timeout=30).offset for future in futures] == [number, number]
+        assert [future.get(timeout=LIMIT_S).offset for future in futures] == [number, number]
     assert stored(log, "t") == {p: [b"%d" % n for n in range(4)] for p in range(2)}
 
 
@@ -138,8 +138,8 @@ def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(prod
 
     monkeypatch.setattr(producer._sender._log, "append_prepared", append)
     with pytest.raises(kafka.errors.KafkaConnectionError):
-        producer.send("t", b"in doubt").get(timeout=30)
-    assert producer.send("t", b"next").get(timeout=30).offset == 1
+        producer.send("t", b"in doubt").get(timeout=LIMIT_S)
+    assert producer.send("t", b"next").get(timeout=LIMIT_S).offset == 1
     assert stored(log, "t") == {0: [b"in doubt", b"next"]}
 
 
@@ -206,7 +206,7 @@ def test_a_record_that_the_sender_finds_after_the_timeout_of_close_fails(produce
         producer.flush(timeout=0.01)
     producer._sender.abandon_batches(kafka.errors.IllegalStateError("closed"))
     with pytest.raises(kafka.errors.IllegalStateError, match="closed"):
-        future.get(timeout=30)
+        future.get(timeout=LIMIT_S)
     assert producer.metrics()["producer-metrics"]["record-send-total"] == 0
 
 

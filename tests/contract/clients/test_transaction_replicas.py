@@ -22,6 +22,7 @@ from tests.support.replicas import (
     take_away,
     topic_on,
 )
+from tests.support.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.usefixtures("resource_oracle"), pytest.mark.on_sqlite]
 
@@ -47,8 +48,8 @@ def producer(cluster, produce):
 def send(producer, number):
     """A transaction before its commit: a file and a blob are pending, and another blob is not sent yet."""
     producer.begin_transaction()
-    producer.send(FILE, LARGE + b"%d" % number).get(timeout=30)
-    producer.send(BLOB, b"%d" % number).get(timeout=30)
+    producer.send(FILE, LARGE + b"%d" % number).get(timeout=LIMIT_S)
+    producer.send(BLOB, b"%d" % number).get(timeout=LIMIT_S)
     producer.send_offsets_to_transaction({INPUT: OffsetAndMetadata(number, "", -1)}, "g")
 
 

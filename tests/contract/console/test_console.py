@@ -27,6 +27,7 @@ from tests.support.console import running_console
 from tests.support.group_members import until
 from tests.support.python_process import PythonProcess
 from tests.support.topics import fill
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -111,7 +112,7 @@ def test_a_page_notices_that_the_browser_has_left(cluster, route):
 
     def wait(call):
         begun.set()
-        if call.left.wait(30):
+        if call.left.wait(LIMIT_S):
             noticed.set()
 
     route(wait)
@@ -120,8 +121,8 @@ def test_a_page_notices_that_the_browser_has_left(cluster, route):
         cookie = "; ".join(f"{name}={value}" for name, value in console.client.cookies.items())
         with socket.create_connection((host, int(port))) as browser:
             browser.sendall(f"GET /api/v1/test-view HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n\r\n".encode())
-            assert begun.wait(30)
-        assert noticed.wait(30)
+            assert begun.wait(LIMIT_S)
+        assert noticed.wait(LIMIT_S)
 
 
 def test_unknown_paths_are_not_found(console):

@@ -26,6 +26,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import SAME_ORIGIN, running_console
 from tests.support.console_cluster import EXAMPLES
 from tests.support.oidc_provider import CLIENT_ID, CLIENT_SECRET, new_key, running_provider
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -369,7 +370,7 @@ def test_requests_that_wait_for_the_provider_share_one_fetch_of_its_metadata(clu
             provider.may_answer.clear()
             with ThreadPoolExecutor(50) as pool:  # more than the console has threads
                 logins = [pool.submit(httpx2.get, f"{console.url}/topics", timeout=60) for _ in range(50)]
-                assert provider.asked.wait(30)
+                assert provider.asked.wait(LIMIT_S)
                 assert console.client.get("/health").status_code == 200
                 assert console.client.get("/static/console.css").status_code == 200, "read in a thread"
                 provider.may_answer.set()

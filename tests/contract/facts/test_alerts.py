@@ -24,6 +24,7 @@ from tests.support.group_members import commit, until
 from tests.support.replicas import folder_of, topic_on
 from tests.support.share_members import ShareMember
 from tests.support.topics import append_to
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.delta
 
@@ -176,7 +177,7 @@ def test_a_hanging_transaction(running):
     with Producer(cluster=str(cluster.store.address), transactional_id="x", transaction_timeout_ms=600_000) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("single", b"v").get(30)
+        producer.send("single", b"v").get(LIMIT_S)
         fires(*running, "SparkLogHangingTransaction")
         producer.abort_transaction()
 

@@ -41,6 +41,7 @@ from tests.support.replicas import take_away, topic_on
 from tests.support.share_members import ShareMember
 from tests.support.tails import make_older
 from tests.support.topics import append, append_to, fill, make
+from tests.support.waiting import LIMIT_S
 
 _CONF = Path(__file__).parents[3] / "conf"
 DASHBOARD = _CONF / "grafana/spark-log.json"
@@ -219,6 +220,7 @@ def test_only_the_active_coordinator_exports_the_cluster(cluster):
         runs = process.coordinator.runs.values()
         return process.acting and process.controller.acting and all(run.success_ms for run in runs)
 
+    alter_settings(cluster, {"controller.lease.ms": "60000"})  # it ends in no pause of this process
     alter_settings(cluster, {"offsets.retention.check.interval.ms": "100"})  # the first run comes after it
     with Coordinator(cluster) as first:
         until(lambda: acts(first), cluster.store)
@@ -270,7 +272,7 @@ def test_a_gateway_counts_its_requests_and_appends(cluster, cluster_address, tmp
     port = free_port()
     with GatewayProcess(tmp_path, cluster_address, "--metrics-port", str(port)) as gateway:
         producer = KafkaProducer(bootstrap_servers=gateway.address)
-        producer.send("t", b"x" * 100).get(30)
+        producer.send("t", b"x" * 100).get(LIMIT_S)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             found = samples(answer.read().decode())
         producer.close()
@@ -294,7 +296,7 @@ def test_clients_export_what_kafka_python_names(cluster_address, cluster):
     ):
         export(producer, consumer, registry=registry)
         for _ in range(5):
-            producer.send("t", b"x", partition=1).get(30)
+            producer.send("t", b"x", partition=1).get(LIMIT_S)
         assert consumer.poll(timeout_ms=30_000, max_records=2)
         found = samples(generate_latest(registry).decode())
     assert value(found, "kafka_producer_record_send_total", client_id="p") == 5

@@ -33,6 +33,7 @@ from spark_log.maintenance.recorded_appends import append_records
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.topics import find
+from tests.support.waiting import LIMIT_S
 
 A0 = TopicPartition("a", 0)
 INVALID_TOPIC, POLICY_VIOLATION = 17, 44
@@ -209,7 +210,7 @@ def test_groups_by_kafka_python(cluster, gateway, admin):
     append(cluster, 3)
     assert admin.alter_group_offsets("idle", {A0: OffsetAndMetadata(2, "", -1)}) == {A0: NoError}
     with KafkaConsumer("a", group_id="busy", bootstrap_servers=gateway.address, auto_offset_reset="earliest") as busy:
-        assert sum(len(records) for records in busy.poll(10_000).values()) == 3
+        assert sum(len(records) for records in busy.poll(1000 * LIMIT_S).values()) == 3
         listed = {group["group_id"]: group["group_state"] for group in admin.list_groups()}
         assert listed == {"idle": "Empty", "busy": "Stable"}
         assert [group["group_id"] for group in admin.list_groups(states_filter=["Stable"])] == ["busy"]

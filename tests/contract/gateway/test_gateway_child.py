@@ -12,6 +12,7 @@ from spark_log.errors import InvalidConfigurationError
 from spark_log.gateway import serve
 from tests.support.python_process import PythonProcess
 from tests.support.topics import make, stored
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -37,7 +38,7 @@ def test_a_gateway_serves_during_the_block(cluster):
     make(cluster, "t")
     with serve(cluster) as servers:
         producer = kafka.KafkaProducer(bootstrap_servers=servers)
-        producer.send("t", b"v").get(30)
+        producer.send("t", b"v").get(LIMIT_S)
         producer.close()
     assert stored(cluster, "t") == {0: ["v"]}
     assert not listens(servers)

@@ -1,6 +1,7 @@
 """Heartbeats of classic members say what the store says at that moment, whichever gateway they reach."""
 
 import contextlib
+from dataclasses import replace
 from threading import Event, Thread
 
 import pytest
@@ -133,15 +134,19 @@ def test_member_that_only_heartbeats_loses_its_partitions_at_its_rebalance_timeo
 ):
     """Its session would go on."""
     make(cluster, "t", 2)
-    stuck = ClassicMember(connect(), "g", ["t"], assignor=assignor, rebalance_timeout_ms=1_000)
+    timeouts = {"session_timeout_ms": LONG_MS, "rebalance_timeout_ms": LONG_MS // 2}
+    stuck = ClassicMember(connect(), "g", ["t"], assignor=assignor, **timeouts)
     assert (stuck.join(), stuck.sync()) == (NONE, NONE)
     settle(stuck)
     assert (stuck.owned, rejoin_by(cluster, stuck)) == ({"t": [0, 1]}, None)
-    codes, ended = set(), Event()
+    codes, ends_ms, ended = set(), [], Event()
 
     def beat():
         while not ended.is_set():
             codes.add(stuck.beat())
+            if REBALANCE_IN_PROGRESS in codes and not ends_ms:  # the JoinGroup of `other` waits
+                ends_ms.extend((session_until_ms(cluster.store, stuck.member_id), rejoin_by(cluster, stuck)))
+                end_time_to_rejoin(cluster, stuck)
 
     thread = Thread(target=beat)
     thread.start()
@@ -155,6 +160,8 @@ def test_member_that_only_heartbeats_loses_its_partitions_at_its_rebalance_timeo
     finally:
         ended.set()
         thread.join()
+    session_ms, rejoin_ms = ends_ms
+    assert session_ms == rejoin_ms
     assert {REBALANCE_IN_PROGRESS} <= codes <= {NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID}
     assert stuck.beat() == UNKNOWN_MEMBER_ID
     settle(other)
@@ -164,6 +171,18 @@ def test_member_that_only_heartbeats_loses_its_partitions_at_its_rebalance_timeo
 def rejoin_by(cluster, member):
     found = cluster.store.read(lambda connection: rows.read_member(connection, "g", member.member_id))
     return found.epochs.revoke_by_ms
+
+
+def end_time_to_rejoin(cluster, member):
+    """Let the member's rebalance timeout be over."""
+
+    def end(connection, _attempt):
+        found = rows.read_member(connection, "g", member.member_id)
+        assert found.epochs.revoke_by_ms is not None
+        epochs = replace(found.epochs, revoke_by_ms=0)
+        rows.save_member(connection, "g", replace(found, epochs=epochs, until_ms=0))
+
+    cluster.store.transact(end, announce=True)
 
 
 def test_member_that_joins_again_in_time_stays(cluster, connect, translated):

@@ -177,10 +177,15 @@ def test_silent_members_are_dropped_by_any_process(cluster, connect):
 
 
 def test_a_request_that_waits_wakes_at_the_rebalance_timeout(cluster, connect):
-    first = WorkerMember(connect(), rebalance_timeout_ms=300)
+    first, second = WorkerMember(connect()), WorkerMember(connect())
     settle(first)
-    second = WorkerMember(connect(), rebalance_timeout_ms=300)
-    assert second.join() == NONE, "first does not join again"
+    second.send_join()
+    wait_until(lambda: joining_members(cluster, "g") == 1)
+    now = cluster.store.now().lease_ms
+    cluster.store.transact(
+        lambda connection, _: connection.execute(t.classic_group.update().values(deadline_ms=now + 300)), announce=True
+    )
+    assert second.joined().error_code == NONE, "first does not join again"
     assert second.others == [second.member_id]
     assert first.beat() == UNKNOWN_MEMBER_ID
 

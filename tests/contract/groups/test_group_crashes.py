@@ -19,7 +19,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.coordinator.coordinator import Coordinator, coordinator_status
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTask
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
-from tests.support.group_members import Reader, settle, until
+from tests.support.group_members import Reader, move_session_end, settle, until
 from tests.support.python_process import PythonProcess
 
 SESSION_MS = 1_200
@@ -236,7 +236,8 @@ def settle_once(*readers):
 @everywhere_on_sqlite(COORDINATOR_POINTS)
 def test_a_coordinator_killed_during_its_work(point, cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
-    a, b = settle(Reader(cluster), Reader(cluster, session_ms=SESSION_MS))
+    a, b = settle(Reader(cluster), Reader(cluster))
+    move_session_end(cluster.store, b.member.member_id, 0)
     victim = started("tests.support.coordinator_process", cluster_address, LEASE_MS, failpoint=point)
     assert victim.child.wait(timeout=60) == -signal.SIGKILL, "b falls silent, which is for the coordinator to see"
     first = coordinator_status(cluster)
@@ -269,7 +270,7 @@ def test_exactly_one_coordinator_acts(cluster):
 
         return PeriodicTask("act", 10, run)
 
-    lease_ms = 5_000  # none of the leases may expire here, however busy the machine is
+    lease_ms = 30_000  # none of the leases may expire here, however busy the machine is
     settings = ClusterSettings(controller_lease_ms=lease_ms)
     one = Coordinator(cluster, settings=settings, tasks=[act("one")])
     two = Coordinator(cluster, settings=settings, tasks=[act("two")])
@@ -322,7 +323,8 @@ def test_a_coordinator_whose_lease_has_expired_changes_nothing(cluster):
 @pytest.mark.on_sqlite
 def test_a_coordinator_ends_sessions_and_assigns_without_any_heartbeat(cluster, cluster_address):
     create_topic(cluster, "t", 2)
-    settle(Reader(cluster, session_ms=SESSION_MS), Reader(cluster))
+    silent, _ = settle(Reader(cluster), Reader(cluster))
+    move_session_end(cluster.store, silent.member.member_id, 0)
     with Coordinator(cluster_address):
 
         def one_left():

@@ -25,19 +25,11 @@ from spark_log.groups.share import rows
 from spark_log.groups.share.service import look
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
+from tests.support.share_members import move_lock_ends
 from tests.support.waiting import LIMIT_S
 
-LOCK_MS = 1_500
-"""Long enough for a few calls of a slow machine."""
-
-
-@pytest.fixture
-def short_locks(cluster):
-    """The limits of locks and of the number of deliveries are wide, and locks last LOCK_MS."""
-    alter_settings(
-        cluster,
-        {"group.share.min.record.lock.duration.ms": "1", "group.share.record.lock.duration.ms": str(LOCK_MS)},
-    )
+LOCK_MS = 45_000
+"""Longer than a test: its locks end because it moves their ends."""
 
 
 @pytest.fixture
@@ -77,11 +69,11 @@ def values_of(polled):
     return [record.value.decode() for records in polled.values() for record in records]
 
 
-def take(consumer, count, timeout_ms=1000 * LIMIT_S):
+def take(consumer, count):
     """Poll until `count` records came."""
     found = []
     while len(found) < count:
-        polled = consumer.poll(timeout_ms)
+        polled = consumer.poll(1000 * LIMIT_S)
         assert polled, f"only {len(found)} of {count} records came"
         found += [record for records in polled.values() for record in records]
     return found
@@ -155,12 +147,14 @@ def test_a_record_is_archived_after_the_last_delivery(cluster, produce, worker, 
     assert consumer.poll() == {}
 
 
-def test_a_lock_ends_and_its_late_acknowledgement_is_refused(cluster, produce, worker, short_locks):
+def test_a_lock_ends_and_its_late_acknowledgement_is_refused(cluster, produce, worker, configure):
+    configure(share_record_lock_duration_ms=LOCK_MS)
     create_topic(cluster, "jobs")
     send(produce, "a")
     slow, other = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
     [record] = take(slow, 1)
     assert slow.acquisition_lock_timeout_ms() == LOCK_MS
+    move_lock_ends(cluster, LOCK_MS - 500)
     [again] = take(other, 1)  # waits until the lock of `slow` has ended
     assert again.delivery_count == 2
     slow.acknowledge(record, AcknowledgeType.REJECT)
@@ -193,14 +187,19 @@ def first_end_ms(cluster):
     return offer.wake_ms
 
 
-def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce, worker, short_locks, configure):
+def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce, worker, configure):
+    configure(share_record_lock_duration_ms=LOCK_MS)
     create_topic(cluster, "jobs")
     send(produce, *"abc")
     first, second = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
     [[record]] = first.poll(1000 * LIMIT_S, max_records=1).values()
-    configure(share_record_lock_duration_ms=60_000)
+    for delivery in first._deliveries:  # also by the consumer's clock, only a renewal makes the locks last
+        delivery.lock_ends_s = clock.monotonic_s()
+    alter_settings(cluster, {"group.share.max.record.lock.duration.ms": "600000"})
+    configure(share_record_lock_duration_ms=600_000)
     first.acknowledge(record, AcknowledgeType.RENEW)
     assert first.commit_sync() == {TopicPartition("jobs", 0): None}
+    move_lock_ends(cluster, LOCK_MS)
     assert [record.value for record in take(second, 2)] == [b"b", b"c"]
     assert first.poll(0, max_records=1) == {}
 
@@ -269,7 +268,7 @@ def test_partitions_that_are_added_are_read_from_their_beginning(cluster, cluste
         assert consumer.poll() == {}
         add_partitions(cluster, "jobs", 2)
         send(produce, "new", partition=1)
-        assert values_of(consumer.poll(10_000)) == ["new"]
+        assert values_of(consumer.poll(1000 * LIMIT_S)) == ["new"]
 
 
 def test_a_topic_that_is_made_again_has_no_old_state(cluster, produce, worker):
@@ -282,7 +281,7 @@ def test_a_topic_that_is_made_again_has_no_old_state(cluster, produce, worker):
     create_topic(cluster, "jobs")
     send(produce, "new")
     consumer.acknowledge(old)
-    [new] = take(consumer, 1, 10_000)
+    [new] = take(consumer, 1)
     assert (new.value, new.offset, new.delivery_count) == (b"new", 0, 1)
 
 

@@ -2,15 +2,16 @@
 
 import pytest
 
-from spark_log import clock
 from spark_log.errors import StorageUnavailableError
 from spark_log.groups.share import polling, reading, rows
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType, Request
 from spark_log.groups.share.service import run_polls
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -19,14 +20,19 @@ def from_the_beginning(cluster):
     cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
 
 
-LATER_MS = 1_000
-"""Long enough to poll before it is over, also beside other programs."""
+LATER_MS = 600_000
+"""Longer than a test: records come due because it says so."""
+
+
+def let_delayed_records_be_due(cluster):
+    due_ms = cluster.store.now().wall_ms
+    cluster.store.transact(lambda connection, _: connection.execute(t.share_delayed.update().values(due_ms=due_ms)))
 
 
 @pytest.fixture
 def send(cluster, produce):
     producer = produce()
-    create_topic(cluster, "first")
+    create_topic(cluster, "first", configs={"delta.max.lag.ms": "-1"})  # no thread commits a seal meanwhile
     producer.send("first", b"the next sends take no longer than others").get()
     return lambda value, topic="t", partition=0, **more: producer.send(
         topic, value.encode(), partition=partition, **more
@@ -51,12 +57,13 @@ def test_polls_at_the_same_time_do_not_remember_a_look_longer(cluster, send):
     member = ShareMember(cluster, polls=polls)
     member.poll(1)
     send("other", partition=1)
-    until_s = clock.monotonic_s() + 5 * polling._REMEMBERED_S
-    while clock.monotonic_s() < until_s:
-        member.poll(1)
-        clock.sleep_s(0.02)
-    offers = polling.look(cluster.store, "workers").offers
-    assert {key[1]: offer.next_offset for key, offer in offers.items()}[1] == 1
+
+    def next_offsets():
+        offers = polling.look(cluster.store, "workers").offers
+        return {key[1]: offer.next_offset for key, offer in offers.items()}
+
+    wait_until(lambda: member.poll(1) and next_offsets()[1] == 1, pause_s=0.02)
+    assert next_offsets()[0] < 200, "the others were not at their end"
 
 
 @pytest.fixture
@@ -67,7 +74,8 @@ def looks(monkeypatch):
     return made
 
 
-def test_members_without_records_share_a_look(cluster, send, looks):
+def test_members_without_records_share_a_look(cluster, send, looks, monkeypatch):
+    monkeypatch.setattr(polling, "_SHARED_S", LIMIT_S)
     create_topic(cluster, "t")
     polls = SharePolls(cluster, ShareReads(cluster))
     members = [ShareMember(cluster, member=f"m{number}", polls=polls) for number in range(10)]
@@ -85,8 +93,7 @@ def test_due_records_of_other_topics_do_not_wake_a_member(cluster, send, looks):
     due_ms = cluster.store.now().wall_ms + LATER_MS
     send("x", topic="late", deliver_at_ms=due_ms)
     assert other.poll() == {}
-    while cluster.store.now().wall_ms <= due_ms:
-        clock.sleep_s(0.05)
+    let_delayed_records_be_due(cluster)
     looks.clear()
     assert member.poll(timeout_s=1.0) == {}
     assert len(looks) < 10
@@ -105,8 +112,7 @@ def test_due_records_without_room_do_not_wake_a_member(cluster, send, looks):
     taken = 0
     while taken < 100:
         taken += sum(r.length for ranges in member.poll(timeout_s=5.0).values() for r in ranges)
-    while cluster.store.now().wall_ms <= due_ms:
-        clock.sleep_s(0.05)
+    let_delayed_records_be_due(cluster)
     looks.clear()
     assert member.poll(timeout_s=1.0) == {}
     assert len(looks) < 10

@@ -16,14 +16,18 @@ from spark_log.errors import (
 from spark_log.groups.share import rows
 from spark_log.groups.share.service import look
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.streams import TransactionalLoop
 from tests.support.python_process import PythonProcess
 from tests.support.records import read_all
+from tests.support.share_members import move_lock_ends
 from tests.support.waiting import LIMIT_S, wait_until
 
 NOTHING_MS = 300
 """How long a test waits for records that must not come."""
+TRANSACTION_MS = 60_000
+"""The default of transaction_timeout_ms, which is how long the locks of a transaction last."""
 ACCEPT, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.REJECT
 
 
@@ -165,7 +169,7 @@ def test_TransactionalShareAckCommitSubsetAccept(cluster, cluster_address, produ
     assert results(cluster) == [b"A", b"C"]
 
 
-@pytest.mark.parametrize("lock_ms", [1_000])
+@pytest.mark.parametrize("lock_ms", [30_000])
 def test_work_may_outlast_a_lock_and_the_consumer(cluster, cluster_address, produce, topics, producer, lock_ms):
     send(produce, b"a")
     with ShareConsumer(
@@ -173,8 +177,9 @@ def test_work_may_outlast_a_lock_and_the_consumer(cluster, cluster_address, prod
     ) as worker:
         producer.begin_transaction()
         work(worker, producer, take(worker))
+    move_lock_ends(cluster, lock_ms)  # those of the transaction last for its time, 60 s
     with ShareConsumer("jobs", cluster=cluster_address, group_id="workers") as other:
-        assert other.poll(1.5 * lock_ms) == {}
+        assert other.poll(NOTHING_MS) == {}
         producer.commit_transaction()
         assert other.poll(NOTHING_MS) == {}
     assert results(cluster) == [b"A"]
@@ -193,18 +198,17 @@ def test_an_ended_lock_fails_the_call(cluster, cluster_address, produce, worker,
     assert results(cluster) == []
 
 
-@pytest.mark.parametrize("lock_ms", [1_000])
-def test_a_lock_that_ends_with_the_transaction_fails_its_commit(cluster, cluster_address, produce, worker, lock_ms):
+def test_a_lock_that_ends_with_the_transaction_fails_its_commit(cluster, produce, worker, producer):
     send(produce, b"a")
-    with Producer(cluster=cluster_address, transactional_id="slow", transaction_timeout_ms=lock_ms) as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        work(worker, producer, take(worker))
-        [again] = take(worker)
-        assert again.delivery_count >= 2
-        with pytest.raises((CommitFailedError, TransactionAbortableError)):  # the transaction's time is over too
-            producer.commit_transaction()
-        producer.abort_transaction()
+    producer.begin_transaction()
+    work(worker, producer, take(worker))
+    cluster.store.transact(lambda connection, _: connection.execute(t.transaction.update().values(until_ms=0)))
+    move_lock_ends(cluster, TRANSACTION_MS)
+    [again] = take(worker)
+    assert again.delivery_count == 2
+    with pytest.raises((CommitFailedError, TransactionAbortableError)):  # the transaction's time is over too
+        producer.commit_transaction()
+    producer.abort_transaction()
     assert results(cluster) == []
     worker.acknowledge(again)
 
@@ -227,7 +231,7 @@ import sys
 from spark_log import AcknowledgeType, Producer, ShareConsumer
 address = sys.argv[1]
 with ShareConsumer("jobs", cluster=address, group_id="workers", share_acknowledgement_mode="explicit") as worker:
-    with Producer(cluster=address, transactional_id="results", transaction_timeout_ms=20_000) as producer:
+    with Producer(cluster=address, transactional_id="results", transaction_timeout_ms=60_000) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         [records] = worker.poll(60_000).values()
@@ -240,12 +244,12 @@ with ShareConsumer("jobs", cluster=address, group_id="workers", share_acknowledg
 """
 
 
-@pytest.mark.parametrize("lock_ms", [3_000])
 @pytest.mark.parametrize("point", ["share.locks-moved", "append.decided", "transaction.committed"])
-def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce, topics, point, lock_ms):
+def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce, topics, point):
     send(produce, b"a", b"b")
     with PythonProcess("-c", PROGRAM, cluster_address, failpoint=point) as process:
         assert process.wait(LIMIT_S) == -signal.SIGKILL
+    move_lock_ends(cluster, TRANSACTION_MS)
     with Producer(cluster=cluster_address, transactional_id="results") as producer:
         producer.init_transactions()  # aborts the transaction of the killed one
         with ShareConsumer(

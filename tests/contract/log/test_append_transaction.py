@@ -47,7 +47,7 @@ def producer(cluster, epoch=0):
 
 
 def test_appended_records_are_read_in_order_with_dense_offsets(cluster, log):
-    topic = create_topic(cluster, "t", 2, configs=SMALL_BLOBS)
+    topic = create_topic(cluster, "t", 2, configs={**SMALL_BLOBS, "delta.max.lag.ms": "-1"})
     assert log.append(topic, [Records(0, table("a", "b")), Records(1, table("x")), Records(0, table("c"))]) == [
         Appended(0, 2),
         Appended(0, 1),

@@ -70,7 +70,8 @@ def test_append_seal_read_and_publish(stored):
     import deltalake
 
     log = ClientLog(stored)
-    topic = create_topic(stored, "t", 2, configs={"inline.max.bytes": "1000"})
+    configs = {"inline.max.bytes": "1000", "delta.max.lag.ms": "-1"}  # no append seals the tail
+    topic = create_topic(stored, "t", 2, configs=configs)
     log.append(topic, [Records(0, table("a", "b")), Records(1, table(big(1)))])
     log.append(topic, [Records(0, table(big(2)))])
     expected = [(0, 0, "a"), (0, 1, "b"), (0, 2, big(2)), (1, 0, big(1))]

@@ -32,7 +32,7 @@ def query(cluster, log):
         assert values(made[-1].trigger()) == ["0", "1", "2", "3", "4"]
         return made[-1]
 
-    make(cluster, "t")
+    make(cluster, "t", delta_max_lag_ms="-1")
     more(log, *range(5))
     yield start
     for each in made:
@@ -50,7 +50,7 @@ def values(rows):
 
 def recreate(cluster, log, *records):
     delete_topic(cluster, "t")
-    make(cluster, "t")
+    make(cluster, "t", delta_max_lag_ms="-1")
     more(log, *records)
 
 

@@ -251,7 +251,7 @@ def test_a_retried_append_is_a_duplicate_although_its_records_were_compacted_awa
 
 
 def test_records_within_min_compaction_lag_stay_and_their_tail_is_not_sealed(local, local_log):
-    topic = make(local, "t", cleanup_policy="compact", min_compaction_lag_ms="600000")
+    topic = make(local, "t", cleanup_policy="compact", min_compaction_lag_ms="600000", delta_max_lag_ms="-1")
     now_ms = local.store.now().wall_ms
     append(local_log, topic, "a1 a2 b1", timestamp_ms=now_ms - 700_000)
     append(local_log, topic, "b2 b3", timestamp_ms=now_ms)

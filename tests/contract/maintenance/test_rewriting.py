@@ -156,7 +156,7 @@ def test_segments_that_are_no_longer_in_the_log_are_not_planned(case):
 def test_blobs_are_read_in_tables_of_bounded_size(three_brokers, monkeypatch, limit, rows):
     if limit is not None:
         monkeypatch.setattr(segment_rewrite, limit, 3)
-    log, topic = ClientLog(three_brokers), create_topic(three_brokers, "t", 1, 3)
+    log, topic = ClientLog(three_brokers), create_topic(three_brokers, "t", 1, 3, {"delta.max.lag.ms": "-1"})
     for values in (["a", "b"], ["c"], ["d", "e", "f"], ["g"]):
         log.append(topic, [Records(0, table(*values))])
     tail = topics_view(three_brokers).store.read(lambda c: segments(c, topic, 0, inline=True))

@@ -31,6 +31,7 @@ from tests.support.records import LARGE, read_all
 from tests.support.replicas import topic_on
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import find, make
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.delta
 
@@ -120,7 +121,7 @@ def send(producer, topic, acked, *values):
     futures = {value: producer.send(topic, value.encode(), value[:12].encode()) for value in values}
     producer.flush()
     for value, future in futures.items():
-        done = future.get(30)
+        done = future.get(LIMIT_S)
         acked[done.partition, done.offset] = value
 
 
@@ -190,7 +191,7 @@ def values_of(address):
 def producer_id(address):
     """The largest producer id that was ever assigned, after the registration of another producer."""
     with Producer(cluster=address) as producer:
-        producer.send("t", b"registered", b"registered").get(30)
+        producer.send("t", b"registered", b"registered").get(LIMIT_S)
     with Cluster.open(address) as cluster:
         return cluster.store.read(lambda c: c.execute(sa.select(sa.func.max(PRODUCER.producer_id))).scalar_one())
 
@@ -320,7 +321,7 @@ def damaged(tmp_path):
     with Cluster.init(address) as cluster, Producer(cluster=address) as producer:
         make(cluster, "t", inline_max_bytes="2000", delta_max_lag_ms="-1")
         for value in (LARGE, LARGE[::-1], "inline"):
-            producer.send("t", value.encode()).get(30)
+            producer.send("t", value.encode()).get(LIMIT_S)
         missing, other = sorted(Path(address).rglob("_segments/*/*.parquet"), key=lambda path: path.stat().st_mtime_ns)
         missing.unlink()
         data = bytearray(other.read_bytes())

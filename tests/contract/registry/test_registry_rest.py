@@ -43,6 +43,7 @@ from tests.support.python_process import PythonProcess
 from tests.support.records import ranges_of
 from tests.support.registry import request
 from tests.support.topics import make
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -438,7 +439,7 @@ def test_one_client_does_not_take_all_threads(url, monkeypatch):
 
     def subjects(*_arguments, **_options):
         begun.release()
-        end.wait(60)
+        end.wait(10 * LIMIT_S)
         return []
 
     monkeypatch.setattr(Registry, "subjects", subjects)
@@ -465,7 +466,7 @@ def test_comparisons_leave_threads_to_readers(url, monkeypatch):
 
     def compare(*_arguments, **_options):
         begun.release()
-        end.wait(60)
+        end.wait(10 * LIMIT_S)
         return []
 
     monkeypatch.setattr(Registry, "test_compatibility", compare)
@@ -474,7 +475,7 @@ def test_comparisons_leave_threads_to_readers(url, monkeypatch):
         slow = [pool.submit(request, "POST", f"{url}{path}", {"schema": ONE}) for _ in range(20)]
         try:
             assert all(begun.acquire(timeout=60) for _ in range(2))
-            assert httpx2.get(f"{url}/subjects", timeout=10).status_code == 200
+            assert httpx2.get(f"{url}/subjects", timeout=LIMIT_S).status_code == 200
             assert not begun.acquire(timeout=0.2), "further ones of the address wait"
         finally:
             end.set()

@@ -41,8 +41,8 @@ from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
-CONFIGS = {"inline.max.bytes": "1500"}
-"""Values of `large` are written to files, short values into the tail."""
+CONFIGS = {"inline.max.bytes": "1500", "delta.max.lag.ms": "-1"}
+"""Values of `large` are written to files, short values into the tail, which only the tests seal."""
 
 
 def large(text):

@@ -23,6 +23,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.topics import stored
+from tests.support.waiting import LIMIT_S
 
 EAST = 1
 NONE, UNKNOWN, LEADER_NOT_AVAILABLE, INVALID_REQUEST, NOT_NEEDED = 0, 3, 5, 42, 84
@@ -145,7 +146,7 @@ def read_by_group(address, topics, count):
     values = {}
     try:
         while sum(map(len, values.values())) < count:
-            message = consumer.poll(10)
+            message = consumer.poll(LIMIT_S)
             assert message is not None and message.error() is None, message and message.error()
             values.setdefault((message.topic(), message.partition()), []).append(message.value())
         consumer.commit(asynchronous=False)
@@ -163,7 +164,7 @@ def test_a_producer_and_a_group_use_topics_of_both_stores(stores, gateway, topic
     assert read_by_group(gateway.address, topics, 150) == {place: [b"%d" % n for n in range(50)] for place in places}
     with KafkaProducer(bootstrap_servers=gateway.address) as plain:  # its request has batches of both stores
         futures = [plain.send(topic, b"x", partition=partition) for topic, partition in places]
-        assert [future.get(30).offset for future in futures] == [50, 50, 50]
+        assert [future.get(LIMIT_S).offset for future in futures] == [50, 50, 50]
     partitions = [TopicPartition(*place) for place in places]
     with KafkaConsumer(bootstrap_servers=gateway.address, group_id=near) as consumer:
         assert [consumer.committed(each) for each in partitions] == [50] * 3
@@ -216,7 +217,7 @@ def test_a_long_poll_ends_with_an_append_to_a_data_store(gateway, topics):
         consumer.seek_to_beginning()
         assert consumer.poll(300) == {}
         with KafkaProducer(bootstrap_servers=gateway.address) as producer:
-            producer.send(far, b"x", partition=0).get(30)
+            producer.send(far, b"x", partition=0).get(LIMIT_S)
         assert [each.value for records in consumer.poll(LONG_S * 1000).values() for each in records] == [b"x"]
 
 
@@ -232,7 +233,7 @@ def test_admin_clients_change_topics_of_a_data_store(stores, gateway, topics):
         in_east = stores.at(EAST).store.read(find_topics)[name]
         assert (in_east.partition_count, in_east.overrides) == (2, {"retention.ms": "6000"})
         with KafkaProducer(bootstrap_servers=gateway.address, enable_idempotence=True) as producer:
-            assert [producer.send(name, b"%d" % n, partition=0).get(30).offset for n in range(3)] == [0, 1, 2]
+            assert [producer.send(name, b"%d" % n, partition=0).get(LIMIT_S).offset for n in range(3)] == [0, 1, 2]
         assert admin.delete_records({partition: 2})[partition]["low_watermark"] == 2
         [producer] = admin.describe_producers([partition])[partition].active_producers
         assert producer.last_sequence == 2
@@ -310,7 +311,7 @@ def test_transactions_on_a_data_store(stores, gateway, topics):
         python.init_transactions()
         for number in range(4, 7):
             python.begin_transaction()
-            python.send(far, b"%d" % number, partition=0).get(30)
+            python.send(far, b"%d" % number, partition=0).get(LIMIT_S)
             python.abort_transaction() if number == 5 else python.commit_transaction()
     assert committed_values(gateway, far, 2) == [b"0", b"0", b"2", b"2", b"3", b"3", b"4", b"6"]
 

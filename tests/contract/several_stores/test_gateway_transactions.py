@@ -10,6 +10,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess, killed_at_each
 from tests.support.topics import stored
+from tests.support.waiting import LIMIT_S
 
 STEPS = [
     "part.joined",
@@ -68,7 +69,7 @@ def test_clients_count_their_sequences_on_after_an_abort(both, tmp_path):
         for number in range(6):
             producer.begin_transaction()
             for topic in ("near", "far"):
-                producer.send(topic, b"%d" % number).get(30)
+                producer.send(topic, b"%d" % number).get(LIMIT_S)
             producer.abort_transaction() if number % 2 else producer.commit_transaction()
     assert stored(both, "near") == stored(both, "far") == {0: ["0", "2", "4"]}
 
@@ -78,7 +79,7 @@ def test_the_next_producer_drops_the_pending_records_of_the_older_one_in_the_dat
         older, newer = (KafkaProducer(bootstrap_servers=gateway.address, transactional_id="t") for _ in range(2))
         older.init_transactions()
         older.begin_transaction()
-        older.send("far", b"never").get(30)
+        older.send("far", b"never").get(LIMIT_S)
         pending = sa.select(sa.func.count()).select_from(t.transaction_segment)
         counts = [both.at(1).store.read(lambda c: c.execute(pending).scalar_one())]
         newer.init_transactions()

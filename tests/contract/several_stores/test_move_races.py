@@ -37,7 +37,7 @@ from spark_log.replication.controller.topic_operations import add_partitions, cr
 from tests.support.records import table
 from tests.support.share_members import ShareMember
 from tests.support.topics import stored
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 EAST = 1
 FILES = {"inline.max.bytes": "0", "retention.ms": "-1"}
@@ -108,7 +108,7 @@ def test_partitions_that_home_does_not_know_yet_move_too(stores, log, monkeypatc
 def test_what_an_ended_transaction_left_in_the_other_store_does_not_stop_a_move(stores, log):
     topic = create_topic(stores, "t", configs=FILES, store="east")
     with Producer(cluster=stores.store.address.with_password, enable_idempotence=True) as producer:
-        producer.send("t", b"a", partition=0).get(timeout=30)
+        producer.send("t", b"a", partition=0).get(timeout=LIMIT_S)
     query = t.producer_batch.select().where(t.producer_batch.c.topic_id == topic.topic_id)
     rows = stores.at(EAST).store.read(lambda c: [dict(row._mapping) for row in c.execute(query)])
     assert rows

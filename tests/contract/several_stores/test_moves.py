@@ -37,7 +37,7 @@ from tests.support.producing import TRANSACTION
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import table
 from tests.support.topics import stored
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 EAST = 1
 STORES = ("home", "east")
@@ -248,7 +248,7 @@ def test_open_transactions_are_waited_for(stores, address):
     with Producer(cluster=address, transactional_id="x") as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("t", LONG.encode(), partition=0).get(timeout=30)
+        producer.send("t", LONG.encode(), partition=0).get(timeout=LIMIT_S)
         mover = threading.Thread(target=move_topic, args=(stores, "t", "east"))
         mover.start()
         wait_until(lambda: stores.store.read(moving_topics), "the move begins")
@@ -269,7 +269,7 @@ def test_a_transaction_that_a_move_does_not_wait_for_fails_and_leaves_nothing(st
     with Producer(cluster=address, transactional_id="x") as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send("t", LONG.encode(), partition=0).get(timeout=30)
+        producer.send("t", LONG.encode(), partition=0).get(timeout=LIMIT_S)
         move_topic(stores, "t", target)
         with pytest.raises(Exception, match="moved to another"):
             producer.commit_transaction()

@@ -22,6 +22,7 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
+from tests.support.waiting import LIMIT_S
 
 FAR_S_MAX = 60.0
 
@@ -45,7 +46,7 @@ def test_a_store_that_hangs_delays_only_its_topics(far, own_postgres_server):
         Consumer("here", "there", cluster=address, auto_offset_reset="earliest") as consumer,
     ):
         for topic in ("here", "there"):
-            producer.send(topic, b"first").get(30)
+            producer.send(topic, b"first").get(LIMIT_S)
         while len(got) < 2:
             got += [record.value for records in consumer.poll(500).values() for record in records]
         own_postgres_server.freeze()

@@ -22,7 +22,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from tests.support.records import table
 from tests.support.topics import stored
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 EAST = 1
 
@@ -106,7 +106,7 @@ def test_clients_use_topics_of_all_stores(stores):
     create_topic(stores, "far", 2, store="east")
     with Producer(cluster=address, linger_ms=20) as producer:
         sent = [producer.send(topic, b"%d" % n, partition=0) for n in range(100) for topic in ("near", "far")]
-        offsets = [(each.get(30).topic, each.get(30).offset) for each in sent]
+        offsets = [(each.get(LIMIT_S).topic, each.get(LIMIT_S).offset) for each in sent]
     assert offsets == [(topic, n) for n in range(100) for topic in ("near", "far")]
     with Consumer("near", "far", cluster=address, group_id="g", auto_offset_reset="earliest") as consumer:
         read = {}

@@ -1,5 +1,7 @@
 """A data store is down in a transaction, or crashes and loses what was not forced to disk, or home's answer is lost."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from spark_log import Producer
@@ -14,9 +16,11 @@ from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions import transaction_parts
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.topics import stored
+from tests.support.waiting import LIMIT_S
 
 UNFLUSHED = {"commit_delay": 0, "wal_writer_delay": "10s"}
 """Only durable commits reach the disk: a crash loses the others."""
+SHORT_MS = 3_000
 
 
 @pytest.fixture
@@ -31,18 +35,27 @@ def far(postgres_server, own_postgres_server, tmp_path):
 
 
 def begun(cluster, value):
-    producer = Producer(cluster=cluster.store.address.with_password, transactional_id="t", max_block_ms=3_000)
+    producer = Producer(cluster=cluster.store.address.with_password, transactional_id="t")
     producer.init_transactions()
     producer.begin_transaction()
-    producer.send("there", value).get(30)
+    producer.send("there", value).get(LIMIT_S)
     return producer
+
+
+@contextmanager
+def impatient(producer):
+    """The producer waits for a store that is down for a short time only."""
+    transaction = producer._transaction
+    before, transaction._timeout_ms = transaction._timeout_ms, SHORT_MS
+    yield
+    transaction._timeout_ms = before
 
 
 def test_a_store_that_is_down(far, own_postgres_server, monkeypatch):
     server = own_postgres_server
     with begun(far, b"a") as producer:
         server.stop()
-        with pytest.raises(MetadataStoreUnavailableError):  # not prepared: it is still open
+        with impatient(producer), pytest.raises(MetadataStoreUnavailableError):  # not prepared: it is still open
             producer.commit_transaction()
         server.start(**UNFLUSHED)
         complete = transaction_parts.complete
@@ -50,12 +63,12 @@ def test_a_store_that_is_down(far, own_postgres_server, monkeypatch):
         def stopped_before(*arguments, **options):
             monkeypatch.undo()
             server.kill()  # what is prepared survives that
-            complete(*arguments, **options)
+            complete(*arguments, **{**options, "timeout_ms": SHORT_MS})
 
         monkeypatch.setattr(transaction_parts, "complete", stopped_before)
         with pytest.raises(TransactionCommitPendingError):  # it is committed
             producer.commit_transaction()
-        with pytest.raises(TransactionCommitPendingError):
+        with impatient(producer), pytest.raises(TransactionCommitPendingError):
             producer.commit_transaction()
         server.start(**UNFLUSHED)
         [written] = producer.commit_transaction()
@@ -71,7 +84,7 @@ def test_a_crash_that_loses_registrations(far, own_postgres_server):
             producer.commit_transaction()
         producer.abort_transaction()
         producer.begin_transaction()
-        producer.send("there", b"b").get(30)
+        producer.send("there", b"b").get(LIMIT_S)
         producer.commit_transaction()
     assert stored(far, "there") == {0: ["b"]}
 
@@ -90,7 +103,7 @@ def test_a_connection_to_a_data_store_is_lost_in_each_step(postgres_server, tmp_
             for value, passed in (("registers", 0), ("prepares", 1), ("rolls forward", 2)):
                 producer.begin_transaction()
                 cut = proxy.cut(moment, "transaction_part", passed=passed)
-                producer.send("there", value.encode()).get(30)
+                producer.send("there", value.encode()).get(LIMIT_S)
                 assert cut.done.is_set() == (passed == 0)
                 producer.commit_transaction()
                 assert cut.done.is_set()
@@ -106,7 +119,7 @@ def test_a_connection_to_home_is_lost_in_the_decision(stores, postgres_server, m
             producer.init_transactions()
             for value in (b"a", b"b"):
                 producer.begin_transaction()
-                producer.send("there", value).get(30)
+                producer.send("there", value).get(LIMIT_S)
                 cut = proxy.cut(moment, "UPDATE transaction SET")
                 producer.commit_transaction()
                 assert cut.done.is_set()

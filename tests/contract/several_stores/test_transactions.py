@@ -23,6 +23,7 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.transaction_rows import PendingBatch
 from tests.support.topics import stored
+from tests.support.waiting import LIMIT_S
 
 EAST, WEST = 1, 2
 
@@ -73,7 +74,7 @@ def test_one_data_store_and_offsets(stores):
             assert written == [(TopicPartition("far", partition), n, n + 1) for partition in (0, 1)]
             assert [future.get().offset for future in futures] == [n, n]
         producer.begin_transaction()
-        producer.send("far", b"never", partition=0).get(30)
+        producer.send("far", b"never", partition=0).get(LIMIT_S)
         producer.abort_transaction()
     assert stored(stores, "far") == {0: ["0", "1", "2"], 1: ["0", "1", "2"]}
     assert parts(stores) == {EAST: ("aborted", 0)}
@@ -88,9 +89,9 @@ def test_topics_of_several_stores_need_a_setting(stores):
         producer.init_transactions()
         for first, second in (("near", "far"), ("far", "near")):
             producer.begin_transaction()
-            producer.send(first, b"x").get(30)
+            producer.send(first, b"x").get(LIMIT_S)
             with pytest.raises(CrossStoreTransactionError, match=r"transaction\.cross\.store=allow"):
-                producer.send(second, b"x").get(30)
+                producer.send(second, b"x").get(LIMIT_S)
             producer.abort_transaction()
     assert stored(stores, "near") == stored(stores, "far") == {}
 
@@ -101,7 +102,7 @@ def test_admin_shows_and_aborts_what_is_open_in_all_stores(two):
         producer.init_transactions()
         producer.begin_transaction()
         for place in places:
-            producer.send(place.topic, b"pending", partition=0).get(30)
+            producer.send(place.topic, b"pending", partition=0).get(LIMIT_S)
         [listed] = list_transactions(two)
         assert (listed.state, listed.batches) == ("Ongoing", 3)
         assert [(each.topic, each.records) for each in describe_transactions(two, ["t"])[0].pending] == [

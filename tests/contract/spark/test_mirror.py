@@ -27,7 +27,12 @@ from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
+from spark_log.replication.controller.topic_operations import (
+    add_partitions,
+    alter_configs,
+    create_topic,
+    delete_topic,
+)
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
 from spark_log.spark.mirror.mirror_groups import copy_groups
@@ -49,6 +54,7 @@ def source_template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template") / "source"
     with Cluster.init(str(folder)) as source:
         make_source(source)
+        alter_configs(source, "t", {"delta.max.lag.ms": "-1"})  # of the target's too: its open log seals no tails
     return folder
 
 

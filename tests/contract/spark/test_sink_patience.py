@@ -10,7 +10,6 @@ from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.write_ids import Writer
-from spark_log.metadata import store as stores
 from spark_log.metadata import tables as t
 from spark_log.spark.datasource.write import write_commit
 from tests.support.group_members import Reader, settle
@@ -65,11 +64,13 @@ def test_a_write_waits_for_replicas_in_sync(cluster, monkeypatch):
 
 def test_a_query_outlasts_a_store_that_is_away_for_longer_than_others_wait(own_postgres_server, tmp_path, monkeypatch):
     server = own_postgres_server
-    monkeypatch.setattr(stores, "READ_TIMEOUT_MS", 300)
     with Cluster.init(server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         make(cluster, "t", 1)
         make(cluster, "out", 1)
         write_micro_batch(cluster, 0, [("", "a")], topic="t")
+        # `cluster` keeps its patience: after a restart its next read may need it
+        monkeypatch.setitem(Cluster.open.__func__.__kwdefaults__, "read_timeout_ms", 300)
+        monkeypatch.setattr(write_commit, "READ_TIMEOUT_MS", 300)
         query = StreamQuery(cluster)
         assert query.trigger() == [(0, b"a")]
 

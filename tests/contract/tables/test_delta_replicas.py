@@ -233,7 +233,7 @@ def test_a_leo_that_falls_and_recovers_between_publications_changes_nothing(tabl
 
 def test_segments_sealed_while_a_replica_lagged_are_new_data_in_its_table(cluster, log, tmp_path):
     """The blobs were below its LEO but not in its table: a stream of the table has not seen them."""
-    tables = Tables(cluster, log, tmp_path, **{"inline.max.bytes": "1500"})
+    tables = Tables(cluster, log, tmp_path, **{"inline.max.bytes": "1500", "delta.max.lag.ms": "-1"})
     large = "x" + os.urandom(2_000).hex()
     tables.append(large)
     tables.append("blob")

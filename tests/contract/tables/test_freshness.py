@@ -14,7 +14,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.rewrite.tail_seal import tails
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.publication import delta_tables
 from spark_log.tables.table_lag import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
@@ -24,6 +24,7 @@ from tests.support.records import table
 from tests.support.s3 import also_on_s3
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.delta
 
@@ -39,7 +40,7 @@ def in_table(cluster, topic):
 
 
 def test_a_closed_producer_leaves_a_complete_delta_table(cluster, produce):
-    topic = make(cluster, "t", 4)
+    topic = make(cluster, "t", 4, delta_max_lag_ms="60000")  # its thread seals nothing before the close
     producer = produce()
     for number in range(10):
         producer.send("t", key=str(number).encode(), value=f"v{number}".encode())
@@ -76,7 +77,7 @@ def test_a_producer_that_stays_open_and_idle_keeps_the_lag(cluster, produce):
 
 
 def test_the_next_client_seals_the_tail_of_a_killed_one(cluster, cluster_address, produce):
-    topic = make(cluster, "t")
+    topic = make(cluster, "t", delta_max_lag_ms="-1")  # the killed one seals nothing
     program = (
         "import os, signal, sys; from spark_log import Producer; producer = Producer(cluster=sys.argv[1])\n"
         "producer.send('t', b'left').get(timeout=30); os.kill(os.getpid(), signal.SIGKILL)"
@@ -84,8 +85,9 @@ def test_the_next_client_seals_the_tail_of_a_killed_one(cluster, cluster_address
     killed = run_process("-c", program, cluster_address)
     assert killed.returncode == -signal.SIGKILL and tail(cluster) == 1
     make_older(cluster, 60_000)
+    alter_configs(cluster, "t", {"delta.max.lag.ms": None})
     producer = produce()
-    producer.send("t", b"next").get(timeout=30)
+    producer.send("t", b"next").get(timeout=LIMIT_S)
     until(lambda: sorted(in_table(cluster, topic))[:1] == ["left"], cluster.store)
 
 
@@ -100,7 +102,9 @@ def test_a_coordinator_keeps_the_lag(cluster):
     fast = make(cluster, "fast", 2, **SOON)
     slow = make(cluster, "slow", 2, delta_max_lag_ms="3600000", retention_ms="-1")
     log = ClientLog(cluster)
-    with Coordinator(cluster, settings=ClusterSettings(table_loop_poll_ms=50)) as coordinator:
+    # its lease ends in no pause of this process: a closing client would seal the tails of all topics
+    settings = ClusterSettings(table_loop_poll_ms=50, controller_lease_ms=60_000)
+    with Coordinator(cluster, settings=settings) as coordinator:
         until(lambda: coordinator.acting, cluster.store)
         append(log, fast, "a")
         append(log, slow, "b")
@@ -136,7 +140,7 @@ def test_a_coordinator_publishes_records_that_an_append_could_not_publish(cluste
 
 
 def test_all_tails_of_a_topic_are_one_delta_commit(cluster, log):
-    topic = make(cluster, "t", 8)
+    topic = make(cluster, "t", 8, delta_max_lag_ms="60000")  # the second append seals nothing
     log.append(topic, [Records(number, table(f"v{number}")) for number in range(8)])
     assert list(run_tasks(cluster, ["seal"])) == []
     make_older(cluster, 60_000)
@@ -196,7 +200,7 @@ def test_clients_merge_the_small_files_that_freshness_makes(cluster, cluster_add
 
 
 def test_lag(cluster, log):
-    topic = make(cluster, "t", 2)
+    topic = make(cluster, "t", 2, delta_max_lag_ms="-1")  # no append seals the tails
     append(log, topic, "a", "b")
     append(log, topic, "c", partition=1)
     make_older(cluster, 5_000)
@@ -212,7 +216,7 @@ def test_lag(cluster, log):
 
 
 def test_lag_of_files_above_the_tail(cluster, log, monkeypatch):
-    topic = make(cluster, "t", inline_max_bytes="2000")
+    topic = make(cluster, "t", inline_max_bytes="2000", delta_max_lag_ms="-1")
     append(log, topic, "small")
     append(log, topic, os.urandom(3000).hex())
     [lag] = cluster.store.read(delta_lags).values()

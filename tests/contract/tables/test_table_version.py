@@ -20,7 +20,8 @@ pytestmark = pytest.mark.on_sqlite
 @pytest.fixture
 def planes(cluster: Cluster, log: ClientLog) -> Topic:
     """Partition 0: a, b, a in the tail; partition 1: nothing."""
-    topic = create_topic(cluster, "planes", 2, configs={"cleanup.policy": "compact,delete"})
+    configs = {"cleanup.policy": "compact,delete", "delta.max.lag.ms": "-1"}  # only the tests seal the tail
+    topic = create_topic(cluster, "planes", 2, configs=configs)
     assert topic is not None
     append_keyed(log, topic, (b"a", b"1"), (b"b", b"1"))
     append_keyed(log, topic, (b"a", b"2"))

@@ -23,6 +23,7 @@ from tests.contract.transactions.transaction_state import (
 )
 from tests.support.producing import stored
 from tests.support.stores import topics_view
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")
 
@@ -78,7 +79,7 @@ def test_a_record_sent_after_the_commit_is_in_no_transaction(log, topic, begin, 
     producer.commit_transaction()
     past_the_check(producer)
     with pytest.raises(IllegalStateError, match="READY"):
-        producer.send(name, b"late").get(timeout=30)
+        producer.send(name, b"late").get(timeout=LIMIT_S)
     producer.begin_transaction()
     producer.send(name, b"2")
     producer.commit_transaction()
@@ -95,7 +96,7 @@ def test_a_record_sent_after_the_abort_is_not_in_the_next_transaction(log, topic
     producer.begin_transaction()
     for future in late:
         with pytest.raises(IllegalStateError, match="READY"):
-            future.get(timeout=30)
+            future.get(timeout=LIMIT_S)
     # no row names the file of the record, and its write id is not renewed
     assert producer._log._writer._write_id is None
     producer.send(name, b"sent")
@@ -146,7 +147,7 @@ def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(
             producer.commit_transaction()
     past_the_check(producer)
     with pytest.raises(IllegalStateError, match="which has been tried"):
-        producer.send(name, b"late").get(timeout=30)
+        producer.send(name, b"late").get(timeout=LIMIT_S)
     with pytest.raises(TransactionAbortableError):
         producer.commit_transaction()
     with pytest.raises(InvalidTxnStateError, match="CompleteCommit"):

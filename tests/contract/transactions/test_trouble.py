@@ -39,6 +39,7 @@ from tests.contract.transactions.transaction_state import (
 )
 from tests.support.producing import change, stored
 from tests.support.s3 import also_on_s3
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")
 
@@ -49,8 +50,8 @@ def test_the_older_producer_is_fenced_at_its_next_call(cluster, log, topic, begi
     name, large, mine = topic(), topic(**FILES), group()
     calls = {
         "begin": lambda old: (old.abort_transaction, old.begin_transaction),
-        "send": lambda old: (lambda: old.send(name, b"zombie").get(timeout=30),),
-        "send a file": lambda old: (lambda: old.send(large, LARGE).get(timeout=30),),
+        "send": lambda old: (lambda: old.send(name, b"zombie").get(timeout=LIMIT_S),),
+        "send a file": lambda old: (lambda: old.send(large, LARGE).get(timeout=LIMIT_S),),
         "offsets": lambda old: (lambda: old.send_offsets_to_transaction(commits(name), mine),),
         "commit": lambda old: (old.commit_transaction,),
         "abort": lambda old: (old.abort_transaction,),
@@ -59,7 +60,7 @@ def test_the_older_producer_is_fenced_at_its_next_call(cluster, log, topic, begi
         for case, of in calls.items():
             old = begin(f"{name}-{case}-{in_flight}")
             if in_flight:
-                old.send(name, b"in flight").get(timeout=30)
+                old.send(name, b"in flight").get(timeout=LIMIT_S)
                 old.send_offsets_to_transaction(commits(name), mine)
                 old.send(name, b"perhaps not registered")
             new = begin(f"{name}-{case}-{in_flight}")
@@ -88,7 +89,7 @@ def test_a_late_call_of_an_older_transaction_changes_nothing(cluster, log, topic
     producer.send(name, b"0")
     producer.commit_transaction()
     producer.begin_transaction()
-    producer.send(name, b"1").get(timeout=30)
+    producer.send(name, b"1").get(timeout=LIMIT_S)
     row = row_of(cluster, producer)
     older = ProducerRef(row.producer_id, row.producer_epoch - 1)
     late = [
@@ -114,7 +115,7 @@ def test_a_transaction_beyond_its_timeout_can_only_be_aborted(cluster, log, topi
     producer = begin()
     maintenance_first = [False, True]
     for coordinated in maintenance_first:
-        producer.send(name, b"late").get(timeout=30)
+        producer.send(name, b"late").get(timeout=LIMIT_S)
         expire(cluster, producer)
         if coordinated:
             report, *of_parts = run_tasks(cluster, ["transactions"])
@@ -126,7 +127,7 @@ def test_a_transaction_beyond_its_timeout_can_only_be_aborted(cluster, log, topi
         producer.abort_transaction()
         assert nothing_is_pending(cluster, producer)
         producer.begin_transaction()
-    producer.send(name, b"late too").get(timeout=30)
+    producer.send(name, b"late too").get(timeout=LIMIT_S)
     expire(cluster, producer)
     successor = begin(name_of(producer))
     assert nothing_is_pending(cluster, producer)
@@ -138,10 +139,10 @@ def test_a_transaction_beyond_its_timeout_can_only_be_aborted(cluster, log, topi
 def test_a_transaction_beyond_its_timeout_takes_no_record(cluster, topic, begin):
     name = topic()
     producer = begin()
-    producer.send(name, b"late too").get(timeout=30)
+    producer.send(name, b"late too").get(timeout=LIMIT_S)
     expire(cluster, producer)
     with pytest.raises(TransactionAbortableError):
-        producer.send(name, b"later still").get(timeout=30)
+        producer.send(name, b"later still").get(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("since", ["nobody", "another producer"])
@@ -151,7 +152,7 @@ def test_transactional_ids_expire(cluster, topic, begin, since):
     old, open_, young = begin(), begin(), begin()
     old.send(name, b"v")
     old.commit_transaction()
-    open_.send(name, b"v").get(timeout=30)
+    open_.send(name, b"v").get(timeout=LIMIT_S)
     ids = [row_of(cluster, producer).producer_id for producer in (old, open_)]
     change(cluster, t.producer.update().where(t.producer.c.producer_id.in_(ids)).values(last_used_ms=0))
     change(cluster, t.transaction.update().where(t.transaction.c.producer_id.in_(ids)).values(began_ms=0))
@@ -216,9 +217,9 @@ def test_a_topic_is_deleted_before_the_commit(cluster, log, topic, begin):
     producer = begin()
     for again, sent in ((False, True), (True, True), (False, False)):
         goes = topic()
-        producer.send(stays, b"with it").get(timeout=30)
+        producer.send(stays, b"with it").get(timeout=LIMIT_S)
         if sent:
-            producer.send(goes, b"gone").get(timeout=30)
+            producer.send(goes, b"gone").get(timeout=LIMIT_S)
         else:
             offsets(producer, goes)
         delete_topic(cluster, goes)
@@ -253,14 +254,14 @@ def test_a_topic_is_deleted_while_records_wait_for_the_commit(cluster, log, topi
 def test_clean_up_keeps_pending_files(cluster, log, topic, begin):
     name = topic(**FILES)
     producer = begin()
-    producer.send(name, LARGE).get(timeout=30)
+    producer.send(name, LARGE).get(timeout=LIMIT_S)
     change(cluster, t.write_id.delete())
     list(run_tasks(cluster, ["files"]))
     producer.send(name, LARGE + b"2")  # under a write id that no longer exists
     producer.commit_transaction()
     assert stored(log, name) == {0: [LARGE, LARGE + b"2"]}
     producer.begin_transaction()
-    producer.send(name, LARGE).get(timeout=30)
+    producer.send(name, LARGE).get(timeout=LIMIT_S)
     change(cluster, t.transaction_segment.delete())  # as a crash of the store would
     for table in (t.transaction, t.transaction_part):
         change(cluster, table.update().values(pending=0))
@@ -287,7 +288,7 @@ def test_a_commit_whose_response_is_lost_can_be_repeated(cluster, log, topic, be
 
     monkeypatch.setattr(producer._log, "append_batches", losing)
     futures = [producer.send(name, b"registered")]
-    futures[0].get(timeout=30)
+    futures[0].get(timeout=LIMIT_S)
     futures.append(producer.send(name, b"with the commit"))
     producer.send_offsets_to_transaction(commits(name), mine)
     for _ in range(3):
@@ -335,7 +336,7 @@ def test_abort_after_a_lost_commit_response(log, topic, begin, monkeypatch, done
 def test_the_server_connection_is_lost_during_a_commit(cluster, log, topic, begin, monkeypatch, moment):
     name, mine = topic(), group()
     producer = begin()
-    producer.send(name, b"v").get(timeout=30)
+    producer.send(name, b"v").get(timeout=LIMIT_S)
     producer.send_offsets_to_transaction(commits(name), mine)
     dialect, losses = producer._cluster.store.engine.dialect, []
     commit = dialect.do_commit
@@ -370,7 +371,7 @@ def test_closing_or_dropping_a_producer_aborts_its_transaction(cluster, log, top
     forgotten = Producer(cluster=cluster_address, transactional_id=name_of(producer))
     forgotten.init_transactions()
     forgotten.begin_transaction()
-    forgotten.send(name, b"v").get(timeout=30)
+    forgotten.send(name, b"v").get(timeout=LIMIT_S)
     sender = forgotten._sender
     assert row_of(cluster, producer).state == "Ongoing"
     del forgotten

@@ -31,6 +31,7 @@ from tests.contract.transactions.transaction_state import (
 )
 from tests.support.producing import stored
 from tests.support.s3 import also_on_s3
+from tests.support.waiting import LIMIT_S
 
 # Visibility ---------------------------------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ def test_a_transaction_becomes_visible_at_once(cluster, cluster_address, log, to
     table = producer.send_table(two, pa.table({"value": [b"x", b"y", b"z"]}))
     producer.send_offsets_to_transaction(commits(one, 7), mine)
     producer.flush()
-    assert [future.get(timeout=30).offset for future in futures] == [-1] * 4
+    assert [future.get(timeout=LIMIT_S).offset for future in futures] == [-1] * 4
     parts = [TopicPartition(one, 0), TopicPartition(one, 1), TopicPartition(two, 0)]
     readers = [
         Consumer(cluster=cluster_address, group_id=None, auto_offset_reset="earliest", isolation_level=level)
@@ -114,7 +115,7 @@ def test_aborted_records_are_never_visible_and_leave_no_gap(cluster, log, topic,
     producer = begin()
     for number, end in enumerate([producer.abort_transaction, producer.commit_transaction] * 2):
         producer.send(name, b"%d" % number)
-        producer.send(large, LARGE + b"%d" % number).get(timeout=30)
+        producer.send(large, LARGE + b"%d" % number).get(timeout=LIMIT_S)
         producer.send_offsets_to_transaction(commits(name, number), mine)
         end()
         producer.begin_transaction()
@@ -130,7 +131,7 @@ def test_unsent_records_fail_when_the_transaction_is_aborted(log, topic, begin):
     future = producer.send(name, b"v").add_errback(lambda _: producer.send(name, b"again"))
     producer.abort_transaction()
     with pytest.raises(TransactionAbortedError):
-        future.get(timeout=30)
+        future.get(timeout=LIMIT_S)
     producer.begin_transaction()
     producer.commit_transaction()
     assert stored(log, name) == {}, "not what an errback sends in the course of the abort either"
@@ -247,7 +248,7 @@ def test_calls_in_the_wrong_state_are_refused(produce, topic):
             except IllegalStateError as error:
                 caught.append(error)
 
-    producer.send(name, b"v").add_callback(in_callback).get(timeout=30)
+    producer.send(name, b"v").add_callback(in_callback).get(timeout=LIMIT_S)
     producer.commit_transaction()
     assert len(caught) == 4
     for call in (producer.init_transactions, producer.begin_transaction, *ends):

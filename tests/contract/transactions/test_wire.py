@@ -29,6 +29,7 @@ from spark_log.transactions.wire_transactions import Registration, WireProducer,
 from tests.contract.transactions.transaction_state import FILES, LARGE, NUMBERS, group, name_of, rows, segment_files
 from tests.support.producing import change
 from tests.support.stores import topics_view
+from tests.support.waiting import LIMIT_S
 
 
 class Wire:
@@ -241,7 +242,7 @@ def test_offsets_of_a_request_are_written_by_one_statement(cluster, topic):
 def test_next_producer_deletes_the_files_of_the_transaction_that_it_aborts(cluster, log, topic, begin):
     name = topic(**FILES)
     producer = begin()
-    producer.send(name, LARGE).get(timeout=30)
+    producer.send(name, LARGE).get(timeout=LIMIT_S)
     there = log.find_topic(name)
     assert len(segment_files(cluster, there)) == 1
     begin(name_of(producer))

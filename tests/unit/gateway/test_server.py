@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from spark_log.gateway import server
+from tests.support.waiting import LIMIT_S
 
 
 async def test_a_background_task_that_fails_runs_again(monkeypatch, caplog):
@@ -16,7 +17,7 @@ async def test_a_background_task_that_fails_runs_again(monkeypatch, caplog):
             raise OSError("the disk is gone")
         await asyncio.sleep(60)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         kept = asyncio.create_task(server._kept(task))
         while len(runs) < 2:
             await asyncio.sleep(0)

@@ -12,6 +12,7 @@ from spark_log.gateway.limits.request_context import RequestContext, request_con
 from spark_log.gateway.limits.request_memory import RequestMemory, ResponseTooLargeError
 from spark_log.gateway.limits.response_sizes import size_of
 from spark_log.gateway.services import Needed, Services
+from tests.support.waiting import LIMIT_S
 
 RESPONSES_BYTES = 2_000_000
 LARGE_NAME = 300_000
@@ -63,7 +64,7 @@ async def test_a_portion_that_finds_no_memory_is_made_again_when_there_is_some()
     await asyncio.sleep(0.05)
     assert not answering.done()
     other.memory.close()
-    assert await asyncio.wait_for(answering, 10) == [name]
+    assert await asyncio.wait_for(answering, LIMIT_S) == [name]
     assert request.made == [name, name]
 
 

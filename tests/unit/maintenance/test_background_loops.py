@@ -4,6 +4,7 @@ import threading
 
 from spark_log.maintenance.coordinator import background_loops
 from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, ended
+from tests.support.waiting import LIMIT_S
 
 
 def test_a_step_that_fails_is_called_again(monkeypatch, caplog):
@@ -18,7 +19,7 @@ def test_a_step_that_fails_is_called_again(monkeypatch, caplog):
         return 60.0
 
     loops.start("step", step)
-    assert again.wait(30)
+    assert again.wait(LIMIT_S)
     assert ended(loops.threads) is None
     loops.request_stop()
     loops.join()

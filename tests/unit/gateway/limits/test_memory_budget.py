@@ -7,6 +7,7 @@ import pytest
 from spark_log import clock
 from spark_log.gateway.limits import memory_budget
 from spark_log.gateway.limits.memory_budget import MemoryBudget
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ async def test_what_needs_little_does_not_wait_behind_what_needs_much():
     assert third.hold.more_at_once(100)
     assert not large.done()
     first.hold.close()
-    await asyncio.wait_for(large, 10)
+    await asyncio.wait_for(large, LIMIT_S)
     assert budget.bytes_held == 900
 
 
@@ -66,12 +67,12 @@ async def test_large_requests_leave_a_quarter_to_small_clients():
     assert not small[0].hold.more_at_once(100), "it would be a large one"
     assert not waiting.done()
     large[0].hold.close()
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, LIMIT_S)
 
 
 async def test_a_client_that_asks_again_and_again_comes_behind_the_others():
     """As clients that are closed because they stall, and connect again."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         budget = MemoryBudget(BYTES)
         holder = Client(budget)
         await holder.hold.more(1_200)
@@ -97,11 +98,12 @@ async def test_the_slowest_that_waits_for_its_client_is_closed_for_one_that_wait
     slow.stall(10)
     slow.hold._moved = 100
     slowest.stall(10)
-    await asyncio.wait_for(waiting.hold.more(300), 10)
+    await asyncio.wait_for(waiting.hold.more(300), LIMIT_S)
     assert [client.closed for client in (busy, slow, slowest, waiting)] == [False, False, True, False]
 
 
-async def test_nobody_is_closed_while_there_is_enough_memory_or_all_go_on():
+async def test_nobody_is_closed_while_there_is_enough_memory_or_all_go_on(monkeypatch):
+    monkeypatch.setattr(memory_budget, "_STALLED_S", LIMIT_S)
     budget = MemoryBudget(BYTES)
     busy, stalled, waiting = (Client(budget) for _ in range(3))
     await busy.hold.more(500)
@@ -111,7 +113,7 @@ async def test_nobody_is_closed_while_there_is_enough_memory_or_all_go_on():
     await asyncio.sleep(0.1)
     assert not stalled.closed and not task.done()
     busy.hold.close()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, LIMIT_S)
 
 
 async def test_a_small_client_that_stalls_is_not_closed_for_a_large_one():
@@ -124,7 +126,7 @@ async def test_a_small_client_that_stalls_is_not_closed_for_a_large_one():
     await asyncio.sleep(0.1)
     assert not small.closed and not task.done()
     large.hold.close()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, LIMIT_S)
 
 
 async def test_as_many_are_closed_as_the_first_that_waits_needs():
@@ -134,7 +136,7 @@ async def test_as_many_are_closed_as_the_first_that_waits_needs():
         await client.hold.more(240)
         client.stall(10)
     waiting = Client(budget)
-    await asyncio.wait_for(waiting.hold.more(600), 10)
+    await asyncio.wait_for(waiting.hold.more(600), LIMIT_S)
     assert sum(client.closed for client in stalled) == 3
 
 
@@ -160,7 +162,7 @@ async def test_a_request_whose_connection_has_ended_holds_nothing_and_waits_no_l
     with pytest.raises(ConnectionAbortedError):
         await second.hold.more(1)
     assert budget.bytes_held == 0
-    await asyncio.wait_for(third.hold.more(1_600), 10)
+    await asyncio.wait_for(third.hold.more(1_600), LIMIT_S)
 
 
 async def test_who_no_longer_waits_is_given_nothing():
@@ -177,7 +179,7 @@ async def test_who_no_longer_waits_is_given_nothing():
 async def test_one_large_request_may_be_larger_than_all_memory_beside_small_ones():
     small, client, another = (Client(budget) for budget in [MemoryBudget(BYTES)] * 3)
     await small.hold.more(90)
-    await asyncio.wait_for(client.hold.more(2_000), 10)
+    await asyncio.wait_for(client.hold.more(2_000), LIMIT_S)
     assert not another.hold.more_at_once(200)
     assert not client.hold._budget.hold(client.close, client.hold.client).more_at_once(1), "a second one of it"
 
@@ -196,14 +198,14 @@ async def test_a_large_request_has_its_turn_beside_clients_that_give_back_and_as
     attacks = [asyncio.create_task(ask_again(client)) for client in attackers]
     await asyncio.sleep(0.02)
     victim = Client(budget)
-    await asyncio.wait_for(victim.hold.more(1_000), 5)
+    await asyncio.wait_for(victim.hold.more(1_000), LIMIT_S)
     is_given.set()
     victim.hold.close()
     await asyncio.gather(*attacks)
 
 
 async def test_responses_that_exist_beyond_the_budget_end_the_slowest_then_the_largest():
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         budget = MemoryBudget(BYTES)
         busy, *stalled = (Client(budget) for _ in range(4))
         busy.hold.set(640)
@@ -222,7 +224,7 @@ async def test_responses_that_wait_for_each_other_while_they_grow_do_not_wait_fo
     await first.hold.more(600)
     await second.hold.more(500)
     grown = await asyncio.wait_for(
-        asyncio.gather(first.hold.more(900), second.hold.more(900), return_exceptions=True), 10
+        asyncio.gather(first.hold.more(900), second.hold.more(900), return_exceptions=True), LIMIT_S
     )
     assert (first.closed, second.closed) == (True, False)
     assert [type(one) for one in grown] == [ConnectionAbortedError, type(None)]
@@ -235,13 +237,13 @@ async def test_what_is_taken_at_once_never_waits_and_passes_no_other_of_its_kind
     task = await begun(second, 300)
     assert not third.hold.more_at_once(101)
     first.hold.close()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, LIMIT_S)
     assert budget.bytes_held == 300
 
 
 async def test_a_large_hold_that_is_alone_costs_no_small_client_its_connection():
     """Although both together are more than there is."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         budget = MemoryBudget(BYTES)
         small = [Client(budget) for _ in range(6)]
         for client in small:
@@ -260,7 +262,7 @@ async def test_a_large_hold_that_is_alone_costs_no_small_client_its_connection()
 
 async def test_so_many_connections_are_closed_in_one_turn(monkeypatch):
     monkeypatch.setattr(memory_budget, "_CLOSED_AT_ONCE", 2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         budget = MemoryBudget(BYTES)
         stalled = [Client(budget) for _ in range(6)]
         for client in stalled:

@@ -22,6 +22,7 @@ from spark_log.gateway.records.fetch_requests import APIS, _Answer, _Asked, _byt
 from spark_log.gateway.records.record_streams import BATCH_BYTES
 from spark_log.log.segments.plan import Found
 from spark_log.log.segments.slices import Positions
+from tests.support.waiting import LIMIT_S
 
 NONE, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID = 0, 3, 100
 LARGEST_RECORD = 2_000_000
@@ -105,7 +106,7 @@ async def test_records_that_are_larger_than_expected_wait_for_memory_without_bei
     await asyncio.sleep(0.05)
     assert len(reads) == 1 and responses.bytes_held == 3_000_000
     other.close()
-    response = await asyncio.wait_for(task, 10)
+    response = await asyncio.wait_for(task, LIMIT_S)
     assert len(reads) == 2 and responses.bytes_held == 5_000_000
     assert len(response.responses[0].partitions[0].records) == 5_000_000
 
@@ -136,7 +137,7 @@ async def test_records_that_are_too_few_are_read_again_only_after_a_change_of_th
     request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
     request = FetchRequest(max_wait_ms=60_000, min_bytes=900, max_bytes=1_000_000, topics=[])
     services = SimpleNamespace(call=call, compute=call, changes=SimpleNamespace(wait=wait))
-    response = await asyncio.wait_for(fetch(services, request, None), 10)
+    response = await asyncio.wait_for(fetch(services, request, None), LIMIT_S)
     assert reads == [5, 6, 9]
     assert len(response.responses[0].partitions[0].records) == 900
 
