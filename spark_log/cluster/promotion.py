@@ -37,11 +37,15 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
     """Commit a beat and write it to the online log dirs. If the server is not the recorded one, first accept its
     promotion.
 
-    Does nothing if beats are not needed, or if the identity of the server is unknown. A log dir that cannot be written,
+    Does nothing on SQLite, or if the identity of the server is unknown. If promotions are not accepted, the last beat
+    is voided: a node that is promoted by force meanwhile is not accepted later. A log dir that cannot be written,
     or does not answer within ANSWER_S_MAX, is skipped. Raises StoreChangedError if the promotion needs a person.
     """
     store = cluster.store
-    if store.sqlite or settings.store_promotion_accept != "synchronous":
+    if store.sqlite:
+        return
+    if settings.store_promotion_accept != "synchronous":
+        _void_beat(store, fence)
         return
     recorded, now = store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
     if recorded is None or now is None:
@@ -64,6 +68,15 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
     online = set(_online(store))
     infos = [info for log_dir_id, info in cluster.log_dirs().items() if log_dir_id in online]
     _answers({info: ask_in_thread("spark-log-beat", info, partial(write, info)) for info in infos})
+
+
+def _void_beat(store: Store, fence: Fence) -> None:
+    def void(connection: sa.Connection, _attempt: Attempt) -> None:
+        fence(connection)
+        server_identity.void_beat(connection)
+
+    if store.read(server_identity.last_beat).at_ms is not None:
+        store.transact(void)
 
 
 def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded: Identity, now: Identity) -> None:

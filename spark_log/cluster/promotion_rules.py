@@ -50,9 +50,11 @@ def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
         return "it is another system or database"
     if promotion.timeline <= promotion.recorded_timeline:
         return f"its timeline {promotion.timeline} does not follow timeline {promotion.recorded_timeline}"
+    if promotion.beat_ms is None:
+        return "it has no beat: before the promotion no coordinator ran, or store.promotion.accept was not synchronous"
     if not promotion.synchronous:
         return "replication was not synchronous at its last beat"
-    if promotion.beat_ms is None or promotion.now_ms - promotion.beat_ms > age_ms_max:
+    if promotion.now_ms - promotion.beat_ms > age_ms_max:
         return f"its last beat is older than store.promotion.max.age.ms={age_ms_max}"
     if promotion.beat_ms - promotion.now_ms > BEAT_AHEAD_MS_MAX:
         return (

@@ -7,9 +7,12 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
+from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import CLUSTER
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_schema import read_overrides, write_overrides
+
+_ACCEPT = "store.promotion.accept"
 
 
 def read_settings(cluster: Cluster) -> dict[str, str]:
@@ -38,6 +41,10 @@ def alter_settings(
         overrides = {name: value for name, value in merged.items() if value is not None}
         ClusterSettings.from_stored(overrides)
         if not validate_only:
+            if (
+                "synchronous" == before.get(_ACCEPT) != overrides.get(_ACCEPT)
+            ):  # nor is one accepted after the change back
+                server_identity.void_beat(connection)
             write_overrides(connection, overrides)
         return overrides
 

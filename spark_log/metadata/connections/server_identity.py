@@ -190,6 +190,11 @@ def last_beat(connection: sa.Connection) -> Beat:
     return Beat(row.beat, row.beat_ms, bool(row.synchronous))
 
 
+def void_beat(connection: sa.Connection) -> None:
+    """Forget the time of the last beat, so that no promotion is accepted before the next one."""
+    connection.execute(t.cluster.update().values(beat_ms=None, synchronous=False))
+
+
 _SYNCHRONOUS = sa.text("current_setting('synchronous_standby_names') <> ''")
 
 

@@ -32,7 +32,7 @@ def test_a_failover_to_a_synchronous_standby_is_accepted():
         ({"timeline": 1}, "does not follow"),
         ({"synchronous": False}, "not synchronous"),
         ({"beat_ms": NOW_MS - AGE_MS - 1}, "older than"),
-        ({"beat_ms": None}, "older than"),
+        ({"beat_ms": None, "synchronous": False}, "no beat"),
         ({"beat_ms": NOW_MS + BEAT_AHEAD_MS_MAX + 1}, "60 s in the future"),
         ({"beats_of_log_dirs": ()}, "no log dir answers"),
         ({"beats_of_log_dirs": (None,)}, "no log dir has a beat"),

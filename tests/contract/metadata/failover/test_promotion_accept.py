@@ -13,6 +13,7 @@ from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings
+from spark_log.config import ClusterSettings
 from spark_log.errors import StoreChangedError
 from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
@@ -51,7 +52,7 @@ def be_another_system(cluster):
 @pytest.fixture
 def clusters(pair, tmp_path):
     """A cluster of each kind, with the primary's last beat."""
-    kinds = ("failover", "manual", "older copy", "old beat", "another system", "asynchronous")
+    kinds = ("failover", "manual", *REFUSALS)
     with ExitStack() as stack:
         opened = {}
         for kind in kinds:
@@ -62,6 +63,8 @@ def clusters(pair, tmp_path):
                 beat(opened[kind])
         beat_while_asynchronous(pair, opened["asynchronous"])
         show_a_later_beat(tmp_path / "older copy")
+        alter_settings(opened["manual for a while"], {"store.promotion.accept": "manual"})
+        acceptance.beat(opened["coordinator with another setting"], ClusterSettings(), unfenced)
         alter_settings(opened["old beat"], {"store.promotion.max.age.ms": "1"})
         be_another_system(opened["another system"])
         yield opened
@@ -75,6 +78,8 @@ def unnamed_file(folder, topic, age_s):
 
 
 REFUSALS = {
+    "manual for a while": "no beat",
+    "coordinator with another setting": "no beat",
     "older copy": "beat 99",
     "old beat": "older than store.promotion.max.age.ms=1",
     "another system": "another system",
@@ -102,6 +107,7 @@ def test_only_a_failover_without_loss_is_accepted(pair, clusters, tmp_path):
     assert [value for *_, value in read_all(log, topic)] == ["before", "after"]
     log.close()
 
+    alter_settings(clusters["manual for a while"], SYNCHRONOUS)
     for kind, reason in REFUSALS.items():
         with pytest.raises(StoreChangedError, match=reason):
             beat(clusters[kind])
