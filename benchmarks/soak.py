@@ -3,7 +3,8 @@
 Two producers send --rate records a second each, a third process makes transactions, a group of two members reads them
 (one leaves and joins again all the time), a Spark stream copies a topic to another, and a coordinator does the whole
 maintenance: seal, merge, compaction, retention, clean-up, Delta tables with their logs, expiry. Retention, delete
-delays and intervals are so short that each of these happens many times in the run, and what is kept is bounded.
+delays and intervals are so short that each of these happens many times in the run, and what is kept is bounded. But
+the versions of a Delta table are kept for a day at least (delta.log.retention.ms): Delta logs grow all the time.
 
 Sampled: memory (PSS: resident memory, with pages that several processes share divided among them), open files and
 threads of each process with its children; files and bytes by kind; size of the metadata store and rows of each table;
@@ -24,7 +25,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from deltalake import DeltaTable
 from rich.console import Console
 from rich.table import Table
 
@@ -34,7 +34,7 @@ from benchmarks.soak_samples import Samples, sample_folder, sample_process, samp
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.replication.controller.topic_operations import create_topic
-from spark_log.tables.publication import delta_tables, publish
+from spark_log.tables.publication import publish
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 
 SETTINGS = {
@@ -55,11 +55,6 @@ CONFIGS = {"delta.max.lag.ms": "5000", "file.delete.delay.ms": "30000"}
 DELETED = {**CONFIGS, "retention.ms": "120000", "segment.bytes": "4000000"}
 COMPACTED = {**CONFIGS, "cleanup.policy": "compact", "delete.retention.ms": "30000"}
 TOPICS = {roles.EVENTS: DELETED, roles.PAIRED: DELETED, roles.COPY: DELETED, roles.STATE: COMPACTED}
-DELTA_PROPERTIES = {
-    "delta.logRetentionDuration": "interval 2 minutes",
-    "delta.deletedFileRetentionDuration": "interval 2 minutes",
-}
-"""The tables of spark-log keep their logs for 30 days, by Delta's own property, which the soak shortens."""
 ROLES: dict[str, Callable[[str, Connection, float, int], None]] = {
     "coordinator": roles.coordinate,
     "producer 1": roles.produce,
@@ -105,8 +100,6 @@ def _prepare(cluster: Cluster) -> None:
         topic = create_topic(cluster, name, 2, configs=configs)
         assert topic is not None
         publish(cluster, topic)
-        for location in delta_tables(cluster, topic).values():
-            DeltaTable(location).alter.set_table_properties(DELTA_PROPERTIES)
 
 
 def _run(cluster: Cluster, address: str, folder: Path, arguments: argparse.Namespace, samples: Samples) -> None:

@@ -89,8 +89,11 @@ def consume(
     from spark_log.cli.topics.topic_reader import TopicReader
     from spark_log.cluster.cluster import Cluster
     from spark_log.log.reader import LogReader
+    from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 
     with Cluster.open(cluster) as opened:
+        if follow:
+            opened.store.read_timeout_ms = DEFAULT_TIMEOUT_MS  # a failover does not end it
         log = LogReader(opened)
         reader = TopicReader(log, log.find_topic(topic), sorted(set(partition)) if partition else None)
         reader.seek(position)
