@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-from spark_log.facts.doctor.findings import Finding, error, note, or_ok, some_of, warning
-from spark_log.text import count_of
+from spark_log.facts.doctor.findings import Finding, error, note, or_ok, warning
+from spark_log.text import count_of, some_of
 
 TOPIC_SETTINGS, CLUSTER_SETTINGS = "topic settings", "cluster settings"
 

@@ -131,7 +131,7 @@ def _create_topic(
     validate_only: bool = False,
     fewer_replicas: bool = False,
 ) -> Topic | None:
-    _check_partition_count(partitions, minimum=1)
+    _check_partition_count(partitions)
     overrides = canonical(configs or {})
     validate_overrides(overrides)
     config = TopicConfig.from_overrides(overrides)
@@ -255,7 +255,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
     With `validate_only` the topic does not change, but the same errors are raised.
     """
     validate_user_topic(name, "add partitions to")
-    _check_partition_count(total, minimum=1)
+    _check_partition_count(total)
     data = cluster.of(cluster.store.read(lambda connection: find_topic(connection, name)))
 
     def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
@@ -335,9 +335,9 @@ def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, 
     return overrides, TopicConfig.from_stored(overrides)
 
 
-def _check_partition_count(count: object, minimum: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or not minimum <= count <= PARTITIONS_MAX:
-        raise InvalidPartitionsError(f"partitions: expected a number from {minimum} to {PARTITIONS_MAX}, got {count!r}")
+def _check_partition_count(count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= PARTITIONS_MAX:
+        raise InvalidPartitionsError(f"partitions: expected a number from 1 to {PARTITIONS_MAX}, got {count!r}")
 
 
 def _check_replication_factor(factor: object) -> None:
