@@ -5,7 +5,7 @@ It also escapes control characters in text that comes from clients, because term
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 _DURATIONS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
@@ -36,6 +36,12 @@ _SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMGT])(i?))?B?", re.IGNORECASE)
 def count_of(count: int, what: str, plural: str | None = None) -> str:
     """Return text such as `1 record` or `2,000 records`. Give `plural` if it is not formed with an s."""
     return f"{count:,} {what if count == 1 else plural or f'{what}s'}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return the first five names, and the number of the others."""
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5:,} more"
 
 
 def bytes_of(size: int) -> str:

@@ -235,7 +235,7 @@ class ClusterSettings:
 
     log_cleaner_local_bytes_max: int = GIB
     """Not in Kafka. Stored bytes of a partition above which the coordinator and `spark-log maintenance` leave its
-    compaction to jobs/compact.py, with a note.
+    compaction to jobs/maintenance.py, with a note.
     """
 
     log_flush_scheduler_interval_ms: int = 1_000

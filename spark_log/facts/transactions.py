@@ -155,16 +155,7 @@ def describe_producer(cluster: Cluster, producer_id: int) -> TransactionDescript
 
 def find_hanging(cluster: Cluster, timeout_ms_max: int) -> list[TransactionDescription]:
     """Return the hanging transactions (`is_hanging`), the longest open ones first."""
-    store = cluster.store
-
-    def read(connection: sa.Connection) -> list[TransactionDescription]:
-        listings = _listings(connection, store.clock(connection), TRANSACTION.state == ONGOING.value)
-        hanging = [each for each in listings if is_hanging(each, timeout_ms_max)]
-        hanging.sort(key=lambda each: -(each.open_ms or 0))
-        topics = _names(connection) if hanging else {}
-        return [_described(connection, each, topics) for each in hanging]
-
-    return _with_parts(cluster, store.read(read))
+    return [each for each in describe_open_transactions(cluster) if is_hanging(each.transaction, timeout_ms_max)]
 
 
 def is_hanging(transaction: TransactionListing, timeout_ms_max: int) -> bool:

@@ -101,7 +101,7 @@ def ask_classic_ends(connection: sa.Connection, group_ids: Collection[str]) -> A
 
 
 def _ask(query: Prepared, connection: sa.Connection, keys: Collection[Key]) -> Answer:
-    return query.ask(connection, {"members": json.dumps(list(keys))})
+    return query.ask(connection, {"pairs": json.dumps(list(keys))})
 
 
 def renew_sessions(
@@ -143,7 +143,7 @@ _MEMBERS = Prepared(
         GROUP_MEMBER.instance_id, GROUP_MEMBER.epoch_state,
     )
     .join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)
-    .where(in_pairs(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, "members"))
+    .where(in_pairs(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id))
 )  # fmt: skip
 _CLASSIC = Prepared(
     sa.select(
@@ -153,12 +153,12 @@ _CLASSIC = Prepared(
     )
     .join_from(t.classic_member, t.classic_group, CLASSIC_GROUP.group_id == CLASSIC_MEMBER.group_id)
     .join(t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_MEMBER.group_id)
-    .where(in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, "members"))
+    .where(in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id))
 )  # fmt: skip
 _OWNED = Prepared(
     sa.select(
         GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition
-    ).where(in_pairs(GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, "members"))
+    ).where(in_pairs(GROUP_PARTITION.group_id, GROUP_PARTITION.member_id))
 )
 _SESSION_ENDS = Prepared(
     sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch, sa.func.min(GROUP_MEMBER.until_ms))
@@ -180,6 +180,6 @@ _CLASSIC_ENDS = Prepared(
 )
 _CLASSIC_MEMBERS = Prepared(
     sa.select(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id).where(
-        in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, "members")
+        in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id)
     )
 )

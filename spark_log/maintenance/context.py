@@ -58,17 +58,14 @@ def each_store(
     cluster: "str | Cluster",
     holder: str,
     topics: Collection[str] | None,
-    settings: ClusterSettings | None,
-    *,
-    on_spark: bool = False,
 ) -> Iterator[MaintenanceContext]:
-    """Yield the context of work on request for each store, one after the other. A cluster that is given by its address
+    """Yield the context of work on Spark for each store, one after the other. A cluster that is given by its address
     is opened, and closed at the end. Raises UnknownTopicOrPartitionError for a named topic that does not exist.
     """
     with Cluster.open(cluster) if isinstance(cluster, str) else nullcontext(cluster) as opened:
         check_topics(opened, topics)
         for store_id in opened.store_ids():
-            with open_maintenance(opened.at(store_id), holder, topics, settings, on_spark=on_spark) as context:
+            with open_maintenance(opened.at(store_id), holder, topics, None, on_spark=True) as context:
                 yield context
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import open_log_dir
-from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import LogDirId
 from spark_log.log.segments.slices import LogDirs
@@ -32,7 +31,6 @@ def merge_on_spark(
     cluster: "str | Cluster",
     *,
     topics: Collection[str] | None = None,
-    settings: ClusterSettings | None = None,
 ) -> Iterator[Report]:
     """Merge small segments, as many partitions at once as Spark has cores. Yields the reports of the task `merge` of
     `run_tasks`.
@@ -40,7 +38,7 @@ def merge_on_spark(
     from spark_log.maintenance.spark_tasks import parallelism
 
     threads = min(parallelism(spark), _PARTITIONS_MAX)
-    for context in each_store(cluster, "merge on Spark", topics, settings, on_spark=True):
+    for context in each_store(cluster, "merge on Spark", topics):
         yield from merge_segments(context, _write_in_tasks(spark), threads)
 
 

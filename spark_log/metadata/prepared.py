@@ -67,13 +67,13 @@ def _in_array(element: in_list, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class in_pairs(FunctionElement[Any]):  # noqa: N801
-    """Whether two columns have one of the pairs of values of a parameter, which is JSON: [["a", "b"], ...]."""
+    """Whether two columns have one of the pairs of values of parameter `pairs`, which is JSON: [["a", "b"], ...]."""
 
     inherit_cache = True
     type = sa.types.NullType()
 
-    def __init__(self, first: sa.ColumnElement[Any], second: sa.ColumnElement[Any], parameter: str) -> None:
-        super().__init__(first, second, sa.bindparam(parameter, type_=sa.Text()))
+    def __init__(self, first: sa.ColumnElement[Any], second: sa.ColumnElement[Any]) -> None:
+        super().__init__(first, second, sa.bindparam("pairs", type_=sa.Text()))
 
 
 @compiles(in_pairs, "sqlite")

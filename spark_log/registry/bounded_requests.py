@@ -1,4 +1,4 @@
-"""GET requests to a server that may be slow or hostile: all requests of a block have one time limit, also for servers
+"""Requests to a server that may be slow or hostile: all requests of a block have one time limit, also for servers
 that send a byte now and then, and no redirect is followed.
 """
 
@@ -32,11 +32,11 @@ def time_limit() -> Iterator[None]:
         _until_s.reset(token)
 
 
-def get(url: str, accept: str, bytes_max: int) -> bytes:
+def send(request: Request, bytes_max: int) -> bytes:
     """Return the body of the answer, at most its first `bytes_max` bytes. Raises the errors of `urlopen`; also
-    HTTPError for a redirect, and TimeoutError.
+    HTTPError for a redirect, whose body can be read inside a block of `time_limit`, and TimeoutError.
     """
-    with time_limit(), _OPENER.open(Request(url, headers={"Accept": accept}), timeout=_left_s()) as answer:
+    with time_limit(), _OPENER.open(request, timeout=_left_s()) as answer:
         data: bytes = answer.read(bytes_max)
         return data
 

@@ -7,6 +7,7 @@ from http.client import HTTPException
 from typing import Any, ParamSpec, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
+from urllib.request import Request
 
 from spark_log.errors import (
     InvalidConfigurationError,
@@ -118,7 +119,8 @@ def _get(urls: str, path: str) -> Any:
                 f"schema.registry.url: expected http:// or https://, got {redact(address)!r}"
             )
         try:
-            answer = json.loads(bounded_requests.get(address + path, _ACCEPT, _ANSWER_BYTES_MAX))
+            request = Request(address + path, headers={"Accept": _ACCEPT})
+            answer = json.loads(bounded_requests.send(request, _ANSWER_BYTES_MAX))
             _note_answer(urls, address)
             return answer
         except HTTPError as error:

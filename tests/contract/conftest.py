@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from spark_log import Producer
+from spark_log import Consumer, Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance import client_log
@@ -89,6 +89,23 @@ def produce(cluster, cluster_address):
     yield make
     for producer in made:
         producer.close(timeout=10)
+
+
+@pytest.fixture
+def consume(cluster_address, cluster):
+    """A function that creates consumers of group `g`, which read from the start and do not commit by themselves; they
+    are closed at the end.
+    """
+    made = []
+
+    def make(*topics, **settings):
+        given = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, **settings}
+        made.append(Consumer(*topics, cluster=cluster_address, **given))
+        return made[-1]
+
+    yield make
+    for consumer in made:
+        consumer.close(autocommit=False)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from spark_log.maintenance import compact_on_spark
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import alter_configs
-from spark_log.spark.jobs import compact as job
+from spark_log.spark.jobs.maintenance import MaintenanceArguments, do_tasks
 from tests.support.damage import flipped_in_page, replicas_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import NOON_MS
@@ -145,7 +145,7 @@ def test_many_partitions_at_once_and_every_kind_of_reader(
 
     # continued: new records are dirty, and tombstones are dropped after delete.retention.ms
     fill(log, topic, 1, 900, 300, latest)
-    job.compact(spark, cluster, job.JOB.parse(["--cluster", "here", "--topic", "t", "--force"]))
+    assert do_tasks(spark, cluster, MaintenanceArguments("", ["t"], ["compact"], force=True)) == []
     assert found_in(log, topic) == latest
 
 
@@ -161,7 +161,7 @@ def test_tombstones_and_keyless_records_are_removed_and_others_unchanged(
     topic = alter_configs(cluster, "t", {"cleanup.policy": "compact"})
     before = {(row.partition, row.offset): row for row in read(spark, cluster, subscribe="t").collect()}
     for _ in range(2):
-        job.compact(spark, cluster, job.JOB.parse(["--cluster", "here", "--json"]))
+        assert do_tasks(spark, cluster, MaintenanceArguments("", None, ["compact"], json=True)) == []
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     values = {place: found for place, found in latest.items() if found[1] is not None}
     assert found_in(log, topic) == values
@@ -169,8 +169,8 @@ def test_tombstones_and_keyless_records_are_removed_and_others_unchanged(
     assert all(before[row.partition, row.offset] == row for row in after)
     reports = [line for line in lines if line["event"] == "report"]
     assert reports[1]["notes"] == [f"{len(latest) - len(values)} tombstones dropped"]
-    assert [line["event"] for line in lines] == ["progress", "progress", "report", "summary"] * 2
-    assert lines[-1]["after"]["records"] == len(values)
+    assert [line["event"] for line in lines] == ["progress", "progress", "progress", "report", "summary"] * 2
+    assert reports[1]["after"]["records"] == len(values)
     assert compact_on_spark(spark, cluster) == []
 
 

@@ -4,6 +4,9 @@ to a producer.
 
 from typing import Any
 
+from kafka.consumer.fetcher import ConsumerRecord
+
+from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.maintenance.client_log import ClientLog
@@ -36,6 +39,18 @@ def stored(log: ClientLog, topic: str) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {}
     for row in rows(log, topic):
         found.setdefault(row["partition"], []).append(row["value"])
+    return found
+
+
+def consume_all(address: str, count: int, topic: str) -> list[ConsumerRecord]:
+    """The records of a topic, of which there must be `count`, read with a consumer without a group."""
+    with Consumer(topic, cluster=address, auto_offset_reset="earliest") as consumer:
+        found: list[ConsumerRecord] = []
+        while len(found) < count:
+            polled = consumer.poll(60_000)
+            assert polled, f"only {len(found)} of {count} records of {topic}"
+            found += [record for records in polled.values() for record in records]
+        assert consumer.poll(0) == {}
     return found
 
 

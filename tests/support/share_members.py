@@ -6,6 +6,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share import rows
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
 from spark_log.groups.share.polling import Result, SharePolls
@@ -13,6 +14,12 @@ from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range, Request
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Attempt
+
+
+def set_lock_ms(cluster: Cluster, lock_ms: int) -> None:
+    """Set the time that locks of records last, and the least that a group may set."""
+    names = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
+    alter_settings(cluster, dict.fromkeys(names, str(lock_ms)))
 
 
 class ShareMember:

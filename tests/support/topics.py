@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
-from spark_log.ids import TopicPartition
+from spark_log.ids import OffsetRange
 from spark_log.log.append.rules import Acks, Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -75,7 +75,7 @@ def stored(cluster: Cluster, topic: str) -> dict[int, list[str]]:
         positions = log.positions(log.find_topic(topic))
         found: dict[int, list[str]] = {}
         for tp, (start, end) in positions.items():
-            rows = [row for batch in log.read({tp: _range(start, end)}) for row in batch.to_pylist()]
+            rows = [row for batch in log.read({tp: OffsetRange(start, end)}) for row in batch.to_pylist()]
             assert [row["offset"] for row in rows] == list(range(start, end))
             if rows:
                 found[tp.partition] = ["null" if row["value"] is None else row["value"].decode() for row in rows]
@@ -97,13 +97,6 @@ def values(frame: DataFrame) -> dict[int, list[str]]:
     return found
 
 
-def offsets_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    shown: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        shown.setdefault(topic, {})[str(partition)] = offset
-    return shown
-
-
 @contextlib.contextmanager
 def fails(*texts: str) -> Iterator[None]:
     """Checks that the block fails with a message that contains each of `texts`."""
@@ -111,12 +104,6 @@ def fails(*texts: str) -> Iterator[None]:
         yield
     for text in texts:
         assert text in str(raised.value), f"{text!r} is not in: {str(raised.value)[:3000]}"
-
-
-def _range(start: int, end: int) -> Any:
-    from spark_log.ids import OffsetRange
-
-    return OffsetRange(start, end)
 
 
 def _named(options: Mapping[str, Any]) -> dict[str, str]:

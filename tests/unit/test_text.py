@@ -5,11 +5,12 @@ from spark_log.maintenance.erase.erase_report import Erased
 from spark_log.maintenance.erase.purge import Purged
 from spark_log.spark.jobs.summary import BatchProgress, Stages, Summary, progress_line, summary_lines
 from spark_log.spark.streams.transactional_loop import Totals
-from spark_log.text import count_of, exact_duration_of, rate_of
+from spark_log.text import count_of, exact_duration_of, rate_of, some_of
 
 
 def test_counts_and_durations() -> None:
     assert [count_of(n, "record") for n in (0, 1, 2_000)] == ["0 records", "1 record", "2,000 records"]
+    assert (some_of([*"abcde"]), some_of([*"abcdefg"])) == ("a, b, c, d, e", "a, b, c, d, e and 2 more")
     assert [count_of(n, "batch", "batches") for n in (1, 2)] == ["1 batch", "2 batches"]
     told = [exact_duration_of(ms) for ms in (604_800_000, 86_400_000, 129_600_000, 60_000, 1_000, 1_500, 0)]
     assert told == ["7 days", "1 day", "36 hours", "1 minute", "1 second", "1,500 ms", "0 ms"]

@@ -144,9 +144,6 @@ def reset(
     to: Annotated[str, reset_target_option("what is committed")],
     topic: Topics = None,
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the new offsets, as without --execute.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show the offsets that a reset would commit for a group without live members; with --execute commit them. Share
@@ -163,8 +160,6 @@ def reset(
     from spark_log.cluster.cluster import Cluster
     from spark_log.groups.group_operations import reset_offsets
 
-    if execute and dry_run:
-        raise typer.BadParameter("cannot be combined with --dry-run", param_hint="--execute")
     where = parse_target(to)
     with Cluster.open(cluster) as opened:
         chosen = choose_partitions(opened, topic, _committed(opened, group))

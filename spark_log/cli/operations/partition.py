@@ -11,6 +11,7 @@ from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, note, print_json, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, parse_bytes
 from spark_log.ids import TopicPartition
+from spark_log.text import some_of
 
 if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
@@ -125,7 +126,8 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
     )
     for broker in loads.brokers:
         if broker.led_elsewhere:
-            say(f"broker {broker.broker_id} should lead {_some(broker.led_elsewhere)}: spark-log partition elect")
+            elsewhere = some_of([str(tp) for tp in broker.led_elsewhere])
+            say(f"broker {broker.broker_id} should lead {elsewhere}: spark-log partition elect")
         if broker.largest:
             heavy = ", ".join(f"{facts.tp} ({bytes_of(facts.bytes)})" for facts in broker.largest)
             say(f"broker {broker.broker_id} is full of {heavy}: spark-log partition reassign")
@@ -265,8 +267,3 @@ def _flat(facts: Any) -> dict[str, Any]:
     """Return the fields with topic and partition instead of `tp`."""
     values = dict(facts if isinstance(facts, dict) else facts._asdict())
     return {**values.pop("tp")._asdict(), **values}
-
-
-def _some(partitions: Sequence[TopicPartition], most: int = 5) -> str:
-    shown = ", ".join(map(str, partitions[:most]))
-    return shown if len(partitions) <= most else f"{shown} and {len(partitions) - most:,} more"

@@ -4,16 +4,18 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import count_of, json_of, note
-from spark_log.cli.records.position import Earliest, Latest, Position, parse_position
 from spark_log.cli.records.record_lines import show_json, show_text
 from spark_log.cli.shared_options import Cluster_, TopicName
 from spark_log.text import printable
+
+if TYPE_CHECKING:
+    from spark_log.groups.group_operations import ResetTo
 
 
 class IsolationLevel(StrEnum):
@@ -73,6 +75,8 @@ def consume(
     - `spark-log consume events --from latest --follow`
     - `spark-log consume events --group readers --follow`
     """
+    from spark_log.cli.records.position import parse_position
+
     try:
         position = parse_position(from_)
     except ValueError as error:
@@ -118,7 +122,7 @@ def _consume_as_member(
     topic: str,
     cluster: str,
     group: str,
-    position: Position,
+    position: "ResetTo",
     partitions: Sequence[int] | None,
     max_messages: int | None,
     follow: bool,
@@ -126,6 +130,8 @@ def _consume_as_member(
     values: bool,
     as_json: bool,
 ) -> None:
+    from spark_log.groups.group_operations import Earliest, Latest
+
     if partitions:
         raise typer.BadParameter("--partition and --group exclude each other: the group assigns the partitions")
     if not isinstance(position, Earliest | Latest):

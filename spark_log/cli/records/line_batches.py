@@ -8,21 +8,22 @@ from typing import BinaryIO
 BATCH_BYTES = 16 * 1024 * 1024
 """About the largest batch: a few MiB per partition make a good segment file."""
 
-LINGER_S = 0.05
+_LINGER_S = 0.05
 """The time to wait for more input before a batch that is not full is sent (Kafka's linger.ms)."""
 
 _READ_BYTES = 1 << 20
 
 
-def line_batches(source: BinaryIO, batch_bytes: int = BATCH_BYTES, linger_s: float = LINGER_S) -> Iterator[list[bytes]]:
+def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
     """Yield non-empty lists of whole lines without their ends (\\n or \\r\\n), in order.
 
-    A last line without an end counts. A line longer than `batch_bytes` makes a longer batch.
+    A last line without an end counts. A line longer than BATCH_BYTES makes a longer batch.
     """
     rest = b""
+    batch_bytes = BATCH_BYTES
     while True:
         parts, size, ended = [rest], len(rest), False
-        while size < batch_bytes and (len(parts) == 1 or _more_within(source, linger_s)):
+        while size < batch_bytes and (len(parts) == 1 or _more_within(source, _LINGER_S)):
             data = source.read1(_READ_BYTES) if isinstance(source, io.BufferedReader) else source.read(_READ_BYTES)
             if not data:
                 ended = True

@@ -3,90 +3,37 @@
 earliest | latest | 1234 (an offset) | -10 (the last ten of each partition) | 2026-01-31T12:00:00Z | @1769860800000
 """
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from spark_log.errors import OffsetOutOfRangeError
-from spark_log.text import parse_time_ms
-
-_INTEGER = re.compile(r"-?[0-9]{1,19}")
-_MILLISECONDS = re.compile(r"@[0-9]{1,15}")
-
-
-@dataclass(frozen=True)
-class Earliest:
-    pass
+from spark_log.groups.group_operations import Exactly, ResetTo, ShiftBy, reset_offset
+from spark_log.groups.offset_resets import parse_reset
+from spark_log.log.segments.slices import Positions
 
 
-@dataclass(frozen=True)
-class Latest:
-    pass
-
-
-@dataclass(frozen=True)
-class AtOffset:
-    offset: int
-
-
-@dataclass(frozen=True)
-class Last:
-    """The last `count` offsets of each partition."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class AtTimestamp:
-    timestamp_ms: int
-
-
-Position = Earliest | Latest | AtOffset | Last | AtTimestamp
-
-
-def parse_position(text: str) -> Position:
-    """Return the position of a text. A time without a zone is UTC. Raises ValueError that says what is expected."""
-    word = text.strip()
-    if word.lower() == "earliest":
-        return Earliest()
-    if word.lower() == "latest":
-        return Latest()
-    if _INTEGER.fullmatch(word):
-        number = int(word)
-        return AtOffset(number) if number >= 0 else Last(-number)
-    if _MILLISECONDS.fullmatch(word):
-        return AtTimestamp(int(word[1:]))
+def parse_position(text: str) -> ResetTo:
+    """Return the position of a text. A time without a zone is UTC. A shift is negative, from the high watermark. Raises
+    ValueError that says what is expected.
+    """
     try:
-        return AtTimestamp(parse_time_ms(word))
+        position = parse_reset(text)
     except ValueError:
+        position = None
+    if position is None or (isinstance(position, ShiftBy) and position.records >= 0):
         raise ValueError(
             f"expected earliest, latest, an offset, -N (the last N), a time as 2026-01-31T12:00:00Z, or @milliseconds;"
             f" got {text!r}"
-        ) from None
+        )
+    return position
 
 
-def start_offset(
-    position: Position, partition: str, limits: tuple[int, int], at_timestamps: Mapping[str, int | None]
-) -> int:
-    """Return the first offset to read of `partition` with these limits (log start offset, high watermark).
+def start_offset(position: ResetTo, partition: str, limits: Positions, at_time: int | None) -> int:
+    """Return the first offset to read of `partition` with these limits.
 
-    `at_timestamps` has the first offset with the requested timestamp, or None if every record is older. Raises
+    `at_time` is the first offset with the requested timestamp, or None if every record is older. Raises
     OffsetOutOfRangeError for an offset outside the limits.
     """
-    low, high = limits
-    match position:
-        case Earliest():
-            return low
-        case Latest():
-            return high
-        case Last(count):
-            return max(low, high - count)
-        case AtTimestamp():
-            found = at_timestamps[partition]
-            return high if found is None else found
-        case AtOffset(offset):
-            if not low <= offset <= high:
-                raise OffsetOutOfRangeError(
-                    f"--from: {partition} has no offset {offset}: it starts at {low} and ends before {high}"
-                )
-            return offset
+    low, high = limits.log_start_offset, limits.high_watermark
+    if isinstance(position, Exactly) and not low <= position.offset <= high:
+        raise OffsetOutOfRangeError(
+            f"--from: {partition} has no offset {position.offset}: it starts at {low} and ends before {high}"
+        )
+    return reset_offset(position, limits, high, at_time)

@@ -50,16 +50,15 @@ def create(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topics
-    from spark_log.replication.controller.topic_operations import create_topic
+    from spark_log.replication.controller.topic_operations import check_new_topic, create_topic
 
     configs = parse_configs(config or (), "--config")
     with Cluster.open(cluster) as opened:
         existing = opened.store.read(lambda connection: find_topics(connection, [name])) if if_not_exists else {}
         made = None
         if not existing:
-            made = create_topic(
-                opened, name, partitions, replication_factor, configs, store=store, validate_only=validate_only
-            )
+            operation = check_new_topic if validate_only else create_topic
+            made = operation(opened, name, partitions, replication_factor, configs, store=store)
     if as_json:
         print_json({"topic": name, "created": made is not None, "topic_id": made.uuid if made else None})
     elif existing:

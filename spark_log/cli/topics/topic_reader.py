@@ -8,9 +8,10 @@ import pyarrow as pa
 from kafka.structs import MemberState
 
 from spark_log import clock
-from spark_log.cli.records.position import AtTimestamp, Position, start_offset
+from spark_log.cli.records.position import start_offset
 from spark_log.cluster.topics import Topic
 from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_log.groups.group_operations import AtTime, ResetTo
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
 from spark_log.log.segments.slices import Positions
@@ -31,17 +32,15 @@ class TopicReader:
     lost: dict[TopicPartition, int] = field(default_factory=dict)
     """The number of offsets that were deleted before they were read, by partition."""
 
-    def seek(self, position: Position) -> None:
+    def seek(self, position: ResetTo) -> None:
         """Start at the position. Raises UnknownTopicOrPartitionError, OffsetOutOfRangeError."""
         limits = self._limits()
-        times: dict[str, int | None] = {}
-        if isinstance(position, AtTimestamp):
+        times: Mapping[int, int | None] = {}
+        if isinstance(position, AtTime):
             wanted = {tp.partition: position.timestamp_ms for tp in limits}
-            found = self.log.offsets_for_times(self.topic, wanted)
-            times = {str(tp): found[tp.partition] for tp in limits}
+            times = self.log.offsets_for_times(self.topic, wanted)
         self.next_offsets = {
-            tp: start_offset(position, str(tp), (limit.log_start_offset, limit.high_watermark), times)
-            for tp, limit in limits.items()
+            tp: start_offset(position, str(tp), limit, times.get(tp.partition)) for tp, limit in limits.items()
         }
 
     def read_available(self) -> Iterator[pa.RecordBatch]:

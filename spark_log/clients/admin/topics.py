@@ -51,13 +51,13 @@ def _create(cluster: Cluster, wanted: _Wanted, validate_only: bool) -> Topic | N
             f"topic {wanted.name!r}: assignments {dict(wanted.assignments)}: placement over brokers and racks is"
             " spark-log's; give num_partitions and replication_factor"
         )
-    return engine.create_topic(
+    operation = engine.check_new_topic if validate_only else engine.create_topic
+    return operation(
         cluster,
         wanted.name,
         _default(wanted.num_partitions, NUM_PARTITIONS),
         _default(wanted.replication_factor, REPLICATION_FACTOR),
         {name: str(value) for name, value in wanted.configs.items()},
-        validate_only=validate_only,
     )
 
 

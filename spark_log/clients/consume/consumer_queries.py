@@ -36,7 +36,7 @@ class ConsumerQueries(Guarded):
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return log start offsets. UnknownTopicOrPartitionError names a partition that does not exist."""
-        found = self._ends([checked_partition(partition) for partition in partitions])
+        found = self._ends(partitions)
         return {partition: ends.log_start_offset for partition, ends in found.items()}
 
     @translated
@@ -46,7 +46,7 @@ class ConsumerQueries(Guarded):
         """Return high watermarks, the offsets of the next records. UnknownTopicOrPartitionError names a partition that
         does not exist.
         """
-        found = self._ends([checked_partition(partition) for partition in partitions])
+        found = self._ends(partitions)
         return {partition: ends.high_watermark for partition, ends in found.items()}
 
     @translated
@@ -89,7 +89,7 @@ class ConsumerQueries(Guarded):
         return set(range(_partition_count(self.cluster, topic)))
 
     def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
-        return _all_ends(self.cluster, partitions)
+        return _all_ends(self.cluster, [checked_partition(partition) for partition in partitions])
 
     def required_group(self) -> str:
         if self.settings.group_id is None:
@@ -124,11 +124,6 @@ def _elsewhere(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict
     return by_store(topic for topic in topics.values() if topic.store_id != cluster.store_id)
 
 
-def _ends(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
-    """Return log start offsets and high watermarks. UnknownTopicOrPartitionError names an unknown partition."""
-    return _checked(find_positions(connection, [each for each in partitions if is_legal(each.topic)]), partitions)
-
-
 def _checked(
     positions: Mapping[ids.TopicPartition, Found], partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Positions]:
@@ -153,7 +148,8 @@ def _offsets_for_times(
         elsewhere.clear()
         elsewhere.update(away)
         names = {topic.name for those in away.values() for topic in those}
-        _ends(connection, [partition for partition in timestamps_ms if partition.topic not in names])
+        here = [partition for partition in timestamps_ms if partition.topic not in names]
+        _checked(find_positions(connection, [each for each in here if is_legal(each.topic)]), here)
         return plan_of(connection, [topic for topic in topics.values() if topic.name not in names])
 
     def plan_of(connection: sa.Connection, topics: Collection[Topic]) -> dict[ids.TopicPartition, TimeLookup]:

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_log.clients.produce.faults import faults, has_no_faults
 from spark_log.clients.produce.producer_batch import RECORD_BYTES, Headers, TopicBatch
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.log.append.encoding import Encoding, bad_records
 from spark_log.log.append.partitioner import partition_of, partition_of_key
 from spark_log.log.records.arrow_numpy import Longs, binary_array, from_numpy, validity
+from spark_log.log.records.record_limits import faults, has_no_faults
 from spark_log.log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP, TimestampType
 
 _FEW = 16

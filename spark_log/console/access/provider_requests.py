@@ -1,25 +1,21 @@
 """Requests to an OpenID Connect provider."""
 
 import base64
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote_plus, urlencode
+from urllib.request import Request
 
-_TIMEOUT_S = 10
+from spark_log.registry.bounded_requests import send, time_limit
+
 _BYTES_MAX = 1024 * 1024
 
 
 class ProviderError(Exception):
     """The provider does not answer, or its answer is not valid."""
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 def fetch_json(
@@ -29,18 +25,23 @@ def fetch_json(
 
     `credentials` are the client id and the client secret. Raises ProviderError.
     """
-    request = urllib.request.Request(url, None if form is None else urlencode(form).encode())
+    request = Request(url, None if form is None else urlencode(form).encode())
     request.add_header("Accept", "application/json")
     if credentials is not None:
         pair = ":".join(quote_plus(each) for each in credentials)
         request.add_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT_S) as answer:
-            answered = json.loads(answer.read(_BYTES_MAX))
-    except urllib.error.HTTPError as error:
-        raise ProviderError(f"status {error.code}: {error.read(200)!r}") from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        with time_limit():
+            answered = json.loads(_send(request))
+    except (OSError, ValueError, HTTPException) as error:
         raise ProviderError(str(error)) from error
     if not isinstance(answered, dict):
         raise ProviderError("the answer is not a JSON object")
     return answered
+
+
+def _send(request: Request) -> bytes:
+    try:
+        return send(request, _BYTES_MAX)
+    except HTTPError as error:
+        raise ProviderError(f"status {error.code}: {error.read(200)!r}") from error

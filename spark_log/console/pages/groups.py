@@ -2,7 +2,6 @@
 and their offsets.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -14,6 +13,7 @@ from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, View
 from spark_log.errors import InvalidConfigurationError
 from spark_log.facts.groups import SHARE_TYPE, GroupDescription, GroupListing, describe_groups, group_lag, list_groups
+from spark_log.facts.metrics.activity import NO_LAG, lag_by_group
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.share_groups import DEAD_LETTER_TOPIC, group_config_entries
 from spark_log.facts.share_partitions import share_partitions
@@ -135,20 +135,12 @@ _HIDDEN = "***"
 
 
 def _groups(call: Call) -> Groups:
-    snapshot = call.snapshot()
-    lag: dict[str, int] = defaultdict(int)
-    partitions: dict[str, int] = defaultdict(int)
-    lag_s: dict[str, float] = {}
-    for part in snapshot.groups:
-        lag[part.group] += part.lag
-        partitions[part.group] += 1
-        if part.lag_s is not None:
-            lag_s[part.group] = max(part.lag_s, lag_s.get(part.group, 0.0))
+    lags = lag_by_group(call.snapshot().groups)
     rows = [
-        GroupRow(group.group_id, group.state, group.members, partitions[group.group_id], lag[group.group_id],
-                 lag_s.get(group.group_id))
+        GroupRow(group.group_id, group.state, group.members, lag.partitions, lag.lag, lag.lag_s)
         for group in visible_groups(call)
-    ]  # fmt: skip
+        for lag in [lags.get(group.group_id, NO_LAG)]
+    ]
     return Groups(listing(rows, call.query, columns=_COLUMNS, sort="group", name=lambda row: row.group))
 
 

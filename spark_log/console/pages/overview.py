@@ -1,12 +1,12 @@
 """Page `/`, with the state of the cluster in one view."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spark_log.console.charts import Chart, chart
 from spark_log.console.routes import Call, NotFound, View
 from spark_log.errors import SparkLogError, redact
+from spark_log.facts.metrics.activity import lag_by_group
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
 from spark_log.facts.metrics.history import DAY_MS, Kind
 from spark_log.facts.metrics.task_runs import TaskRun
@@ -106,15 +106,10 @@ def overview(snapshot: ClusterSnapshot) -> Overview:
 
 
 def _lag_leaders(snapshot: ClusterSnapshot) -> tuple[GroupLag, ...]:
-    lag: dict[str, int] = defaultdict(int)
-    lag_s: dict[str, float] = {}
-    for part in snapshot.groups:
-        lag[part.group] += part.lag
-        if part.lag_s is not None:
-            lag_s[part.group] = max(part.lag_s, lag_s.get(part.group, 0.0))
-    leaders = sorted((group for group in lag if lag[group]), key=lambda group: (-lag_s.get(group, 0.0), -lag[group]))
+    lags = [(group, lag) for group, lag in lag_by_group(snapshot.groups).items() if lag.lag]
+    lags.sort(key=lambda each: (-(each[1].lag_s or 0.0), -each[1].lag))
     return tuple(
-        GroupLag(group, snapshot.members.get(group, 0), lag[group], lag_s.get(group)) for group in leaders[:_SHOWN_MAX]
+        GroupLag(group, snapshot.members.get(group, 0), lag.lag, lag.lag_s) for group, lag in lags[:_SHOWN_MAX]
     )
 
 

@@ -74,7 +74,7 @@ class RedriveResult:
 def _page(call: Call) -> RedrivePage:
     topic = call.topic(call.path["topic"]).name
     may_redrive = call.may(Allow.PRODUCE) and call.may(Allow.OFFSETS)
-    to, skip_missing, group = call.query.get("to", "").strip(), _is_set(call.query, "skip_missing"), f"redrive-{topic}"
+    to, skip_missing, group = call.query.get("to", "").strip(), _skips_missing(call.query), f"redrive-{topic}"
     if "limit" not in call.query:
         return RedrivePage(topic, group, may_redrive, to, LETTERS, skip_missing)
     _check_rights(call)
@@ -102,8 +102,8 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-def _is_set(fields: Mapping[str, str], name: str) -> bool:
-    return fields.get(name) in ("1", "true")
+def _skips_missing(fields: Mapping[str, str]) -> bool:
+    return fields.get("skip_missing") in ("1", "true")
 
 
 def _redrive(
@@ -138,7 +138,7 @@ def _apply(call: Call) -> Done:
     _check_rights(call)
     topic = call.topic(call.path["topic"]).name
     letters = _parse_letters(call.form.get("letters", ""), topic)
-    to, skip_missing = call.form.get("to", "").strip(), _is_set(call.form, "skip_missing")
+    to, skip_missing = call.form.get("to", "").strip(), _skips_missing(call.form)
     with _redrive(call, to, LETTERS_MAX, skip_missing=skip_missing, letters=letters) as redrive:
         done = redrive.run()
         is_complete = redrive.is_done()

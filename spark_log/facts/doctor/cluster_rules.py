@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from spark_log.cluster.lease import LeaseStatus
 from spark_log.facts.doctor import limits
-from spark_log.facts.doctor.findings import Finding, error, note, ok, or_ok, some_of, warning
+from spark_log.facts.doctor.findings import Finding, error, note, ok, or_ok, warning
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
 from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.facts.share_partitions import SharePartition
 from spark_log.facts.transactions import TransactionDescription
 from spark_log.ids import TopicId
 from spark_log.tables.table_lag import lag_bound_ms
-from spark_log.text import count_of, duration_of, time_of
+from spark_log.text import count_of, duration_of, some_of, time_of
 
 PARTITIONS, BROKERS, COORDINATOR, TASKS = "partitions", "brokers", "coordinator", "tasks"
 TABLES, TRANSACTIONS, GROUPS, SHARE_GROUPS = "tables", "transactions", "groups", "share groups"

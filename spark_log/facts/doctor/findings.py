@@ -1,6 +1,6 @@
 """The results of the doctor's checks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -49,9 +49,3 @@ def error(check: str, seen: str, remedy: str) -> Finding:
 def or_ok(findings: Iterable[Finding], check: str, seen: str) -> list[Finding]:
     """Return the findings, or one that all is well if there are none."""
     return list(findings) or [ok(check, seen)]
-
-
-def some_of(names: Sequence[str], shown_max: int = 5) -> str:
-    """Return the first names, and the number of the others."""
-    shown = ", ".join(names[:shown_max])
-    return shown if len(names) <= shown_max else f"{shown} and {len(names) - shown_max:,} more"

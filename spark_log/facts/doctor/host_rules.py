@@ -48,7 +48,8 @@ def _problems(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
                 HOSTS,
                 f"{each.place} does not answer: {redact(each.failure)}; after a failover to it no client would reach"
                 " the store",
-                "start PostgreSQL there (with Patroni: `systemctl start patroni`), or correct the address of all clients",
+                "start PostgreSQL there (with Patroni: `systemctl start patroni`), or correct the address of all"
+                " clients",
             )
     systems = defaultdict(list)
     for each in hosts:

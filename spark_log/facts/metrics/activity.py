@@ -1,6 +1,7 @@
 """Computes the activity between two snapshots of a cluster: rates of topics and groups. Pure."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts, PartitionFacts
@@ -32,6 +33,20 @@ class GroupActivity:
     rate: float
     lag: int
     lag_s: float
+
+
+@dataclass(frozen=True)
+class TotalLag:
+    """The lag of a group over `partitions` partitions: their sum in records, and the largest in seconds, or None if
+    none is known.
+    """
+
+    partitions: int
+    lag: int
+    lag_s: float | None
+
+
+NO_LAG = TotalLag(0, 0, None)
 
 
 def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicActivity]:
@@ -70,23 +85,28 @@ def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicA
 def group_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[GroupActivity]:
     """Return the groups, those with the largest lag first."""
     offsets = {(g.group, g.topic, g.partition): g.committed for g in before.groups}
-    of_group: dict[str, list[GroupPartitionFacts]] = defaultdict(list)
-    for part in now.groups:
-        of_group[part.group].append(part)
+    read: dict[str, int] = defaultdict(int)
+    for g in now.groups:
+        read[g.group] += max(0, g.committed - offsets.get((g.group, g.topic, g.partition), g.committed))
+    lags = lag_by_group(now.groups)
     groups = []
     for group, members in now.members.items():
-        parts = of_group[group]
-        read = sum(max(0, g.committed - offsets.get((group, g.topic, g.partition), g.committed)) for g in parts)
-        groups.append(
-            GroupActivity(
-                group,
-                members,
-                read / _seconds(before, now),
-                sum(g.lag for g in parts),
-                max((g.lag_s or 0.0 for g in parts), default=0.0),
-            )
-        )
+        own = lags.get(group, NO_LAG)
+        groups.append(GroupActivity(group, members, read[group] / _seconds(before, now), own.lag, own.lag_s or 0.0))
     return sorted(groups, key=lambda group: (-group.lag_s, -group.lag, group.group))
+
+
+def lag_by_group(partitions: Iterable[GroupPartitionFacts]) -> dict[str, TotalLag]:
+    """Return the lag of each group over these partitions."""
+    of_group: dict[str, list[GroupPartitionFacts]] = defaultdict(list)
+    for partition in partitions:
+        of_group[partition.group].append(partition)
+    return {
+        group: TotalLag(
+            len(own), sum(g.lag for g in own), max((g.lag_s for g in own if g.lag_s is not None), default=None)
+        )
+        for group, own in of_group.items()
+    }
 
 
 def _seconds(before: ClusterSnapshot, now: ClusterSnapshot) -> float:

@@ -66,7 +66,6 @@ largest. `batch_s`: duration of a micro-batch. The number of `members` is of the
 class Series:
     """A series: the start of each step, and by field a value for each step, None if nothing was measured."""
 
-    step_ms: int
     times_ms: Sequence[int]
     values: Mapping[str, Sequence[float | None]]
 
@@ -121,20 +120,16 @@ def read_series(
     since_ms = first if kind in (Kind.CLUSTER, Kind.QUERY) else first - REFRESH_MS
     records = read_records(cluster, METRICS, kind, ["name", "topic", done, *levels], since_ms, to_ms, filters)
     if not records.num_rows:
-        return Series(step_ms, list(times), {field: [None] * len(times) for field in methods})
+        return Series(list(times), {field: [None] * len(times) for field in methods})
     steps = _by_step(records, first, step_ms, levels | {done: "sum"})
     if kind is Kind.QUERY:
-        return Series(
-            step_ms, list(times), {field: [steps[field].get(i) for i in range(len(times))] for field in levels}
-        )
+        return Series(list(times), {field: [steps[field].get(i) for i in range(len(times))] for field in levels})
     before = _by_step(records.filter(pc.less(records["time_ms"], first)), first, step_ms, dict.fromkeys(levels, "last"))
     intervals = read_records(cluster, METRICS, Kind.CLUSTER, ["interval_s"], first, to_ms, {})
     measured_s = _by_step(intervals, first, step_ms, {"interval_s": "sum"})["interval_s"]
     values = {field: _held(steps[field], before[field].get(-1), len(times), measured_s) for field in levels}
     rates = [steps[done].get(i, 0) / measured_s[i] if measured_s.get(i) else None for i in range(len(times))]
-    return Series(
-        step_ms, list(times), {field: rates if how == "rate" else values[field] for field, how in methods.items()}
-    )
+    return Series(list(times), {field: rates if how == "rate" else values[field] for field, how in methods.items()})
 
 
 def latest_rates(cluster: Cluster) -> dict[str, float] | None:
@@ -159,10 +154,9 @@ def read_task_runs(
     task: str | None = None,
     failed: bool | None = None,
     from_ms: int | None = None,
-    to_ms: int | None = None,
     limit: int = 200,
 ) -> list[TaskRun]:
-    """Return the newest runs of tasks that were recorded in [from_ms, to_ms), newest first.
+    """Return the newest runs of tasks that were recorded since `from_ms`, newest first.
 
     Runs that changed nothing, were quick and followed a success are not recorded (`facts.metrics.task_runs`).
     """
@@ -170,7 +164,7 @@ def read_task_runs(
     if failed is not None:
         filters["outcome"] = "failed" if failed else "succeeded"
     names = ["name", "lease", "start_ms", "seconds", "outcome", "error", "notes"]
-    rows = read_newest(cluster, METRICS, Kind.TASK, names, filters, from_ms, to_ms, limit)
+    rows = read_newest(cluster, METRICS, Kind.TASK, names, filters, from_ms, None, limit)
     runs = {  # one that was written twice, after a lost answer of the store, counts once
         (row["name"], row["start_ms"]): TaskRun(
             row["name"], row["lease"], row["start_ms"], row["seconds"], row["error"], row["notes"] or ""
@@ -180,10 +174,10 @@ def read_task_runs(
     return sorted(runs.values(), key=lambda run: run.start_ms, reverse=True)
 
 
-def read_queries(cluster: Cluster, *, from_ms: int, to_ms: int | None = None) -> list[QueryReport]:
-    """Return each Spark query's last report in [from_ms, to_ms), newest first. `read_series` takes its `query_id`."""
+def read_queries(cluster: Cluster, *, from_ms: int) -> list[QueryReport]:
+    """Return each Spark query's last report since `from_ms`, newest first. `read_series` takes its `query_id`."""
     own = [field for field in QueryReport.__dataclass_fields__ if field not in ("query_id", "time_ms")]
-    names = read_records(cluster, METRICS, Kind.QUERY, ["name"], from_ms, to_ms, {})
+    names = read_records(cluster, METRICS, Kind.QUERY, ["name"], from_ms, None, {})
     last_ms = sorted(names.group_by("name").aggregate([("time_ms", "max")])["time_ms_max"].to_pylist())
     last: dict[str, dict[str, Any]] = {}
     for first, end in _spans(last_ms):  # the other columns are read only where last reports are

@@ -11,7 +11,6 @@ from itertools import accumulate, islice
 
 import pyarrow as pa
 
-from spark_log.clients.produce.faults import faults
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
@@ -31,6 +30,7 @@ from spark_log.log.records.kafka_batch.header import (
     claimed_compression,
     claimed_records,
 )
+from spark_log.log.records.record_limits import faults
 from spark_log.log.records.schema import TimestampType, normalise, stamp
 
 logger = logging.getLogger(__name__)

@@ -42,7 +42,12 @@ from spark_log.gateway.services import Services
 from spark_log.gateway.topic_stores import CHANGE_S
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
+from spark_log.replication.controller.topic_operations import (
+    add_partitions,
+    check_new_topic,
+    create_topic,
+    delete_topic,
+)
 
 _UNKNOWN_TOPIC_OR_PARTITION, _INVALID_TOPIC, _UNKNOWN_TOPIC_ID = 3, 17, 100
 _NO_ID = uuid.UUID(int=0)
@@ -114,9 +119,8 @@ def _created(
                 raise InvalidConfigurationError(f"config {each.name!r}: the value is null")
             configs[each.name] = each.value
         try:
-            make = partial(
-                create_topic, services.cluster, wanted.name, partitions, factor, configs, validate_only=validate_only
-            )
+            operation = check_new_topic if validate_only else create_topic
+            make = partial(operation, services.cluster, wanted.name, partitions, factor, configs)
             return services.stores.change(services.stores.of_new_topics(), make)
         except TopicAlreadyExistsError:
             if client.access is EVERYTHING:

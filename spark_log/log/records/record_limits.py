@@ -7,6 +7,7 @@ The size of a record is Kafka's upper bound for a batch with only this record
     field(header value), where field(null) = 1 and field(bytes) = varint(length) + length
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
+from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError, SparkLogError
 from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP
 
 RECORD_OVERHEAD_BYTES = 61 + 21
@@ -48,7 +49,7 @@ class RecordLimits:
 
 
 def check(records: pa.Table, limits: RecordLimits, now_ms: int) -> None:
-    """Raise an error, which names the first bad row and its field, if a record of a table breaks a rule.
+    """Raise an error, which names a bad row and its field, if a record of a table breaks a rule.
 
     Raises MessageSizeTooLargeError; InvalidTimestampError for a timestamp that is null, before 1970, after
     TIMESTAMP_MS_MAX or outside the topic's limits; InvalidRecordError for a table of another schema than RECORD_SCHEMA,
@@ -56,14 +57,38 @@ def check(records: pa.Table, limits: RecordLimits, now_ms: int) -> None:
     """
     if not records.schema.equals(RECORD_SCHEMA):
         raise InvalidRecordError(f"records: expected columns {RECORD_SCHEMA.names}, got {records.schema.names}")
-    if records.num_rows == 0:
-        return
-    if limits.compacted and records.column("key").null_count:
-        row = _first(np.asarray(records.column("key").is_null()))
-        raise InvalidRecordError(f"key: null in row {row}, and a compacted topic needs a key in every record")
-    _check_timestamps(records.column("timestamp"), limits, now_ms)
+    timestamps = records.column("timestamp")
+    if timestamps.null_count:
+        raise InvalidTimestampError(f"timestamp: null in row {_first(np.asarray(timestamps.is_null()))}")
     _check_headers(records.column("headers"))
-    _check_sizes(records, limits.max_message_bytes)
+    for rows, error in _violations(records, limits, now_ms):
+        if len(rows):
+            raise error(int(rows[0]), f" in row {rows[0]}")
+
+
+def faults(records: pa.Table, limits: RecordLimits, now_ms: int) -> dict[int, SparkLogError]:
+    """Return row -> error for the rows of a RECORD_SCHEMA table whose key, timestamp or size `check` would refuse.
+
+    Timestamps are not null. Headers are not checked.
+    """
+    violations = _violations(records, limits, now_ms)
+    return {row: error(row, "") for rows, error in violations for row in rows.tolist()}
+
+
+def has_no_faults(
+    limits: RecordLimits, bytes_max: int, oldest_ms: int, newest_ms: int, null_keys: int, now_ms: int
+) -> bool:
+    """Whether the batch's extremes prove that `faults` finds none. Cheap; most batches pass.
+
+    `bytes_max` is at least the size of the largest record.
+    """
+    low, high = _times(limits, now_ms)
+    return (
+        bytes_max <= min(limits.max_message_bytes, RECORD_BYTES_MAX)
+        and not (limits.compacted and null_keys)
+        and low <= oldest_ms
+        and newest_ms <= high
+    )
 
 
 def truncate_to_milliseconds(timestamps: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
@@ -85,23 +110,52 @@ def record_sizes(records: pa.Table) -> npt.NDArray[np.int64]:
     return np.asarray(sizes + _varint_sizes(counts) + total[ends] - total[ends - counts], np.int64)
 
 
-def _check_timestamps(timestamps: pa.ChunkedArray, limits: RecordLimits, now_ms: int) -> None:
-    if timestamps.null_count:
-        raise InvalidTimestampError(f"timestamp: null in row {_first(np.asarray(timestamps.is_null()))}")
+def _violations(
+    records: pa.Table, limits: RecordLimits, now_ms: int
+) -> Iterator[tuple[npt.NDArray[np.intp], Callable[[int, str], SparkLogError]]]:
+    """Yield, for each rule, the rows that break it, in order, and a function that makes the error of a row. Its second
+    argument is the text that names the row, or an empty one.
+    """
+    keys = records.column("key")
+    if limits.compacted and keys.null_count:
+        yield (
+            np.flatnonzero(np.asarray(keys.is_null())),
+            lambda _, where: InvalidRecordError(f"key: null{where}, and a compacted topic needs a key in every record"),
+        )
+    low, high = _times(limits, now_ms)
+    micros = records.column("timestamp").cast(pa.int64()).to_numpy()
+    outside = (micros < low * MICROSECONDS_PER_MILLISECOND) | (micros >= (high + 1) * MICROSECONDS_PER_MILLISECOND)
+    yield (
+        np.flatnonzero(outside),
+        lambda row, where: InvalidTimestampError(
+            f"timestamp: {micros[row] // MICROSECONDS_PER_MILLISECOND} ms{where} is outside [{low}, {high}] (now is"
+            f" {now_ms}; see message.timestamp.before.max.ms, message.timestamp.after.max.ms)"
+        ),
+    )
+    limit = min(limits.max_message_bytes, RECORD_BYTES_MAX)
+    # No row is larger than the batch, so small batches, which are the usual case, need no arithmetic for each row. A
+    # row's own varints take at most 16 bytes; those of a header (at most 10 bytes) take less than twice its two Arrow
+    # offsets (8 bytes).
+    if 3 * records.nbytes + RECORD_OVERHEAD_BYTES + 16 <= limit:
+        return
+    sizes = record_sizes(records)
+    its = "max.message.bytes" if limit == limits.max_message_bytes else "largest record that a segment can hold"
+    yield (
+        np.flatnonzero(sizes > limit),
+        lambda row, where: MessageSizeTooLargeError(
+            f"value: the record{where} has {sizes[row]} bytes, {its} is {limit}"
+        ),
+    )
+
+
+def _times(limits: RecordLimits, now_ms: int) -> tuple[int, int]:
+    """Return the lowest and the highest timestamp that the topic accepts."""
     low, high = 0, TIMESTAMP_MS_MAX
     if limits.timestamp_before_max_ms is not None:
         low = max(low, now_ms - limits.timestamp_before_max_ms)
     if limits.timestamp_after_max_ms is not None:
         high = min(high, now_ms + limits.timestamp_after_max_ms)
-    micros = timestamps.cast(pa.int64()).to_numpy()
-    if micros.min() >= low * MICROSECONDS_PER_MILLISECOND and micros.max() < (high + 1) * MICROSECONDS_PER_MILLISECOND:
-        return
-    millis = micros // MICROSECONDS_PER_MILLISECOND
-    row = _first((millis < low) | (millis > high))
-    raise InvalidTimestampError(
-        f"timestamp: {millis[row]} ms in row {row} is outside [{low}, {high}] (now is {now_ms}; see "
-        f"message.timestamp.before.max.ms, message.timestamp.after.max.ms)"
-    )
+    return low, high
 
 
 def _check_headers(headers: pa.ChunkedArray) -> None:
@@ -117,21 +171,6 @@ def _check_headers(headers: pa.ChunkedArray) -> None:
         item = _first(np.asarray(keys.is_null()))
         row = int(np.searchsorted(np.cumsum(counts), item, side="right"))
         raise InvalidRecordError(f"headers: null key in row {row}")
-
-
-def _check_sizes(records: pa.Table, max_message_bytes: int) -> None:
-    limit = min(max_message_bytes, RECORD_BYTES_MAX)
-    # No row is larger than the batch, so small batches, which are the usual case, need no arithmetic for each row. A
-    # row's own varints take at most 16 bytes; those of a header (at most 10 bytes) take less than twice its two Arrow
-    # offsets (8 bytes).
-    if 3 * records.nbytes + RECORD_OVERHEAD_BYTES + 16 <= limit:
-        return
-    sizes = record_sizes(records)
-    if sizes.max() <= limit:
-        return
-    row = _first(sizes > limit)
-    name = "max.message.bytes" if limit == max_message_bytes else "largest record that a segment can hold"
-    raise MessageSizeTooLargeError(f"value: the record in row {row} has {sizes[row]} bytes, {name} is {limit}")
 
 
 def _header_counts(headers: pa.ChunkedArray) -> npt.NDArray[np.int64]:

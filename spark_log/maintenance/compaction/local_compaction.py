@@ -81,7 +81,7 @@ def _is_too_large(context: MaintenanceContext, due: Due) -> bool:
 def _too_large(due: Due) -> str:
     return (
         f"{due.topic.name}-{due.partition}: {due.bytes:,} bytes, more than log.cleaner.local.bytes.max: left to"
-        " jobs/compact.py"
+        " jobs/maintenance.py"
     )
 
 

@@ -5,7 +5,7 @@ Between planning and swapping, `compaction` (without Spark) or `compact_on_spark
 writes the files.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -74,13 +74,19 @@ class CompactionPass:
 def compacted_topics(context: MaintenanceContext, names: Collection[str] | None = None) -> list[Topic]:
     """Return the compacted topics. Raises InvalidConfigurationError if one of `names` is not compacted."""
     topics = list(context.topics())
+    if names is not None:
+        check_compacted(topics)
+    return [topic for topic in topics if topic.config.compacts]
+
+
+def check_compacted(topics: Iterable[Topic]) -> None:
+    """Raise InvalidConfigurationError if one of these topics is not compacted."""
     for topic in topics:
-        if names is not None and not topic.config.compacts:
+        if not topic.config.compacts:
             policy = ",".join(sorted(topic.config.cleanup_policy))
             raise InvalidConfigurationError(
                 f"topic {topic.name!r}: cleanup.policy is {policy!r}, expected 'compact' or 'compact,delete'"
             )
-    return [topic for topic in topics if topic.config.compacts]
 
 
 def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False) -> Sequence[int]:

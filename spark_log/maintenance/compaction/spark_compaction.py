@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
-from spark_log.config import ClusterSettings
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, redact
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.current_rule import CurrentRule
@@ -59,7 +58,6 @@ def compact_on_spark(
     topics: Collection[str] | None = None,
     force: bool = False,
     *,
-    settings: ClusterSettings | None = None,
     progress: Callable[[str], None] = logger.info,
 ) -> list[Report]:
     """Compact the due partitions of these topics, or of all compacted topics; with `force` every partition that can be
@@ -69,7 +67,7 @@ def compact_on_spark(
     InvalidConfigurationError for a topic of `topics` that is not compacted, and UnknownTopicOrPartitionError for one
     that does not exist. If a unit fails, the error is raised when all other units are done.
     """
-    contexts = each_store(cluster, "compact_on_spark", topics, settings, on_spark=True)
+    contexts = each_store(cluster, "compact_on_spark", topics)
     return [report for context in contexts for report in _compact(spark, context, force, progress)]
 
 

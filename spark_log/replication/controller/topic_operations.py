@@ -3,9 +3,8 @@
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import overload
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -39,7 +38,7 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.failpoints import failpoint
-from spark_log.ids import HOME, HOME_NAME
+from spark_log.ids import HOME, HOME_NAME, StoreId
 from spark_log.log.partitions.partition_rows import are_frozen, insert_partitions
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.cascade import delete_rows_of_topic
@@ -63,7 +62,6 @@ PARTITIONS_MAX = 100_000
 """More in one topic are refused: every describe and plan would be slow."""
 
 
-@overload
 def create_topic(
     cluster: Cluster,
     name: str,
@@ -72,29 +70,8 @@ def create_topic(
     configs: Mapping[str, str] | None = None,
     *,
     store: str | None = None,
-) -> Topic: ...
-@overload
-def create_topic(
-    cluster: Cluster,
-    name: str,
-    partitions: int = 1,
-    replication_factor: int = 1,
-    configs: Mapping[str, str] | None = None,
-    *,
-    store: str | None = None,
-    validate_only: bool,
-) -> Topic | None: ...
-def create_topic(
-    cluster: Cluster,
-    name: str,
-    partitions: int = 1,
-    replication_factor: int = 1,
-    configs: Mapping[str, str] | None = None,
-    *,
-    store: str | None = None,
-    validate_only: bool = False,
-) -> Topic | None:
-    """Create a topic, and return it. With `validate_only`, only check, and return None.
+) -> Topic:
+    """Create a topic, and return it.
 
     `store` is the name of the store that gets its partitions, by default the cluster setting topic.default.store.
 
@@ -103,10 +80,24 @@ def create_topic(
     topics).
     """
     validate_user_topic(name, "create")
-    return _create_topic(
-        cluster, name, partitions, replication_factor, configs,
-        store=store or cluster.store.settings.topic_default_store, validate_only=validate_only,
-    )  # fmt: skip
+    store = store or cluster.store.settings.topic_default_store
+    return _create_topic(cluster, name, _plan_topic(cluster, name, partitions, replication_factor, configs, store))
+
+
+def check_new_topic(
+    cluster: Cluster,
+    name: str,
+    partitions: int = 1,
+    replication_factor: int = 1,
+    configs: Mapping[str, str] | None = None,
+    *,
+    store: str | None = None,
+) -> None:
+    """Raise the errors of `create_topic`, and create nothing."""
+    validate_user_topic(name, "create")
+    store = store or cluster.store.settings.topic_default_store
+    plan = _plan_topic(cluster, name, partitions, replication_factor, configs, store)
+    cluster.store.transact(lambda connection, _: plan(connection))
 
 
 def create_internal_topic(
@@ -115,23 +106,31 @@ def create_internal_topic(
     """Create a topic that the cluster itself writes. It has a replica on each live broker, at most
     `replication_factor_max`. Raises TopicAlreadyExistsError.
     """
-    topic = _create_topic(cluster, name, partitions, replication_factor_max, configs, fewer_replicas=True)
-    assert topic is not None
-    return topic
+    plan = _plan_topic(cluster, name, partitions, replication_factor_max, configs, HOME_NAME, fewer_replicas=True)
+    return _create_topic(cluster, name, plan)
 
 
-def _create_topic(
+@dataclass(frozen=True)
+class _NewTopic:
+    store_id: StoreId
+    placement: Sequence[Sequence[tuple[int, int]]]
+    replication_factor: int
+    overrides: Mapping[str, str]
+    columns: str | None
+
+
+def _plan_topic(
     cluster: Cluster,
     name: str,
     partitions: int,
     replication_factor: int,
     configs: Mapping[str, str] | None,
+    store: str,
     *,
-    store: str = HOME_NAME,
-    validate_only: bool = False,
     fewer_replicas: bool = False,
-) -> Topic | None:
-    _check_partition_count(partitions, minimum=1)
+) -> Callable[[sa.Connection], _NewTopic]:
+    """Check the topic, and return a function that checks and plans it in the transaction that may insert it."""
+    _check_partition_count(partitions)
     overrides = canonical(configs or {})
     validate_overrides(overrides)
     config = TopicConfig.from_overrides(overrides)
@@ -142,7 +141,7 @@ def _create_topic(
     if store != HOME_NAME:
         cluster.at(cluster.store.read(lambda connection: find_active_store(connection, store)).store_id)  # it answers
 
-    def create(connection: sa.Connection, _attempt: Attempt) -> Topic | None:
+    def plan(connection: sa.Connection) -> _NewTopic:
         store_id = HOME if store == HOME_NAME else lock_active_store(connection, store).store_id
         lock_subjects(connection, config)
         taken = connection.execute(sa.select(TOPIC.name).where(TOPIC.collision_key == collision_key(name))).scalar()
@@ -152,19 +151,25 @@ def _create_topic(
         loads = read_loads(connection, cluster.store.clock(connection))
         factor = min(replication_factor, max(1, len(loads))) if fewer_replicas else replication_factor
         placement = place_replicas(loads, partitions, factor)
-        columns = typed_columns(connection, config, None, external)
-        if validate_only:
-            return None
-        now = cluster.store.clock(connection)
-        if store_id != HOME:
-            return insert_topic_row(connection, name, partitions, factor, overrides, now, columns, store_id)
-        return insert_topic(connection, name, placement, factor, overrides, now, columns)
+        return _NewTopic(store_id, placement, factor, overrides, typed_columns(connection, config, None, external))
+
+    return plan
+
+
+def _create_topic(cluster: Cluster, name: str, plan: Callable[[sa.Connection], _NewTopic]) -> Topic:
+    def create(connection: sa.Connection, _attempt: Attempt) -> Topic:
+        new = plan(connection)
+        factor, overrides, now = new.replication_factor, new.overrides, cluster.store.clock(connection)
+        if new.store_id != HOME:
+            count = len(new.placement)
+            return insert_topic_row(connection, name, count, factor, overrides, now, new.columns, new.store_id)
+        return insert_topic(connection, name, new.placement, factor, overrides, now, new.columns)
 
     try:
         topic = cluster.store.transact(create, announce=True)
     except MetadataConflictError as error:  # two creators at once on PostgreSQL: the unique key decides
         raise TopicAlreadyExistsError(_exists_already(name)) from error
-    if topic is not None and topic.store_id != HOME:
+    if topic.store_id != HOME:
         failpoint("topic.created-at-home")
         _finish_creation(cluster, topic)
     return topic
@@ -255,7 +260,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
     With `validate_only` the topic does not change, but the same errors are raised.
     """
     validate_user_topic(name, "add partitions to")
-    _check_partition_count(total, minimum=1)
+    _check_partition_count(total)
     data = cluster.of(cluster.store.read(lambda connection: find_topic(connection, name)))
 
     def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
@@ -335,9 +340,9 @@ def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, 
     return overrides, TopicConfig.from_stored(overrides)
 
 
-def _check_partition_count(count: object, minimum: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or not minimum <= count <= PARTITIONS_MAX:
-        raise InvalidPartitionsError(f"partitions: expected a number from {minimum} to {PARTITIONS_MAX}, got {count!r}")
+def _check_partition_count(count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= PARTITIONS_MAX:
+        raise InvalidPartitionsError(f"partitions: expected a number from 1 to {PARTITIONS_MAX}, got {count!r}")
 
 
 def _check_replication_factor(factor: object) -> None:

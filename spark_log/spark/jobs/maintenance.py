@@ -13,6 +13,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topic, find_topics
 from spark_log.errors import SparkLogError
 from spark_log.maintenance import TASKS, Report, run_tasks
+from spark_log.maintenance.compaction.passes import check_compacted
 from spark_log.spark.jobs.failures import guarded, one_line
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
 from spark_log.spark.jobs.options.command import Group, Job
@@ -31,7 +32,9 @@ JOBS=$(spark-log path jobs)
 spark-submit $JOBS/maintenance.py --cluster /data/log
 spark-submit $JOBS/maintenance.py --cluster /data/log --dry-run
 spark-submit $JOBS/maintenance.py --cluster /data/log \\
-    --task seal --task merge --topic flights --json"""
+    --task seal --task merge --topic flights --json
+spark-submit $JOBS/maintenance.py --cluster /data/log \\
+    --task compact --topic planes --force"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,14 @@ class MaintenanceArguments:
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Change nothing; show what would be done and deleted, and why."),
+    ] = False
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Compact topics with few new records too (min.cleanable.dirty.ratio); min.compaction.lag.ms still"
+            " applies.",
+        ),
     ] = False
     json: Annotated[bool, typer.Option("--json", help="Print progress, reports and summary as JSON lines.")] = False
 
@@ -64,6 +75,8 @@ def _build(given: MaintenanceArguments) -> MaintenanceArguments:
     for name in given.task or ():
         if name not in _NAMES:
             raise usage_error("--task", f"{name!r} is not one of {', '.join(_NAMES)}")
+    if given.force and (given.dry_run or "compact" not in given.tasks):
+        raise usage_error("--force", "only for task compact, and not with --dry-run")
     return given
 
 
@@ -88,7 +101,7 @@ def run(arguments: MaintenanceArguments) -> int:
     from spark_log.spark.jobs.session import end_session, start_session
 
     with Cluster.open(arguments.cluster) as cluster:
-        _check(cluster, arguments.topics)
+        _check(cluster, arguments)
         needed = not arguments.dry_run and set(arguments.tasks) & set(_ON_SPARK)
         spark = start_session("maintenance", delta=False) if needed else None
         failures = do_tasks(spark, cluster, arguments)
@@ -99,9 +112,14 @@ def run(arguments: MaintenanceArguments) -> int:
     return 1 if failures else 0
 
 
-def _check(cluster: Cluster, names: Sequence[str] | None) -> None:
-    """Check the topics before Spark starts. Raises UnknownTopicOrPartitionError."""
-    cluster.store.read(lambda connection: [find_topic(connection, name) for name in names or ()])
+def _check(cluster: Cluster, arguments: MaintenanceArguments) -> None:
+    """Check the topics before Spark starts. Raises UnknownTopicOrPartitionError, and InvalidConfigurationError for a
+    topic that is not compacted if task `compact` is named.
+    """
+    names = arguments.topics or ()
+    topics = cluster.store.read(lambda connection: [find_topic(connection, name) for name in names])
+    if "compact" in (arguments.task or ()):
+        check_compacted(topics)
 
 
 def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments) -> list[str]:
@@ -110,7 +128,7 @@ def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: Maintena
     failures: list[str] = []
     count = 0
     for name in arguments.tasks:
-        print_lines(json.dumps({"event": "progress", "text": name}) if arguments.json else f"{name} …")
+        _print_progress(name if arguments.json else f"{name} …", arguments.json)
         try:
             for report in _reports(name, spark, cluster, arguments):
                 count += 1
@@ -128,6 +146,10 @@ def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: Maintena
     return failures
 
 
+def _print_progress(text: str, as_json: bool) -> None:
+    print_lines(json.dumps({"event": "progress", "text": text}) if as_json else text)
+
+
 def _reports(
     task: str, spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments
 ) -> Iterable[Report]:
@@ -140,5 +162,11 @@ def _reports(
     if task == "compact" and spark is not None:
         found = cluster.store.read(lambda connection: find_topics(connection, topics))
         compacted = [topic.name for topic in found.values() if topic.config.compacts]
-        return compact_on_spark(spark, cluster, None if topics is None else compacted)
+        return compact_on_spark(
+            spark,
+            cluster,
+            None if topics is None else compacted,
+            arguments.force,
+            progress=lambda text: _print_progress(text if arguments.json else f"  {text}", arguments.json),
+        )
     return run_tasks(cluster, [task], topics=topics, dry_run=arguments.dry_run)

@@ -143,8 +143,8 @@ class SparkLogListener(StreamingQueryListener):
             self._refresh_lag(each)
         return [each.facts for each in kept]
 
-    def wait_for_ends(self, active: Collection[str], timeout_s: float = _CLOSE_S) -> bool:
-        """Wait until Spark has reported the end of all queries but those with the ids `active`, or until the timeout.
+    def wait_for_ends(self, active: Collection[str]) -> bool:
+        """Wait, some seconds at most, until Spark has reported the end of all queries but those with the ids `active`.
 
         Spark reports the end after `awaitTermination` has returned. Returns whether all ends were reported.
         """
@@ -154,7 +154,7 @@ class SparkLogListener(StreamingQueryListener):
             return ended and self._events.empty()
 
         with self._handled:
-            return self._handled.wait_for(all_ended, timeout_s)
+            return self._handled.wait_for(all_ended, _CLOSE_S)
 
     def close(self) -> None:
         """Report the remaining events, for some seconds at most, and stop serving the metrics.

@@ -1,6 +1,7 @@
 """A TransactionalLoop with attempts: a record that keeps failing becomes a dead letter, and order by key holds."""
 
 import signal
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.streams import TransactionalLoop
 from spark_log.spark.streams.redrive import Redrive
+from tests.support.producing import consume_all
 from tests.support.python_process import PythonProcess
 from tests.support.topics import all_stored, append, make, stored
 
@@ -17,6 +19,7 @@ SETTINGS = {
     "group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, "consumer_timeout_ms": 300,
     "retry_backoff_ms": 1, "heartbeat_interval_ms": 100,
 }  # fmt: skip
+letters = partial(consume_all, topic="dlq.in")
 RETRIES = {"attempts": 3, "backoff_ms": (1, 4), "dead_letter_topic": "dlq.in"}
 KILLED = """
 import os, signal, sys
@@ -81,17 +84,6 @@ def fail_at(*bad, calls=None):
                 raise ZeroDivisionError(record.value.decode())
 
     return copy
-
-
-def letters(cluster_address, count):
-    with Consumer("dlq.in", cluster=cluster_address, auto_offset_reset="earliest") as consumer:
-        found = []
-        while len(found) < count:
-            polled = consumer.poll(60_000)
-            assert polled, f"only {len(found)} of {count} letters"
-            found += [record for records in polled.values() for record in records]
-        assert consumer.poll(0) == {}
-    return found
 
 
 def committed(cluster):

@@ -1,6 +1,7 @@
 """The loop of consume, transform, produce: the results of each record exactly once, after any failure."""
 
 import threading
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,18 +24,8 @@ ALL = ["0/0", "0/1", "0/2", "0/3", "1/0", "1/1", "1/2"]
 
 
 @pytest.fixture
-def consume(cluster_address, cluster):
-    made = []
-
-    def make_consumer(topic="in", **settings):
-        given = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, **settings}
-        given = {"consumer_timeout_ms": 300, "retry_backoff_ms": 1, "heartbeat_interval_ms": 100, **given}
-        made.append(Consumer(topic, cluster=cluster_address, **given))
-        return made[-1]
-
-    yield make_consumer
-    for consumer in made:
-        consumer.close(autocommit=False)
+def consume(consume):
+    return partial(consume, "in", consumer_timeout_ms=300, retry_backoff_ms=1, heartbeat_interval_ms=100)
 
 
 @pytest.fixture

@@ -28,7 +28,13 @@ from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
+from spark_log.replication.controller.topic_operations import (
+    add_partitions,
+    alter_configs,
+    check_new_topic,
+    create_topic,
+    delete_topic,
+)
 from tests.support.producing import change
 from tests.support.records import LARGE, SMALL_BLOBS, read_all, table
 from tests.support.stores import rows_of
@@ -80,7 +86,9 @@ def test_an_impossible_topic_name_is_an_unknown_topic(cluster, name):
 
 def test_the_life_of_a_topic(cluster):
     made = create_topic(cluster, "t", 2, configs={"retention.ms": "1000"})
-    assert create_topic(cluster, "u", 2, validate_only=True) is None
+    check_new_topic(cluster, "u", 2)
+    with pytest.raises(TopicAlreadyExistsError):
+        check_new_topic(cluster, "t")
     assert [topic.name for topic in list_topics(cluster)] == ["t"]
     (described,) = describe_topics(cluster, ["t"])
     assert described.topic == made

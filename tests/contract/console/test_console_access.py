@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from spark_log.clients.admin.audit import read_changes
-from spark_log.console.access import basic, provider_requests
+from spark_log.console.access import basic
 from spark_log.console.access.access_file import read_access_file
 from spark_log.console.access.guard import OF_ONE_USER_MAX
 from spark_log.console.access.passwords import hash_password
@@ -22,6 +22,7 @@ from spark_log.console.pages import overview
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Change, Done, View
 from spark_log.console.settings import AuthMethod
+from spark_log.registry import bounded_requests
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import SAME_ORIGIN, running_console
 from tests.support.console_cluster import EXAMPLES
@@ -363,7 +364,8 @@ def test_an_openid_connect_provider_names_the_user(cluster, access, tmp_path):
 
 
 def test_requests_that_wait_for_the_provider_share_one_fetch_of_its_metadata(cluster, access, monkeypatch):
-    monkeypatch.setattr(provider_requests, "_TIMEOUT_S", 60)
+    monkeypatch.setattr(bounded_requests, "_SILENCE_S_MAX", 60)
+    monkeypatch.setattr(bounded_requests, "TOGETHER_S_MAX", 60)
     with running_provider() as provider:
         table = f'[oidc]\nissuer = "{provider.issuer}"\nclient_id = "{CLIENT_ID}"\n'
         with running_console(cluster, auth=AuthMethod.OIDC, access=access(table)) as console:

@@ -5,6 +5,7 @@ import math
 import subprocess
 import threading
 import time
+from functools import partial
 from itertools import groupby
 
 import pytest
@@ -27,18 +28,8 @@ SOON_S = 120.0
 
 
 @pytest.fixture
-def consume(cluster_address, cluster):
-    made = []
-
-    def make_consumer(*topics, **settings):
-        given = {"group_id": "g", "auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, **settings}
-        consumer = Consumer(*topics, cluster=cluster_address, **given)
-        made.append(consumer)
-        return consumer
-
-    yield make_consumer
-    for consumer in made:
-        consumer.close(autocommit=False)
+def consume(consume):
+    return partial(consume, enable_auto_commit=True, heartbeat_interval_ms=100)
 
 
 class Told(ConsumerRebalanceListener):

@@ -1,10 +1,11 @@
 """Dead letters of share groups: one for each record that is rejected or was delivered too often, and none is lost."""
 
 import threading
+from functools import partial
 
 import pytest
 
-from spark_log import AcknowledgeType, Consumer, ShareConsumer
+from spark_log import AcknowledgeType, ShareConsumer
 from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share import rows
 from spark_log.groups.share.dead_letters import DeadLetters
@@ -13,6 +14,9 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic, delete_topic
+from tests.support.producing import consume_all
+
+letters = partial(consume_all, topic="dlq.jobs")
 
 ENABLED = {"errors.deadletterqueue.group.enable": "true"}
 
@@ -42,17 +46,6 @@ def send(produce, *values, partition=0):
     producer = produce()
     for value in values:
         producer.send("jobs", value, key=b"key", headers=[("mine", b"kept")], partition=partition).get()
-
-
-def letters(cluster_address, count, topic="dlq.jobs"):
-    with Consumer(topic, cluster=cluster_address, auto_offset_reset="earliest") as consumer:
-        found = []
-        while len(found) < count:
-            polled = consumer.poll(60_000)
-            assert polled, f"only {len(found)} of {count} dead letters"
-            found += [record for records in polled.values() for record in records]
-        assert consumer.poll(0) == {}
-        return found
 
 
 def facts_of(letter):

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from spark_log import AcknowledgeType, Consumer, ShareConsumer
+from spark_log import AcknowledgeType, ShareConsumer
 from spark_log.errors import DataLossError, InvalidRecordError, UnknownTopicOrPartitionError
 from spark_log.groups.offset_expiry import expire_offsets
 from spark_log.groups.share import rows
@@ -13,7 +13,7 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.spark.streams.redrive import Redrive
-from tests.support.producing import change
+from tests.support.producing import change, consume_all
 from tests.support.python_process import PythonProcess
 from tests.support.topics import all_stored
 
@@ -83,17 +83,6 @@ def redrive(cluster):
     return run
 
 
-def records_of(cluster_address, topic, count):
-    with Consumer(topic, cluster=cluster_address, auto_offset_reset="earliest") as consumer:
-        found = []
-        while len(found) < count:
-            polled = consumer.poll(60_000)
-            assert polled, f"only {len(found)} of {count} records"
-            found += [record for records in polled.values() for record in records]
-        assert consumer.poll(0) == {}
-    return found
-
-
 @pytest.mark.on_sqlite
 def test_letters_go_back_to_their_partitions_without_their_headers_and_once(cluster, cluster_address, reject, redrive):
     reject("a", "b", "c")
@@ -101,7 +90,7 @@ def test_letters_go_back_to_their_partitions_without_their_headers_and_once(clus
         assert letters.preview().copied == {"jobs": 3}
     done = redrive()
     assert (done.copied, done.missing) == ({"jobs": 3}, 0)
-    copies = [record for record in records_of(cluster_address, "jobs", 6) if record.offset >= 2 - record.partition]
+    copies = [record for record in consume_all(cluster_address, 6, "jobs") if record.offset >= 2 - record.partition]
     assert sorted((copy.partition, copy.value) for copy in copies) == [(0, b"a"), (0, b"c"), (1, b"b")]
     assert {(copy.key, tuple(copy.headers)) for copy in copies} == {(b"key", (("mine", b"kept"),))}
     assert redrive().copied == {}
@@ -141,10 +130,10 @@ def test_a_letter_without_a_copy_is_read_from_its_topic(cluster, cluster_address
     assert (shown.copied, shown.missing) == ({"jobs": 2}, 1)
     with pytest.raises(DataLossError, match="jobs-1@0 is gone"):
         redrive()
-    assert len(records_of(cluster_address, "jobs", 2)) == 2, "nothing was copied"
+    assert len(consume_all(cluster_address, 2, "jobs")) == 2, "nothing was copied"
     done = redrive(skip_missing=True)
     assert (done.copied, done.missing) == ({"jobs": 2}, 1)
-    copies = [record for record in records_of(cluster_address, "jobs", 4) if record.offset >= 2]
+    copies = [record for record in consume_all(cluster_address, 4, "jobs") if record.offset >= 2]
     assert sorted(copy.value for copy in copies) == [b"a", b"c"]
     assert copies[0].headers == [("mine", b"kept")]
 

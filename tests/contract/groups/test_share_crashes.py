@@ -6,7 +6,6 @@ import subprocess
 import pytest
 
 from spark_log import Consumer
-from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.polling import SharePolls
@@ -15,7 +14,7 @@ from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import look
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.python_process import PythonProcess
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, set_lock_ms
 from tests.support.topics import fill, make
 from tests.support.waiting import LIMIT_S
 
@@ -28,8 +27,7 @@ LETTERS = {"errors.deadletterqueue.topic.name": "dlq.t"}
 @pytest.fixture
 def jobs(cluster, log):
     """Topic t with COUNT records, and its dead letter topic. Locks are short."""
-    names = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
-    alter_settings(cluster, dict.fromkeys(names, str(LOCK_MS)))
+    set_lock_ms(cluster, LOCK_MS)
     make(cluster, "t")
     make(cluster, "dlq.t", errors_deadletterqueue_group_enable="true")
     alter_group_configs(cluster.store, GROUP, {"share.auto.offset.reset": "earliest"})

@@ -11,7 +11,7 @@ from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import look
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, set_lock_ms
 from tests.support.topics import append, make
 
 PARTITIONS, EACH = 16, 24
@@ -24,9 +24,9 @@ PASSED_OVER_MAX = 20
 @pytest.fixture
 def jobs(cluster, log):
     """Topic t with EACH records in each partition, short locks, and many deliveries."""
-    locks = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
+    set_lock_ms(cluster, LOCK_MS)
     counts = ("group.share.max.delivery.count.limit", "group.share.delivery.count.limit")
-    alter_settings(cluster, {**dict.fromkeys(locks, str(LOCK_MS)), **dict.fromkeys(counts, "100")})
+    alter_settings(cluster, dict.fromkeys(counts, "100"))
     topic = make(cluster, "t", PARTITIONS)
     alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
     for partition in range(PARTITIONS):

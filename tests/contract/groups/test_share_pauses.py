@@ -8,14 +8,13 @@ import subprocess
 
 import pytest
 
-from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import look
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.python_process import PythonProcess
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, set_lock_ms
 from tests.support.topics import fill, find, make
 from tests.support.waiting import LIMIT_S
 from tests.support.wire_share import WireShareMember, acquired
@@ -28,8 +27,7 @@ INVALID_RECORD_STATE = 121
 @pytest.fixture(autouse=True)
 def short_locks(cluster, log):
     """Topic t with COUNT records, and short locks."""
-    names = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
-    alter_settings(cluster, dict.fromkeys(names, str(LOCK_MS)))
+    set_lock_ms(cluster, LOCK_MS)
     make(cluster, "t")
     alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
     fill(log, "t", [COUNT])
@@ -37,8 +35,7 @@ def short_locks(cluster, log):
 
 def take_over(cluster, member):
     """Acquire the records after the lock's end. Their new locks are long, so that no load ends them."""
-    names = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
-    alter_settings(cluster, dict.fromkeys(names, "60000"))
+    set_lock_ms(cluster, 60_000)
     cluster.store.forget_settings()
     [ranges] = member.poll(timeout_s=LIMIT_S).values()
     assert [(r.first, r.end, r.deliveries) for r in ranges] == [(0, COUNT, 2)]
@@ -123,8 +120,7 @@ def test_an_acknowledgement_that_a_stopped_gateway_executes_late(cluster, cluste
         stopped.wait_until_stopped()
         late = first.acknowledge_request([(0, COUNT - 1, [1])])
         first.connection.send(late, 2)
-        names = ("group.share.min.record.lock.duration.ms", "group.share.record.lock.duration.ms")
-        alter_settings(cluster, dict.fromkeys(names, "60000"))
+        set_lock_ms(cluster, 60_000)
         other.start()  # with the new settings, so that no load ends the new locks
         second = WireShareMember(stack.enter_context(WireConnection(other.port)), find(cluster, "t"))
         assert second.acquire() == [(0, COUNT - 1, 2)]

@@ -6,7 +6,7 @@ import pytest
 from kafka.errors import LogTruncationError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from spark_log import Consumer, errors
+from spark_log import errors
 from spark_log.groups.committed_offsets import committed
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 
@@ -23,18 +23,13 @@ def tagged(cluster, tmp_path):
 
 
 @pytest.fixture
-def consume(cluster_address, cluster):
-    made = []
-
+def consume(consume):
     def make_consumer(**settings):
-        given = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, **settings}
-        made.append(Consumer(cluster=cluster_address, **given))
-        made[-1].assign([P0])
-        return made[-1]
+        consumer = consume(**settings)
+        consumer.assign([P0])
+        return consumer
 
-    yield make_consumer
-    for consumer in made:
-        consumer.close(autocommit=False)
+    return make_consumer
 
 
 def tags(consumer, **arguments):

@@ -287,7 +287,7 @@ def test_a_large_partition_is_left_to_spark(local, local_log):
     append(local_log, topic, "a1 a2")
     [report] = compact(local, log_cleaner_local_bytes_max=10)
     [note] = report.notes
-    assert note.startswith("t-0: ") and note.endswith("log.cleaner.local.bytes.max: left to jobs/compact.py")
+    assert note.startswith("t-0: ") and note.endswith("log.cleaner.local.bytes.max: left to jobs/maintenance.py")
     assert (report.partitions, read(local_log, topic), passes(local, topic)) == (0, "0:a1 1:a2", [])
 
 

@@ -411,7 +411,7 @@ def test_in_pairs_finds_pairs_and_not_their_product_by_the_index(cluster):
     member = t.group_member
     texts = ["a", "b", '"', "\\", "ä€"]
     statement = Prepared(
-        sa.select(member.c.group_id, member.c.member_id).where(in_pairs(member.c.group_id, member.c.member_id, "pairs"))
+        sa.select(member.c.group_id, member.c.member_id).where(in_pairs(member.c.group_id, member.c.member_id))
     )
     other = {"client": "", "subscription": "{}", "target": "[]", "until_ms": 0, "clock_epoch": "", "epoch_state": "{}"}
     rows = [

@@ -7,7 +7,7 @@ import kafka.errors
 import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from spark_log import Admin, Consumer, ids
+from spark_log import Admin, ids
 from spark_log.clients.admin import topics
 from spark_log.cluster.topics import list_topics
 from spark_log.errors import UnknownTopicOrPartitionError
@@ -26,20 +26,6 @@ from tests.support.stores import each_on_sqlite_last_on_postgres, rows_of
 from tests.support.topics import fill, make
 
 P0 = TopicPartition("t", 0)
-
-
-@pytest.fixture
-def consume(cluster_address, cluster):
-    made = []
-
-    def make_consumer(*topics, **settings):
-        given = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, **settings}
-        made.append(Consumer(*topics, cluster=cluster_address, **given))
-        return made[-1]
-
-    yield make_consumer
-    for consumer in made:
-        consumer.close(autocommit=False)
 
 
 @pytest.fixture

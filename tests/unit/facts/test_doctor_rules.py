@@ -15,7 +15,7 @@ from spark_log.config import ClusterSettings
 from spark_log.facts.doctor import limits
 from spark_log.facts.doctor.cluster_rules import check_coordinator
 from spark_log.facts.doctor.file_rules import FileMode, RetiredFiles, check_modes, check_retired, check_unnamed
-from spark_log.facts.doctor.findings import Severity, some_of
+from spark_log.facts.doctor.findings import Severity
 from spark_log.facts.doctor.host_rules import HostFacts, check_hosts
 from spark_log.facts.doctor.log_dir_rules import LogDirFacts, check_log_dir
 from spark_log.facts.doctor.settings_rules import check_cluster
@@ -250,11 +250,6 @@ def test_files_that_wait() -> None:
 )
 def test_cluster_settings(change: dict[str, Any], expected: list[Severity]) -> None:
     assert severities(check_cluster(replace(ClusterSettings(), **change), {})) == expected
-
-
-def test_some_names() -> None:
-    assert some_of(list("abcde")) == "a, b, c, d, e"
-    assert some_of(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def test_limits_are_those_of_the_alerts() -> None:

@@ -1,9 +1,7 @@
 """Servers that are not a schema registry, although a topic names them as one."""
 
-import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, ClassVar
@@ -13,6 +11,7 @@ import pytest
 from spark_log.errors import SchemaRegistryError, SchemaRegistryUnavailableError
 from spark_log.registry import bounded_requests
 from spark_log.registry.external import find_id, find_subject
+from tests.support.endless_answers import endless_answer
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -63,24 +62,12 @@ def test_a_registry_that_asks_to_wait_is_asked_again(url: str, status: int, erro
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.0 200 OK\r\nX-Name: ", b"HTTP/1.0 200 OK\r\n\r\n["])
 def test_a_server_that_never_ends_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
-    """It sends a byte now and then, so that no wait for the next one is long."""
     monkeypatch.setattr(bounded_requests, "TOGETHER_S_MAX", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            client = server.accept()[0]
-            with client, contextlib.suppress(OSError):
-                client.sendall(start)
-                while True:  # ends when the reader closes its end
-                    client.sendall(b"1")
-                    time.sleep(0.02)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(SchemaRegistryUnavailableError, match=r"timed out|no complete answer"):
-            find_subject(f"http://127.0.0.1:{server.getsockname()[1]}", "s", None)
-        thread.join(timeout=60)
-        assert not thread.is_alive()
+    with (
+        endless_answer(start) as url,
+        pytest.raises(SchemaRegistryUnavailableError, match=r"timed out|no complete answer"),
+    ):
+        find_subject(url, "s", None)
 
 
 def test_a_redirect_is_not_followed(url: str) -> None:

@@ -1,21 +1,17 @@
 from array import array
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_log.clients.produce import assembly
-from spark_log.clients.produce.faults import faults, has_no_faults
 from spark_log.clients.produce.producer_batch import TopicBatch
 from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
 from spark_log.ids import TopicId
 from spark_log.log.append.encoding import Encoding
 from spark_log.log.append.partitioner import partition_of_key
-from spark_log.log.records.record_limits import RecordLimits, check
-from spark_log.log.records.schema import RECORD_SCHEMA
+from spark_log.log.records.record_limits import check
 from tests.support.records import NOON_MS
 
 HEADERS = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=3)
@@ -114,36 +110,6 @@ def test_faults_do_not_affect_other_records(rows, partitions_gone, configs):
         assert not certain or row in found.faults
 
 
-@given(
-    ROWS, st.sampled_from([RecordLimits(), RecordLimits(200), RecordLimits(compacted=True), RecordLimits(10**6, 5, 5)])
-)
-def test_faults_equal_the_errors_of_check(rows, limits):
-    topic_batch = topic_batch_of([(key, value, [], None, timestamp_ms) for key, value, _, _, timestamp_ms in rows])
-    columns = [
-        pa.array(topic_batch.keys, pa.binary()), pa.array(topic_batch.values, pa.binary()),
-        pa.nulls(len(rows), RECORD_SCHEMA.field("headers").type),
-        pa.array(np.frombuffer(topic_batch.timestamps, np.int64) * 1000).cast(RECORD_SCHEMA.field("timestamp").type),
-    ]  # fmt: skip
-    table = pa.table(columns, schema=RECORD_SCHEMA)
-    found = faults(table, limits, NOON_MS)
-    for row in range(len(rows)):
-        one = table.slice(row, 1)
-        if row in found:
-            with pytest.raises(type(found[row])):
-                check(one, limits, NOON_MS)
-        else:
-            check(one, limits, NOON_MS)
-    if has_no_faults(
-        limits,
-        topic_batch.bytes,
-        min(topic_batch.timestamps),
-        max(topic_batch.timestamps),
-        topic_batch.keys.count(None),
-        NOON_MS,
-    ):
-        assert not found
-
-
 def test_faults_have_the_error_of_their_cause():
     rows = [
         (b"k", b"x" * 400, [], None, NOON_MS),
@@ -155,7 +121,7 @@ def test_faults_have_the_error_of_their_cause():
     found = assemble(topic_batch_of(rows), topic(**configs), NOON_MS, 0, 16_384)
     kinds = {row: type(error) for row, error in found.faults.items()}
     assert kinds == {0: MessageSizeTooLargeError, 1: InvalidRecordError, 2: InvalidTimestampError}
-    assert "max.message.bytes of the topic is 300" in str(found.faults[0])
+    assert "max.message.bytes is 300" in str(found.faults[0])
     ((_, table),) = found.parts
     assert table.column("value").to_pylist() == [b"good"]
 
