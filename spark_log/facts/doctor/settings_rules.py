@@ -6,14 +6,9 @@ from dataclasses import dataclass
 
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-<<<<<<< HEAD
 from spark_log.facts.doctor import limits
-from spark_log.facts.doctor.findings import Finding, error, note, or_ok, some_of, warning
-from spark_log.text import count_of
-=======
 from spark_log.facts.doctor.findings import Finding, error, note, or_ok, warning
 from spark_log.text import count_of, some_of
->>>>>>> wt-del
 
 TOPIC_SETTINGS, CLUSTER_SETTINGS = "topic settings", "cluster settings"
 
