@@ -4,7 +4,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, ClassVar
+from typing import ClassVar
+from urllib.request import Request
 
 import pytest
 
@@ -89,14 +90,14 @@ def test_a_redirect_is_not_followed(url: str) -> None:
 def test_an_address_that_does_not_answer_is_asked_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests for a subject have one time limit, of which each question to that address takes a part."""
     Answers.answers = {"/versions": (200, "[1, 2, 3]"), "": (200, '{"schema": "int", "id": 3}')}
-    get = bounded_requests.get
+    send = bounded_requests.send
 
-    def patient(asked: str, *arguments: Any) -> bytes:
+    def patient(request: Request, bytes_max: int) -> bytes:
         """Wait briefly for the silent server only: the one that answers may be slow."""
-        monkeypatch.setattr(bounded_requests, "_SILENCE_S_MAX", 30.0 if asked.startswith(url) else 0.2)
-        return get(asked, *arguments)
+        monkeypatch.setattr(bounded_requests, "_SILENCE_S_MAX", 30.0 if request.full_url.startswith(url) else 0.2)
+        return send(request, bytes_max)
 
-    monkeypatch.setattr(bounded_requests, "get", patient)
+    monkeypatch.setattr(bounded_requests, "send", patient)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         find_subject(f"http://127.0.0.1:{silent.getsockname()[1]},{url}", "once", None)
         silent.setblocking(False)
