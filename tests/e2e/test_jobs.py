@@ -19,9 +19,11 @@ from spark_log.facts.topics import describe_topics
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.spark.jobs.queries import query_runner
 from spark_log.tables.table_lag import delta_lags
 from tests.support.jobs import run_job
 from tests.support.keyed_log import append_keyed, files_with, rows_of
+from tests.support.waiting import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[2]
 SUBMIT = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
@@ -155,8 +157,11 @@ def test_help_and_wrong_usage(cluster: Path) -> None:
         assert subprocess.run(script, capture_output=True, env=environment(cluster)).returncode == 2
 
 
-def test_sigterm_lets_the_batch_finish(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
+def test_sigterm_lets_the_batch_finish(
+    spark: SparkSession, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kill of spark-submit, whose JVM gets the signal, is in test_stream_jobs.py."""
+    monkeypatch.setattr(query_runner, "STOP_WAIT_S", LIMIT_S)  # a batch that is stopped after it is not counted
     with Cluster.open(str(cluster)) as opened:
         create_topic(opened, "ticks")
     arguments = ["ticks", "--format", "rate", "--option", "rowsPerSecond=20", "--stream", "--json"]
