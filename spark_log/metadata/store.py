@@ -138,8 +138,8 @@ class Store:
         self.read_timeout_ms = READ_TIMEOUT_MS
         """How long reads are repeated while the store is unavailable, unless their caller says otherwise."""
         self._answered: deque[str] = deque()
-        self._unanswered = engines.UnansweredCommits()
         """The commit tokens that nobody will ask about."""
+        self._unanswered = engines.UnansweredCommits()
         if self.sqlite:
             self.clock_is_steady()
         self._queue = WriterQueue(address.folder / SQLITE_LOCK_FILE) if address.folder else None
@@ -299,7 +299,10 @@ class Store:
                             self.changes.announce()
                         return in_doubt.result
                     in_doubt = None
-                with self._writer_turn(deadline), self._writing_connection(durable, unlimited) as connection:
+                with (
+                    self._writer_turn(min(deadline, self._last_try_s)),
+                    self._writing_connection(durable, unlimited) as connection,
+                ):
                     if repeatable_read:
                         connection = connection.execution_options(isolation_level="REPEATABLE READ")
                     transaction = connection.begin()

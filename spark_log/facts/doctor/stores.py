@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -9,6 +10,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.config import TopicConfig
+from spark_log.errors import MetadataStoreUnavailableError, SparkLogError
 from spark_log.facts.doctor.file_rules import RetiredFiles
 from spark_log.facts.doctor.store_rules import FolderFacts, PostgresFacts, SqliteFacts
 from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE
@@ -75,10 +77,12 @@ _SETTINGS = sa.text(
     " pg_has_role('pg_read_all_stats', 'USAGE') AS sees_standbys,"
     " (SELECT max(age(datfrozenxid)) FROM pg_database) AS transaction_id_age,"
     " (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep') AS waiting_commits,"
-    " (SELECT string_agg(slot_name, ', ' ORDER BY slot_name) FROM pg_replication_slots WHERE NOT active) AS idle_slots,"
-    " (SELECT max(CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_current_wal_lsn() - restart_lsn END)::bigint"
-    " FROM pg_replication_slots WHERE NOT active) AS idle_slot_bytes,"
     " pg_database_size(current_database()) AS bytes"
+)
+_IDLE_SLOTS = sa.text(
+    "SELECT coalesce(string_agg(slot_name, ', ' ORDER BY slot_name), '') AS idle_slots,"
+    " coalesce(max(pg_current_wal_lsn() - restart_lsn), 0)::bigint AS idle_slot_bytes"
+    " FROM pg_replication_slots WHERE NOT active"
 )
 _OLDEST = sa.text(
     "SELECT pid, application_name, extract(epoch FROM clock_timestamp() - xact_start) AS seconds FROM pg_stat_activity"
@@ -92,11 +96,14 @@ def measure_postgres(store: Store) -> PostgresFacts:
     sessions of other roles nor which standbys are synchronous.
     """
 
+    slots = _idle_slots(store)
+
     def read(connection: sa.Connection) -> PostgresFacts:
         row = connection.execute(_SETTINGS).one()
         oldest = connection.execute(_OLDEST).first()
         return PostgresFacts(
-            **{**row._mapping, "idle_slots": row.idle_slots or "", "idle_slot_bytes": row.idle_slot_bytes or 0},
+            **row._mapping,
+            **slots,
             oldest_transaction_s=None if oldest is None else float(oldest.seconds),
             oldest_session=None if oldest is None else (oldest.pid, oldest.application_name or ""),
             accepts_promotions=_accepts_promotions(connection, store),
@@ -104,6 +111,16 @@ def measure_postgres(store: Store) -> PostgresFacts:
         )
 
     return store.read(read)
+
+
+def _idle_slots(store: Store) -> dict[str, Any]:
+    """Return the fields of the replication slots; none if the role may not ask for the end of the write-ahead log."""
+    try:
+        return dict(store.read(lambda connection: connection.execute(_IDLE_SLOTS).one())._mapping)
+    except MetadataStoreUnavailableError:
+        raise
+    except SparkLogError:
+        return {}
 
 
 def accepts_promotions(store: Store) -> bool:

@@ -49,6 +49,7 @@ class Due:
     now_ms: int
     dirty_records: int = 0
     """Records in segments that end above the end of the last pass."""
+    forced: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,10 @@ def candidates(context: MaintenanceContext, topic: Topic, *, force: bool = False
 
 
 def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force: bool = False) -> Due | None:
-    """Return the partition if a pass over it is due; with `force` if a pass could change anything. None otherwise."""
+    """Return the partition if a pass over it is due; with `force` if a pass could change anything. None otherwise.
+
+    A pass that is due may turn out to have nothing to do, if its tables cannot be published (`plan_pass`).
+    """
     now_ms = context.cluster.store.now().wall_ms
     due_segments, first_dirty, passes = context.cluster.store.read(
         lambda c: _cleanable(c, topic, partition, now_ms, listed_above_tail(c, topic, partition, offline=True))
@@ -126,7 +130,7 @@ def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force
     size = sum(each.bytes for each in due_segments)
     inline = any(each.inline for each in due_segments)
     dirty = sum(each.record_count for each in due_segments if each.end_offset > first_dirty)
-    return Due(topic, partition, due_segments[-1].end_offset, size, inline, now_ms, dirty)
+    return Due(topic, partition, due_segments[-1].end_offset, size, inline, now_ms, dirty, force)
 
 
 def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
@@ -142,11 +146,13 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
 
     def plan(connection: sa.Connection) -> CompactionPass | None:
         listed = listed_above_tail(connection, topic, partition)
-        found, _, passes = _cleanable(connection, topic, partition, due.now_ms, listed)
+        found, first_dirty, passes = _cleanable(connection, topic, partition, due.now_ms, listed)
         files = list(takewhile(lambda each: not each.inline, found))
         state = read_partition(connection, (topic.topic_id, partition))
         if not files or state is None:
             return None
+        if not (due.forced or is_due(files, first_dirty, passes, due.now_ms, topic.config)):
+            return None  # what made the pass due is listed above a tail, and could not be published
         horizon = tombstone_horizon(passes, due.now_ms, topic.config.delete_retention_ms) if steady else 0
         end_passed = first_dirty_offset(passes)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from concurrent.futures import wait
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -49,6 +50,7 @@ class FallbackController:
         with fallback_term(self._cluster.store, self._settings or self._cluster.store.settings) as fence:
             if fence is None:
                 return False
-            inspect_log_dirs(self._cluster, fence)
+            checks = inspect_log_dirs(self._cluster, fence).checks
             elect_leaders(self._cluster.store, fence)
+            wait(checks, self._cluster.store.settings.controller_lease_ms / 1000)  # they need this term
             return True

@@ -33,8 +33,10 @@ from spark_log.tables.publication_resets import compare_whole_tables
 
 logger = logging.getLogger(__name__)
 
-_BACK_S_MAX = 10.0
-"""The longest time that an inspection waits for log dirs that answer again, whose files are listed."""
+_BACK_S_MAX = 3.0
+"""The longest time that an inspection waits for log dirs that answer again, whose files are listed. It and ANSWER_S_MAX
+together are below controller.lease.ms, so that leaders can be elected after it.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,13 @@ class RegisteredLogDir:
 @dataclass(frozen=True)
 class InspectionResult:
     """The log dirs to mark offline, with the reasons (`out`), and those to mark online after a check of their files
-    (`back`). A log dir that came back in another state is in both.
+    (`back`). A log dir that came back in another state is in both. `checks` are the checks of files that still run, in
+    threads.
     """
 
     out: Mapping[LogDirId, str]
     back: Sequence[LogDirId]
+    checks: Sequence["Future[None]"] = ()
 
 
 def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
@@ -116,19 +120,18 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     ]
     if cleared:
         _clear_suspicion(cluster.store, fence, cleared)
-    _take_back(cluster, fence, [log_dir for log_dir in dirs if log_dir.log_dir_id in verdict.back], answers)
-    return verdict
+    back = [log_dir for log_dir in dirs if log_dir.log_dir_id in verdict.back]
+    return replace(verdict, checks=_take_back(cluster, fence, back, answers))
 
 
 def _take_back(
     cluster: Cluster, fence: Fence, log_dirs: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]
-) -> None:
+) -> "list[Future[None]]":
     """Mark log dirs online that answer again, and wait _BACK_S_MAX for all of them together: one that hangs meanwhile
-    does not stop the detection of other failures. A check that takes longer goes on in its thread.
+    does not stop the detection of other failures. Returns the checks that take longer, and go on in their threads.
     """
-
     if not log_dirs:
-        return
+        return []
 
     def start(log_dir: RegisteredLogDir) -> "Future[None]":
         question = cluster.cluster_id, log_dir.store_id, log_dir.log_dir_id, log_dir.uri
@@ -145,6 +148,7 @@ def _take_back(
             logger.warning("log dir %s not taken back: %s", redact(uri), redact(str(error)))
         elif error is not None:
             raise error
+    return [check for check in checks.values() if not check.done()]
 
 
 def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[RegisteredLogDir]:
@@ -229,7 +233,9 @@ def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer
     marker_uuid = known.uuid
     if answer.empty:  # the store before the marker: a marker with an unknown id would count as a former one
         marker_uuid = str(uuid.uuid4())
-        store.transact(lambda connection, _: _set(connection, fence, known, uuid=marker_uuid))
+        before = known
+        store.transact(lambda connection, _: _set(connection, fence, before, uuid=marker_uuid))
+        known = replace(known, uuid=marker_uuid)
     directory = LogDir(known.uri, known.store_id)
     topics = store.read(lambda connection: _topics_in(connection, known.log_dir_id))
     fallen = sum(_check_files(store, fence, known, directory, topic) for topic in topics)
@@ -243,11 +249,11 @@ def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer
 
 
 def _set(connection: sa.Connection, fence: Fence, known: RegisteredLogDir, **values: object) -> None:
-    """Change the row of a log dir that is offline. Raises LogDirMismatchError if it has been online since it was read:
-    what was listed before that, perhaps by a thread that hung, is out of date.
+    """Change the row of a log dir that is offline. Raises LogDirMismatchError if it has been online since it was read,
+    or got another id: what was listed before that, perhaps by a thread that hung, is out of date.
     """
     fence(connection)
-    still_offline = ~LOG_DIR.online & (LOG_DIR.counter == known.counter)
+    still_offline = ~LOG_DIR.online & (LOG_DIR.counter == known.counter) & (LOG_DIR.uuid == known.uuid)
     if change_log_dirs(connection, [known.log_dir_id], still_offline, **values) != 1:
         raise LogDirMismatchError(f"log dir {redact(known.uri)}: another process has changed it")
 

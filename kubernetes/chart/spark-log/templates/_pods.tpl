@@ -47,6 +47,7 @@ volumes:
       sizeLimit: 2Gi
   - name: store
     projected:
+      defaultMode: 0440    # read by the group of the pod (fsGroup), and by no other user
       sources:
         - secret:
             name: {{ $root.Values.store.existingSecret }}
@@ -64,6 +65,7 @@ volumes:
   {{- with $root.Values.stores }}
   - name: stores
     projected:
+      defaultMode: 0440    # read by the group of the pod (fsGroup), and by no other user
       sources:
         {{- range $name, $store := . }}
         - secret:
