@@ -20,6 +20,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.compaction import last_offsets
 from spark_log.maintenance.compaction import local_compaction as task
+from spark_log.maintenance.compaction import passes as compaction_passes
 from spark_log.maintenance.compaction.passes import find_due, plan_pass, read_passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
@@ -391,6 +392,24 @@ def test_a_pass_seals_tails_below_files_and_covers_both(local, local_log):
     assert [each.end_offset for each in passes(local, topic)] == [7]
     assert read(local_log, topic) == "2:a2 4:c2 5:b2 6:d1"
     assert_delta_is_the_log(local)
+
+
+@pytest.mark.delta
+def test_a_pass_that_waits_for_a_publication_is_not_repeated_meanwhile(local, local_log, monkeypatch):
+    topic = make(local, "t", cleanup_policy="compact", delta_max_lag_ms="-1", retention_ms="-1", **FILES)
+    append(local_log, topic, "a1 a2")
+    compact(local, force=False)
+    assert passes(local, topic)[-1].end_offset == 2
+    append(local_log, alter_configs(local, "t", {"inline.max.bytes": "1000"}), "b1 b2")
+    append(local_log, alter_configs(local, "t", {"inline.max.bytes": "0"}), "c1 c2 c3 c4")
+    with monkeypatch.context() as publications_fail:
+        publications_fail.setattr(compaction_passes, "publish_above_tails", lambda *_: None)
+        due = find_due(work_on(local), topic, 0)
+        assert due is not None and due.end_offset == 8
+        assert plan_pass(work_on(local), due) is None
+    compact(local, force=False)
+    assert passes(local, topic)[-1].end_offset == 8
+    assert read(local_log, topic) == "1:a2 3:b2 7:c4"
 
 
 def test_compaction_and_retention_of_one_topic(local, local_log):

@@ -10,9 +10,11 @@ import sqlalchemy as sa
 from spark_log import clock, process
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
+from spark_log.facts.topics import describe_topics
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
-from spark_log.replication.controller import log_dir_inspection
+from spark_log.replication.controller import fallback_controller, log_dir_inspection
+from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from tests.support.replicas import bring_back, folder_of, take_away, topic_on
 from tests.support.topics import append
@@ -134,6 +136,20 @@ def test_a_log_dir_that_hangs_when_it_comes_back_does_not_stop_the_detection_of_
     assert online(three_brokers) == {1}
     listing.set()
     wait_until(lambda: online(three_brokers) == {1, 3})
+
+
+def test_without_a_coordinator_leaders_are_elected_before_a_log_dir_that_hangs_is_back(
+    three_brokers, listing, monkeypatch
+):
+    topic_on(three_brokers, "led-by-2", [[2, 1]])
+    waited_for = []
+    monkeypatch.setattr(fallback_controller, "wait", lambda checks, _: waited_for.extend(checks))
+    folder = folder_of(three_brokers, 2)
+    folder.rename(folder.with_name("away"))
+    FallbackController(three_brokers).detect_failures()
+    [described] = describe_topics(three_brokers, ["led-by-2"])
+    assert described.partitions[0].leader == 1
+    assert len(waited_for) == 1 and not waited_for[0].done()
 
 
 def test_a_listing_of_a_log_dir_that_was_online_since_changes_nothing(three_brokers, listing, monkeypatch):
