@@ -167,19 +167,21 @@ class PostgresServer:
         """The folder of the archived write-ahead log."""
         return self._root / "archive"
 
-    def archive_until_now(self, name: str) -> None:
-        """Name the present point of the write-ahead log, and wait until the log up to it is in the archive."""
-        self.query(f"SELECT pg_create_restore_point('{name}')")
+    def archive_until_now(self) -> str:
+        """Wait until the write-ahead log of all commits so far is in the archive; returns the present time."""
+        now = self.query("SELECT clock_timestamp()")
+        self.execute("CREATE TABLE IF NOT EXISTS later (); COMMENT ON TABLE later IS 'a commit at which recovery ends'")
         last = self.query("SELECT pg_walfile_name(pg_switch_wal())")
         while not (self.archive / last).exists() or last > self.query(
             "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver"
         ):
             time.sleep(0.02)
+        return now
 
-    def recover(self, archive: Path, name: str) -> None:
-        """Start on a base backup, apply the archived write-ahead log up to the named point, and end recovery there."""
+    def recover(self, archive: Path, until: str) -> None:
+        """Start on a base backup, apply the archived write-ahead log up to this time, and end recovery there."""
         self._run("touch", f"{self._data}/recovery.signal")
-        self.start(restore_command=f"cp {archive}/%f %p", recovery_target_name=name, recovery_target_action="promote")
+        self.start(restore_command=f"cp {archive}/%f %p", recovery_target_time=until, recovery_target_action="promote")
         while self.query("SELECT pg_is_in_recovery()") != "f":
             time.sleep(0.02)
 

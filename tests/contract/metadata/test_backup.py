@@ -24,6 +24,7 @@ from spark_log.errors import DataLossError, LogTruncationError, UnknownTopicOrPa
 from spark_log.facts.topics import describe_topics
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.tables.publication import publish
 from tests.support.postgres import PostgresServer
@@ -31,7 +32,7 @@ from tests.support.records import LARGE, read_all
 from tests.support.replicas import topic_on
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import find, make
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.delta
 
@@ -92,14 +93,14 @@ class PostgresBackup:
         self._base = self._server.base_backup()
 
     def back_up(self) -> None:
-        self._server.archive_until_now("backup")
+        self._until = self._server.archive_until_now()
 
     def lose(self) -> None:
         self._server.lose()
 
     def restore(self) -> str:
         self._restored = PostgresServer(base_backup=self._base)
-        self._restored.recover(self._server.archive, "backup")
+        self._restored.recover(self._server.archive, self._until)
         return self._restored.url(self.address.rpartition("/")[2])
 
     def remove(self) -> None:
@@ -312,6 +313,32 @@ def told(address, position, ends, new):
                 for records in consumer.poll(timeout_ms=60_000).values():
                     seen |= {(record.partition, record.offset): record.value.decode() for record in records}
             assert min(offset - ends[partition] for partition, offset in seen) == 0
+
+
+def test_one_log_dir_of_each_partition_is_enough(tmp_path):
+    """An empty folder stands for the other one. Clients go on at once, and a coordinator copies the replicas to it."""
+    backup, second = SqliteBackup(tmp_path), tmp_path / "second"
+    acked, new = {}, {}
+    with Cluster.init(backup.address) as cluster:
+        add_broker(cluster, 2, [str(second)])
+        topic_on(cluster, "t", [[2, 1], [1, 2]], inline_max_bytes="2000", retention_ms="-1")
+        with Producer(cluster=backup.address) as producer:
+            send(producer, "t", acked, *(f"{n}-{LARGE}" for n in range(8)))
+    backup.back_up()
+    copy_live(backup.log_dir, tmp_path / "files")
+    backup.lose()
+    shutil.rmtree(second)
+    second.mkdir()
+    shutil.copytree(tmp_path / "files", backup.restored_log_dir)
+    address = backup.restore()
+    command(address, "store", "accept", "--yes")
+    assert values_of(address) == acked
+    with Producer(cluster=address) as producer:
+        send(producer, "t", new, *(f"new-{n}-{LARGE}" for n in range(8)))
+    with Cluster.open(address) as cluster, Coordinator(cluster):
+        wait_until(lambda: all(len(each.isr) == 2 for each in describe_topics(cluster, ["t"])[0].partitions))
+    assert values_of(address) == acked | new
+    assert sum(each["files"] for each in command(address, "store", "verify-files", "--checksums")) >= 4
 
 
 @pytest.fixture
