@@ -256,6 +256,13 @@ def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
             " a failover clean-up and publication wait for a person",
             _MAKE_SYNCHRONOUS,
         )
+    if facts.synchronous_standbys and not facts.accepts_promotions:
+        yield note(
+            STORE,
+            "store.promotion.accept is manual: after a failover clean-up and publication wait for a person",
+            "if only synchronous standbys are promoted, as Patroni does: spark-log cluster config --set"
+            " store.promotion.accept=synchronous",
+        )
     if facts.idle_slot_bytes > limits.IDLE_SLOT_BYTES_MAX:
         yield warning(
             STORE,

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from spark_log.errors import UnsupportedVersionError, redact
+from spark_log.errors import SparkLogError, UnsupportedVersionError, redact
 from spark_log.metadata.store import Store
 from spark_log.replication.replicas.followers import Followers
 
@@ -41,7 +41,10 @@ class BackgroundLoops:
                         self.stopping.set()
                         logger.error("%s ends: %s", self._name, redact(str(error)))
                     return
-                except Exception:
+                except (SparkLogError, OSError) as error:
+                    logger.warning("%s: %s failed, tried again: %s", self._name, name, redact(str(error)))
+                    pause_s = _AGAIN_S
+                except Exception:  # a bug
                     logger.exception("%s: %s failed", self._name, name)
                     pause_s = _AGAIN_S
                 self.stopping.wait(pause_s)

@@ -68,6 +68,8 @@ def translate(
         return MetadataStoreUnavailableError(redact(f"metadata store at {address}: {error}"))
     state = state_of(error)
     cause = str(error.orig) if state else describe_connection_failure(str(error.orig))
+    if state == LOCK_NOT_AVAILABLE and "commit_token" in cause:
+        cause = "a commit waits, perhaps for a synchronous standby, and so does the question whether it was committed"
     message = redact(f"metadata store at {address}: {cause}")
     if state.startswith(_STORAGE):
         kind = DiskFullError if state in _FULL else StorageUnavailableError
@@ -102,7 +104,7 @@ def describe_connection_failure(text: str) -> str:
         if place not in places:
             places.append(place)
     reasons = "; ".join(f"{', '.join(places)}: {reason}" for reason, places in hosts.items())
-    return f"{_NO_PRIMARY}: {reasons}" if _STANDBYS.search(reasons) else f"no host answers: {reasons}"
+    return f"{_NO_PRIMARY}: {reasons}" if _STANDBYS.search(reasons) else f"no host accepts the connection: {reasons}"
 
 
 def _is_wrong_address(message: str) -> bool:

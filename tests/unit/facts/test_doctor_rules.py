@@ -99,7 +99,7 @@ def test_numbers_of_a_version(text: str, expected: tuple[int, ...]) -> None:
         ({"oldest_transaction_s": 301.0}, WARNING),
         ({"oldest_transaction_s": None, "oldest_session": None}, OK),
         ({"synchronous_standby_names": "*"}, ERROR),
-        ({"synchronous_standby_names": "*", "standbys": 1, "synchronous_standbys": 1}, OK),
+        ({"synchronous_standby_names": "*", "standbys": 1, "synchronous_standbys": 1}, NOTE),
         ({"synchronous_standby_names": "*", "standbys": 1}, ERROR),
         ({"synchronous_standby_names": "*", "standbys": 1, "sees_standbys": False}, NOTE),
         ({"synchronous_standby_names": "*", "sees_standbys": False}, ERROR),

@@ -19,12 +19,12 @@ def failure_of(port, reason):
 @pytest.mark.parametrize(
     ("reasons", "expected"),
     [
-        ([REFUSED, REFUSED], "no host answers: db:1, db:2: Connection refused"),
+        ([REFUSED, REFUSED], "no host accepts the connection: db:1, db:2: Connection refused"),
         (
             [REFUSED, "session is read-only", "session is read-only"],
             "no host is the primary: db:1: Connection refused; db:2, db:3: a standby (session is read-only)",
         ),
-        (["FATAL:  no", "FATAL:  yes"], "no host answers: db:1: FATAL: no; db:2: FATAL: yes"),
+        (["FATAL:  no", "FATAL:  yes"], "no host accepts the connection: db:1: FATAL: no; db:2: FATAL: yes"),
     ],
 )
 def test_each_host_and_each_reason_is_named_once(reasons, expected):
@@ -38,7 +38,7 @@ def test_psycopg_still_writes_the_text_that_is_shortened():
     with pytest.raises(psycopg.OperationalError) as raised:
         psycopg.connect(f"host=127.0.0.1,127.0.0.1 port={first},{second}")
     text = describe_connection_failure(str(raised.value))
-    assert text == f"no host answers: 127.0.0.1:{first}, 127.0.0.1:{second}: Connection refused"
+    assert text == f"no host accepts the connection: 127.0.0.1:{first}, 127.0.0.1:{second}: Connection refused"
 
 
 def test_while_no_host_accepts_connections_the_threads_of_a_process_share_their_attempts(monkeypatch):
