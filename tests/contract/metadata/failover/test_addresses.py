@@ -1,14 +1,18 @@
 """Addresses with several hosts: clients use the primary, whichever host that is, also while another one is frozen."""
 
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.connections.postgresql_connection import WatchedConnection
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.certificates import Authority
 from tests.support.postgres import USER
 from tests.support.records import read_all, table
 from tests.support.waiting import wait_until
@@ -83,3 +87,32 @@ def test_the_command_line_takes_several_hosts_and_shows_no_password(pair, databa
     assert done.returncode == 0, done.stderr
     assert f"@127.0.0.1:{pair.standby.port},127.0.0.1:{pair.primary.port}/" in done.stdout
     assert "s3cret" not in done.stdout + done.stderr
+
+
+def use_certificate(server, issued):
+    """Let the server show this certificate to new connections."""
+    for source, name in zip(issued, ("server.crt", "server.key"), strict=True):
+        target = server.data / name
+        target.write_bytes(Path(source).read_bytes())
+        shutil.chown(target, server.data.owner(), server.data.group())
+        target.chmod(0o600)
+    server.execute("ALTER SYSTEM SET ssl = on")
+    server.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: server.query("SHOW ssl") == "on")
+
+
+def test_each_host_is_verified(pair, database, tmp_path):
+    authority, stranger = Authority(tmp_path, "ca"), Authority(tmp_path, "stranger")
+    trusted, untrusted = authority.issue("server", CN="db"), stranger.issue("other", CN="db")
+    address = addresses([pair.standby, pair.primary], database)[0]
+    verified = f"{address}?sslmode=verify-full&sslrootcert={authority.certificate}"
+    for server in (pair.standby, pair.primary):
+        use_certificate(server, trusted)
+    with Cluster.open(verified) as cluster:
+        encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+        assert cluster.store.read(lambda connection: connection.exec_driver_sql(encrypted).scalar_one())
+    use_certificate(pair.standby, untrusted)
+    Cluster.open(verified).close()  # the primary is the other one
+    use_certificate(pair.primary, untrusted)
+    with pytest.raises(MetadataStoreUnavailableError, match=f"{pair.primary.port}.*certificate verify failed"):
+        Cluster.open(verified, read_timeout_ms=500)
