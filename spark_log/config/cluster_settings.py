@@ -185,6 +185,11 @@ class ClusterSettings:
     errors_deadletterqueue_auto_create_topics_enable: bool = False
     """Whether a missing dead letter topic is created (Kafka's errors.deadletterqueue.auto.create.topics.enable)."""
 
+    schema_registry_urls_allowed: str = "*"
+    """Not in Kafka. The addresses that schema.registry.url of a topic may name, separated by commas; * allows any. A
+    user who may alter a topic chooses by it where gateways and coordinators send requests.
+    """
+
     store_answer_timeout_ms: int = 20_000
     """Not in Kafka. Time without an answer of PostgreSQL after which a client ends the connection and asks the primary
     that answers then. Above the 15 s for which a statement waits for a lock. A client uses the default until it has

@@ -20,6 +20,7 @@ from spark_log.errors import (
     InvalidConfigurationError,
     InvalidSchemaError,
     SchemaNotFoundError,
+    redact,
 )
 from spark_log.metadata.sql_columns import TOPIC
 from spark_log.registry import rows
@@ -82,6 +83,20 @@ def asks_registry(config: TopicConfig, sources: Collection[str] = SOURCES) -> bo
     return bool(config.schema_registry_url) and any(
         part.source in sources and subject_name(part) is not None for part in config.parts
     )
+
+
+def check_registry_url(config: TopicConfig, allowed: str) -> None:
+    """Raise InvalidConfigurationError if schema.registry.url names an address that is not among `allowed`, the setting
+    schema.registry.urls.allowed.
+    """
+    if allowed.strip() == "*" or not config.schema_registry_url:
+        return
+    urls = {url.strip().rstrip("/") for url in allowed.split(",")}
+    for url in config.schema_registry_url.split(","):
+        if url.strip().rstrip("/") not in urls:
+            raise InvalidConfigurationError(
+                f"schema.registry.url: {redact(url.strip())!r} is not among schema.registry.urls.allowed of the cluster"
+            )
 
 
 def external_subjects(config: TopicConfig, sources: Collection[str] = SOURCES) -> "dict[str, SubjectSchemas]":

@@ -47,6 +47,7 @@ from spark_log.metadata.store import Attempt, StoreClock
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.topic_schemas import (
     asks_registry,
+    check_registry_url,
     external_subjects,
     lock_subjects,
     parts_changed_by,
@@ -137,6 +138,7 @@ def _plan_topic(
     _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
     _check_tables(cluster, config)
+    check_registry_url(config, cluster.store.settings.schema_registry_urls_allowed)
     external = external_subjects(config)
     if store != HOME_NAME:
         cluster.at(cluster.store.read(lambda connection: find_active_store(connection, store)).store_id)  # it answers
@@ -224,6 +226,8 @@ def alter_configs(
     if sources:
         topic = cluster.store.read(lambda connection: find_topic(connection, name))
         config = _merged(topic, changes)[1]
+        if "schema.registry.url" in changes:
+            check_registry_url(config, cluster.store.settings.schema_registry_urls_allowed)
         if validate_only and not ask_registry and asks_registry(config, sources):
             sources = ()
         external = external_subjects(config, sources)

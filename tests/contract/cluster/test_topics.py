@@ -6,6 +6,7 @@ import uuid
 import pytest
 import sqlalchemy as sa
 
+from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import list_topics
 from spark_log.errors import (
     InvalidConfigurationError,
@@ -214,3 +215,13 @@ def test_a_config_of_a_newer_release_stops_no_work(cluster):
         alter_configs(cluster, "t", {"some.new.config": "2"})
     left = alter_configs(cluster, "t", {"some.new.config": None}).overrides.keys()
     assert left == {"retention.ms", "compression.type", "retention.bytes"}
+
+
+def test_only_allowed_schema_registries_can_be_named(cluster):
+    alter_settings(cluster, {"schema.registry.urls.allowed": "http://r:8081, https://s"})
+    with pytest.raises(InvalidConfigurationError, match=r"'http://169\.254\.169\.254' is not among"):
+        create_topic(cluster, "t", configs={"schema.registry.url": "https://s,http://169.254.169.254"})
+    create_topic(cluster, "t", configs={"schema.registry.url": "https://s/, http://r:8081"})
+    with pytest.raises(InvalidConfigurationError, match=r"schema\.registry\.urls\.allowed"):
+        alter_configs(cluster, "t", {"schema.registry.url": "http://other"})
+    alter_configs(cluster, "t", {"retention.ms": "1", "schema.registry.url": None})
