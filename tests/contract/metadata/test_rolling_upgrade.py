@@ -42,6 +42,35 @@ with Consumer(cluster=sys.argv[1], auto_offset_reset="earliest") as consumer:
 """
 
 
+READ_IN_GROUP = """
+import sys
+from spark_log import Consumer
+with Consumer("t", cluster=sys.argv[1], group_id="g", auto_offset_reset="earliest") as consumer:
+    while True:
+        for records in consumer.poll(timeout_ms=500).values():
+            for record in records:
+                print("read", record.partition, record.offset, flush=True)
+"""
+
+
+class GroupReader:
+    """A member of a group, in a process of a version."""
+
+    def __init__(self, process):
+        self.process = process
+
+    @property
+    def places(self):
+        lines = self.process.output.splitlines()
+        return {
+            tuple(map(int, line.split()[1:])) for line in lines if line.startswith("read ") and line.count(" ") == 2
+        }
+
+    def wait_for_more(self):
+        count = len(self.places) + MORE
+        wait_until(lambda: len(self.places) >= count, "records")
+
+
 class Acknowledged:
     """`places` has the partition and offset of each acknowledged record, by its name and number."""
 
@@ -110,6 +139,10 @@ class Cluster:
         module = "tests.support.numbered_producer"
         process = version.start(self._folder / f"{name}.log", "-m", module, self.address, "t", name)
         return SteadyProducer(self._stack.enter_context(process), name)
+
+    def group_reader(self, version, name):
+        process = version.start(self._folder / f"{name}.log", "-c", READ_IN_GROUP, self.address)
+        return GroupReader(self._stack.enter_context(process))
 
     def run(self, version, name, *arguments):
         return version.run(self._folder / f"{name}.log", *arguments)
@@ -182,6 +215,8 @@ def test_versions_side_by_side(case, tmp_path):
         stack.callback(kafka.finish)
         old_producer.wait_for_more()
         kafka.acknowledged.wait_for_more()
+        old_reader = cluster.group_reader(older, "old-reader")
+        old_reader.wait_for_more()
 
         new_gateway = cluster.gateway(newer, ports[1])  # upgrades the store
         new_gateway.wait_for("listens on")
@@ -192,12 +227,17 @@ def test_versions_side_by_side(case, tmp_path):
             new_coordinator = cluster.start(newer, "new-coordinator", "coordinator")
             assert old_gateway.end() == old_coordinator.end() == 0
             new_coordinator.wait_for("is running")
+            old_reader.wait_for_more()
         else:
             for process in (old_gateway, old_coordinator):
                 assert process.wait() == 1
                 assert "install the newer spark-log here" in process.output.splitlines()[-1]
             wait_until(lambda: old_producer.acknowledged.failed, "an error of the old producer")
             assert "UnsupportedVersionError" in old_producer.acknowledged.failed[0]
+            assert old_reader.process.wait() == 1
+            assert "install the newer spark-log here" in old_reader.process.output
+        new_reader = cluster.group_reader(newer, "new-reader")
+        new_reader.wait_for_more()
         new_producer.wait_for_more()
         kafka.acknowledged.wait_for_more()
         assert new_gateway.running
@@ -212,6 +252,9 @@ def test_versions_side_by_side(case, tmp_path):
         for client in (old_producer, new_producer, kafka):
             for record, place in client.acknowledged.places.items():
                 assert stored[record] == place
+        wait_until(
+            lambda: old_reader.places | new_reader.places >= set(map(tuple, stored.values())), "the group's rest"
+        )
 
 
 STREAM = """
