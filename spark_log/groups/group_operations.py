@@ -4,7 +4,7 @@ Each change is one transaction under the lock of the group. `delete_offsets_of_e
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias, assert_never
@@ -124,88 +124,93 @@ def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time:
 
 
 def reset_offsets(
-    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo], *, dry_run: bool = False
+    cluster: Cluster,
+    group_id: str,
+    targets: Mapping[TopicPartition, ResetTo],
+    *,
+    dry_run: bool = False,
+    preview: bool = False,
+    expected: Mapping[TopicPartition, int | None] | None = None,
 ) -> dict[TopicPartition, OffsetReset]:
     """Commit other offsets for a group without live members. A group that does not exist is created.
 
-    Returns the offsets before and after. With `dry_run`, nothing is written. Raises InvalidGroupIdError,
-    GroupIdNotFoundError for a share group, NonEmptyGroupError, the errors of `reset_offset`, or
-    UnknownTopicOrPartitionError (also if a topic is deleted meanwhile); then nothing is written.
-    """
-    resolve = _resolution(cluster, group_id, targets)
-
-    def check(connection: sa.Connection) -> "_Resolved":
-        refuse_share_group(connection, group_id, rows.read_group(connection, group_id))
-        refuse_live(cluster.store, connection, group_id)
-        return resolve(connection)
-
-    def write(connection: sa.Connection, _attempt: Attempt) -> "_Resolved":
-        group = rows.lock_or_make_group(connection, group_id, cluster.store.clock(connection))
-        make_consumer_group(connection, group_id, group)
-        resolved = check(connection)
-        write_commits(connection, cluster.store.clock(connection), group_id, resolved.new)
-        return resolved
-
-    before, new = cluster.store.read(check) if dry_run else cluster.store.transact(write)
-    return {tp: OffsetReset(before[tp].offset if tp in before else None, commit.offset) for tp, commit in new.items()}
-
-
-def resolve_reset(
-    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
-) -> dict[TopicPartition, int]:
-    """Return the offsets that `reset_offsets` would commit if the group had no live members."""
-    found = cluster.store.read(_resolution(cluster, group_id, targets)).new
-    return {partition: commit.offset for partition, commit in found.items()}
-
-
-class _Resolved(NamedTuple):
-    before: dict[TopicPartition, Commit]
-    new: dict[TopicPartition, Commit]
-
-
-def positions_of(cluster: Cluster, partitions: Set[TopicPartition]) -> dict[TopicPartition, Found]:
-    """Return the positions of the partitions that exist, each from its store. Topic names must be legal."""
-    found = cluster.store.read(lambda connection: find_positions(connection, partitions))
-    for store_id, there in partitions_by_store(cluster, partitions - found.keys()).items():
-        found |= cluster.at(store_id).store.read(partial(find_positions, partitions=there))
-    return found
-
-
-def _resolution(
-    cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
-) -> Callable[[sa.Connection], _Resolved]:
-    """Read the positions of the partitions, and return a function that finds the commits before and after a reset.
-
-    The function runs in the transaction that writes the new commits. It raises UnknownTopicOrPartitionError if a topic
-    was deleted after its positions were read.
+    Returns the offsets before and after. With `dry_run`, nothing is written; with `preview` neither, and the group may
+    have members. `expected` is that of `resolve_resets`. Raises InvalidGroupIdError, GroupIdNotFoundError for a share
+    group, NonEmptyGroupError, the errors of `resolve_resets`, or UnknownTopicOrPartitionError (also if a topic is
+    deleted meanwhile); then nothing is written.
     """
     check_group_id(group_id)
+    limits = read_limits(cluster, targets)
+    commits = {p: Commit(0, "", found.leader_epoch, found.topic_id) for p, found in limits.found.items()}
+
+    def read(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
+        refuse_share_group(connection, group_id, rows.read_group(connection, group_id))
+        if not preview:
+            refuse_live(cluster.store, connection, group_id)
+        refuse_unknown(commits.keys() - of_their_topics(connection, commits).keys())
+        before = {p: commit.offset for p, commit in read_commits(connection, group_id, commits.keys()).items()}
+        return resolve_resets(targets, limits, before, expected)
+
+    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, OffsetReset]:
+        now = cluster.store.clock(connection)
+        make_consumer_group(connection, group_id, rows.lock_or_make_group(connection, group_id, now))
+        resets = read(connection)
+        write_commits(connection, now, group_id, {p: commits[p]._replace(offset=r.new) for p, r in resets.items()})
+        return resets
+
+    return cluster.store.read(read) if dry_run or preview else cluster.store.transact(write)
+
+
+class Limits(NamedTuple):
+    """The positions of partitions to reset, and the offsets of the resets to a time."""
+
+    found: dict[TopicPartition, Found]
+    at_times: dict[TopicPartition, int | None]
+
+
+def read_limits(cluster: Cluster, targets: Mapping[TopicPartition, ResetTo]) -> Limits:
+    """Read each partition from its store. Raises UnknownTopicOrPartitionError."""
     legal = {partition for partition in targets if is_legal(partition.topic)}
-    found = positions_of(cluster, legal)
-    for partition in targets:
-        if partition not in found:
-            raise UnknownTopicOrPartitionError(f"{partition}: unknown topic or partition")
-    times: dict[TopicPartition, int | None] = {}
-    for name in sorted({partition.topic for partition in targets}):
-        asked = {
-            p.partition: to.timestamp_ms for p, to in targets.items() if p.topic == name and isinstance(to, AtTime)
-        }
-        if asked:
-            topic = cluster.store.read(lambda connection: find_topic(connection, name))  # noqa: B023
-            at_times = offsets_for_times(cluster.of(topic), topic, asked)
-            times.update({TopicPartition(name, number): offset for number, offset in at_times.items()})
+    found = cluster.store.read(lambda connection: find_positions(connection, legal))
+    for store_id, there in partitions_by_store(cluster, legal - found.keys()).items():
+        found |= cluster.at(store_id).store.read(partial(find_positions, partitions=there))
+    refuse_unknown(targets.keys() - found.keys())
+    times: dict[str, dict[int, int]] = {}
+    for partition, to in targets.items():
+        if isinstance(to, AtTime):
+            times.setdefault(partition.topic, {})[partition.partition] = to.timestamp_ms
+    at_times: dict[TopicPartition, int | None] = {}
+    for name, asked in sorted(times.items()):
+        topic = cluster.store.read(partial(find_topic, name=name))
+        for number, offset in offsets_for_times(cluster.of(topic), topic, asked).items():
+            at_times[TopicPartition(name, number)] = offset
+    return Limits(found, at_times)
 
-    def resolve(connection: sa.Connection) -> _Resolved:
-        new = {p: Commit(0, "", found[p].leader_epoch, found[p].topic_id) for p in targets}
-        refuse_unknown(new.keys() - of_their_topics(connection, new).keys())
-        before = read_commits(connection, group_id, targets.keys())
-        for partition, to in targets.items():
-            known = before[partition].offset if partition in before else None
-            offset = reset_offset(to, found[partition].positions, known, times.get(partition))
-            new[partition] = new[partition]._replace(offset=offset)
-        return _Resolved(before, new)
 
-    return resolve
+def resolve_resets(
+    targets: Mapping[TopicPartition, ResetTo],
+    limits: Limits,
+    before: Mapping[TopicPartition, int],
+    expected: Mapping[TopicPartition, int | None] | None,
+) -> dict[TopicPartition, OffsetReset]:
+    """Return the offsets before and after the resets. With `expected`, those before must be these, and offsets to reset
+    to must be in the log. Raises IllegalArgumentError if they are not, or the errors of `reset_offset`.
+    """
+    resets = {}
+    for partition, to in sorted(targets.items()):
+        positions, current = limits.found[partition].positions, before.get(partition)
+        new = reset_offset(to, positions, current, limits.at_times.get(partition))
+        if expected is not None and current != expected.get(partition):
+            raise IllegalArgumentError(
+                f"{partition}: the group's offset is {current} now, it was {expected.get(partition)}: look again"
+            )
+        if expected is not None and isinstance(to, Exactly) and new != to.offset:
+            raise IllegalArgumentError(
+                f"{partition}: offset {to.offset} is outside the log, which is now"
+                f" [{positions.log_start_offset}, {positions.high_watermark}]: look again"
+            )
+        resets[partition] = OffsetReset(current, new)
+    return resets
 
 
 def delete_group(store: Store, group_id: str) -> None:

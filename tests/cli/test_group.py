@@ -47,7 +47,7 @@ def test_reset_and_delete(events: Path) -> None:
         (row["topic"], row["partition"], row["current_offset"], row["new_offset"]) for row in json.loads(dry.stdout)
     ]
     assert shown == [("events", 0, 2, 1), ("events", 1, 2, 1)]
-    assert dry.stderr == "Nothing is changed. To commit the new offsets, add --execute.\n"
+    assert dry.stderr == "Nothing is changed. To reset the group, add --execute.\n"
     assert "--execute" in run("group", "reset", "g", "--to", "-1", cluster=events).stderr
     assert lag_of(events, "g") == {"events-0": (2, 0), "events-1": (2, 0)}
     done = run("group", "reset", "g", "--to", "earliest", "--topic", "events:1", "--execute", cluster=events)

@@ -146,33 +146,59 @@ def reset(
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the offsets that a reset would commit for a group without live members; with --execute commit them. Share
-    groups have `share reset`.
+    """Show the offsets that a reset would commit for a group without live members; with --execute commit them.
 
     New offsets are kept between log start offset and high watermark. As in Kafka's tool nothing changes without
-    --execute.
+    --execute. A share group forgets its unfinished and delayed records of the partitions.
 
     **Examples**
 
     - `spark-log group reset readers --to earliest --topic events`
     - `spark-log group reset readers --to -100 --topic events:0,1 --execute`
     """
+    reset_group(group, cluster, to, topic, execute=execute, as_json=as_json)
+
+
+def reset_group(
+    group: str,
+    cluster: str,
+    to: str,
+    topics: Sequence[str] | None,
+    *,
+    execute: bool,
+    as_json: bool,
+    as_share_group: bool = False,
+) -> None:
+    """Reset a group of any type. With `as_share_group`, one that does not exist becomes a share group."""
     from spark_log.cluster.cluster import Cluster
+    from spark_log.facts.groups import SHARE_TYPE, describe_groups
     from spark_log.groups.group_operations import reset_offsets
+    from spark_log.groups.share.administration import reset_share_offsets
 
     where = parse_target(to)
     with Cluster.open(cluster) as opened:
-        chosen = choose_partitions(opened, topic, _committed(opened, group))
-        resets = sorted(reset_offsets(opened, group, dict.fromkeys(chosen, where), dry_run=not execute).items())
+        share = as_share_group or describe_groups(opened.store, [group])[0].type == SHARE_TYPE
+        known = () if topics else (_share_places if share else _committed)(opened, group)
+        targets = dict.fromkeys(choose_partitions(opened, topics, known), where)
+        if share and execute:
+            from spark_log.clients.admin import share_groups
+            from spark_log.clients.admin.audit import local_user
+
+            resets = share_groups.reset_offsets(opened, local_user(), "cli", group, targets)
+        else:
+            resets = (reset_share_offsets if share else reset_offsets)(opened, group, targets, dry_run=not execute)
+    before = "start" if share else "current"
     if as_json:
-        print_json([{**tp._asdict(), "current_offset": reset.current, "new_offset": reset.new} for tp, reset in resets])
+        print_json(
+            [{**tp._asdict(), f"{before}_offset": each.current, "new_offset": each.new} for tp, each in resets.items()]
+        )
     else:
-        rows = [(str(tp), reset.current, reset.new) for tp, reset in resets]
-        print_table(None, ("partition", "current offset", "new offset"), rows)
+        rows = [(str(tp), each.current, each.new) for tp, each in resets.items()]
+        print_table(None, ("partition", f"{before} offset", "new offset"), rows)
     if not execute:
-        note("Nothing is changed. To commit the new offsets, add --execute.")
+        note("Nothing is changed. To reset the group, add --execute.")
     elif not as_json:
-        say(f"Committed {count_of(len(resets), 'offset')} for group {group}.")
+        say(f"Reset {count_of(len(resets), 'partition')} of group {group}.")
 
 
 @app.command()
@@ -245,6 +271,12 @@ def _committed(opened: Any, group: str) -> dict[Any, int]:
     from spark_log.groups.committed_offsets import committed_offsets
 
     return committed_offsets(opened.store, group)
+
+
+def _share_places(opened: Any, group: str) -> list[Any]:
+    from spark_log.facts.share_groups import describe_share_group
+
+    return [partition.place for partition in describe_share_group(opened.store, group).partitions]
 
 
 def choose_partitions(opened: Any, topics: Sequence[str] | None, known: Collection[Any]) -> list[Any]:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_log.cli import completion
-from spark_log.cli.groups.group import GroupId, choose_partitions, parse_target
-from spark_log.cli.output import count_of, note, print_json, print_table, say
+from spark_log.cli.groups.group import GroupId, choose_partitions, reset_group
+from spark_log.cli.output import print_json, print_table, say
 from spark_log.cli.shared_options import (
     Cluster_,
     Json,
@@ -70,38 +70,14 @@ def reset(
 ) -> None:
     """Show where a share group without members would begin after a reset; with --execute reset it.
 
-    The group then forgets its unfinished and delayed records of the partitions. New offsets are kept between log start
-    offset and high watermark.
+    This is `group reset`, and also creates a share group that does not exist.
 
     **Examples**
 
     - `spark-log share reset workers --to earliest`
     - `spark-log share reset workers --to 2026-01-31T12:00:00Z --topic jobs:0,1 --execute`
     """
-    from spark_log.clients.admin.audit import local_user
-    from spark_log.clients.admin.share_groups import reset_offsets
-    from spark_log.cluster.cluster import Cluster
-    from spark_log.groups.share.administration import reset_share_offsets
-
-    where = parse_target(to)
-    with Cluster.open(cluster) as opened:
-        chosen = choose_partitions(opened, topic, _partitions(opened, group) if not topic else ())
-        targets = dict.fromkeys(chosen, where)
-        if execute:
-            resets = reset_offsets(opened, local_user(), "cli", group, targets)
-        else:
-            resets = reset_share_offsets(opened, group, targets, dry_run=True)
-    if as_json:
-        print_json(
-            [{**tp._asdict(), "start_offset": each.current, "new_offset": each.new} for tp, each in resets.items()]
-        )
-    else:
-        rows = [(str(tp), each.current, each.new) for tp, each in resets.items()]
-        print_table(None, ("partition", "start offset", "new offset"), rows)
-    if not execute:
-        note("Nothing is changed. To reset the group, add --execute.")
-    elif not as_json:
-        say(f"Reset {count_of(len(resets), 'partition')} of group {group}.")
+    reset_group(group, cluster, to, topic, execute=execute, as_json=as_json, as_share_group=True)
 
 
 @app.command()
@@ -144,12 +120,6 @@ def peek(
         for each in records
     ]  # fmt: skip
     print_table(None, ("partition", "offset", "state", "deliveries", "member", "until", "value"), rows)
-
-
-def _partitions(opened: Any, group: str) -> list[Any]:
-    from spark_log.facts.share_groups import describe_share_group
-
-    return [partition.place for partition in describe_share_group(opened.store, group).partitions]
 
 
 def _when(record: "PeekedRecord") -> str | None:

@@ -149,13 +149,11 @@ class GroupCalls:
         targets = {tp: reset_target(self._cluster, tp, spec) for tp, spec in named.items()}
         error = NoError
         try:
-            new = {
-                tp: reset.new for tp, reset in group_operations.reset_offsets(self._cluster, group_id, targets).items()
-            }
+            new = group_operations.reset_offsets(self._cluster, group_id, targets)
         except NonEmptyGroupError:
             error = UnknownMemberIdError
-            new = group_operations.resolve_reset(self._cluster, group_id, targets)
-        return {tp: {"error": error, "offset": new[tp]} for tp in offset_specs}
+            new = group_operations.reset_offsets(self._cluster, group_id, targets, preview=True)
+        return {tp: {"error": error, "offset": new[tp].new} for tp in offset_specs}
 
     @kafka_errors()
     def delete_group_offsets(

@@ -17,8 +17,8 @@ from spark_log.errors import IllegalArgumentError, InvalidConfigurationError
 from spark_log.facts.groups import SHARE_TYPE
 from spark_log.facts.share_partitions import share_partitions
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_operations import Exactly, OffsetReset, ResetTo, resolve_reset
-from spark_log.groups.offset_resets import apply_resets, parse_reset
+from spark_log.groups.group_operations import Exactly, OffsetReset, ResetTo, reset_offsets
+from spark_log.groups.offset_resets import parse_reset
 from spark_log.groups.share.administration import reset_share_offsets
 from spark_log.ids import TopicPartition
 
@@ -73,13 +73,9 @@ def _facts(call: Call) -> ResetPreview:
     if kind:
         to = parse_kind(kind, value)
         chosen = _chosen(call, topic, partitions, visible)
-        targets = dict.fromkeys(chosen, to)
-        if is_share:
-            resets = reset_share_offsets(call.cluster, group.group_id, targets, preview=True)
-            new = {partition: reset.new for partition, reset in resets.items()}
-        else:
-            new = resolve_reset(call.cluster, group.group_id, targets)
-        rows = [_row(partition, visible.get(partition), new[partition]) for partition in sorted(new)]
+        reset = reset_share_offsets if is_share else reset_offsets
+        resets = reset(call.cluster, group.group_id, dict.fromkeys(chosen, to), preview=True)
+        rows = [_row(partition, visible.get(partition), resets[partition].new) for partition in sorted(resets)]
     topics = sorted({partition.topic for partition in visible} | {topic for m in group.members for topic in m.topics})
     return ResetPreview(
         group.group_id,
@@ -150,12 +146,10 @@ def _apply(call: Call) -> Done:
     for name in sorted(names):
         if name not in known or not call.sees(name):
             raise NotFound(f"there is no topic {name!r}")
-    if described(call).type == SHARE_TYPE:
-        targets = {partition: Exactly(reset.new) for partition, reset in resets.items()}
-        before = {partition: reset.current for partition, reset in resets.items()}
-        reset_share_offsets(call.cluster, group_id, targets, expected=before)
-    else:
-        apply_resets(call.cluster, group_id, resets)
+    targets = {partition: Exactly(reset.new) for partition, reset in resets.items()}
+    before = {partition: reset.current for partition, reset in resets.items()}
+    reset = reset_share_offsets if described(call).type == SHARE_TYPE else reset_offsets
+    reset(call.cluster, group_id, targets, expected=before)
     text = f"Committed {len(resets):,} offsets for group {group_id}."
     return Done(url("/groups/{group}", group=group_id), text, {"group": group_id, "committed": len(resets)})
 

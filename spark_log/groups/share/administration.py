@@ -5,32 +5,30 @@ needs a group without members, as the deletion does. The lock of the group's row
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_legal
-from spark_log.cluster.topics import find_topic, find_topics
+from spark_log.cluster.topics import find_topics
 from spark_log.config.group_configs import GroupConfig, check_group_config_names, validate_group_overrides
 from spark_log.errors import (
     GroupIdNotFoundError,
-    IllegalArgumentError,
     SparkLogError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.groups.committed_offsets import refuse_unknown
 from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.group_operations import (
-    AtTime,
-    Exactly,
     OffsetReset,
     ResetTo,
     delete_group,
+    read_limits,
     refuse_live,
-    reset_offset,
+    resolve_resets,
 )
 from spark_log.groups.share import rows, rules
 from spark_log.groups.share.members import (
@@ -42,33 +40,15 @@ from spark_log.groups.share.members import (
     refuse_data_stores,
     take_over,
 )
+from spark_log.groups.share.rows import ShareRow
 from spark_log.groups.share.rules import Window
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.segments.plan import find_positions
-from spark_log.log.segments.slices import Positions
-from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import GROUP_CONFIG
-from spark_log.metadata.store import Attempt, Store
-
-
-class _Place(NamedTuple):
-    """A partition that is to be reset, as of the last read."""
-
-    key: Key
-    positions: Positions
-    leader_epoch: int
-
-
-class _Reset(NamedTuple):
-    """The reset of a partition, with its row before, or None if there is none."""
-
-    partition: TopicPartition
-    place: _Place
-    row: rows.ShareRow | None
-    offsets: OffsetReset
+from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 def reset_share_offsets(
@@ -82,128 +62,84 @@ def reset_share_offsets(
 ) -> dict[TopicPartition, OffsetReset]:
     """Make a share group without members begin at other offsets. As in Kafka, a group that does not exist is created.
 
-    Returns the start offsets before (None if the group did not read the partition) and after. With `dry_run`, nothing
-    is written; with `preview` neither, and the group may have members. With `expected`, the start offsets before must
-    be these, and offsets must be in the log, or IllegalArgumentError is raised. The other partitions of a topic that
-    the group reads for the first time begin by share.auto.offset.reset.
+    Returns the start offsets before (None if the group did not read the partition) and after. The parameters are those
+    of `group_operations.reset_offsets`. The other partitions of a topic that the group reads for the first time begin
+    by share.auto.offset.reset.
 
     Raises InvalidGroupIdError, GroupIdNotFoundError if the group is of another type, NonEmptyGroupError,
-    UnknownTopicOrPartitionError, IllegalArgumentError for a topic that is being moved, or the errors of
-    `group_operations.reset_offset`; then nothing is written.
+    UnknownTopicOrPartitionError, IllegalArgumentError for a topic of a data store or one that is being moved, or the
+    errors of `resolve_resets`; then nothing is written.
     """
     check_group_id(group_id)
     store = cluster.store
-    places = _places(cluster, targets)
-    times = _times(cluster, targets)
-    starts = {} if dry_run or preview else _starts_of_others(cluster, group_id, places)
+    limits = read_limits(cluster, targets)
+    keys: dict[TopicPartition, Key] = {p: (found.topic_id, p.partition) for p, found in limits.found.items()}
+    starts = {} if dry_run or preview else _starts_of_others(cluster, group_id, keys)
 
-    def resolve(connection: sa.Connection, *, lock: bool) -> list[_Reset]:
+    def resolve(
+        connection: sa.Connection, *, lock: bool
+    ) -> tuple[dict[TopicPartition, OffsetReset], dict[Key, ShareRow]]:
+        refuse_data_stores(connection, {partition.topic for partition in keys})
         now = store.clock(connection)
-        resets = []
-        for partition, place in sorted(places.items(), key=lambda each: each[1].key):
-            row = rows.row_of(rows.ask_row(connection, group_id, place.key, lock=lock), group_id, place.key, now)
-            before = None if row is None else max(row.window.start, place.positions.log_start_offset)
-            new = reset_offset(targets[partition], place.positions, before, times.get(partition))
-            resets.append(_Reset(partition, place, row, OffsetReset(before, new)))
-        return resets
+        share_rows, before = {}, {}
+        for partition, key in sorted(keys.items(), key=lambda each: each[1]):
+            row = rows.row_of(rows.ask_row(connection, group_id, key, lock=lock), group_id, key, now)
+            if row is not None:
+                share_rows[key] = row
+                before[partition] = max(row.window.start, limits.found[partition].positions.log_start_offset)
+        return resolve_resets(targets, limits, before, expected), share_rows
 
-    def read(connection: sa.Connection) -> list[_Reset]:
+    def read(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
         group = group_rows.read_group(connection, group_id)
         if group is not None and group.type != SHARE:
             take_over(connection, group_id, group)
         if not preview:
             refuse_live(store, connection, group_id)
-        return resolve(connection, lock=False)
+        return resolve(connection, lock=False)[0]
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> list[_Reset]:
-        lock_topics_to_read(connection, {place.key[0] for place in places.values()})
-        refuse_data_stores(connection, {partition.topic for partition in places})
+    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, OffsetReset]:
+        locked = lock_topics_to_read(connection, {key[0] for key in keys.values()})
         group = group_rows.lock_or_make_group(connection, group_id, store.clock(connection))
         if group.type != SHARE:
             take_over(connection, group_id, group)
             group_rows.save_group(connection, group_id, group.group, type=SHARE)
         refuse_live(store, connection, group_id)
-        resets = resolve(connection, lock=True)
-        if expected is not None:
-            for each in resets:
-                _check_expected(each, targets[each.partition], expected.get(each.partition))
-        _write(store, connection, group_id, resets, starts)
+        resets, share_rows = resolve(connection, lock=True)
+        refuse_unknown({partition for partition, key in keys.items() if key[0] not in locked})
+        there = rows.partitions_of(connection, group_id, {key[0] for key in starts})
+        begin = {key: start for key, start in starts.items() if key not in there}
+        # with the epoch of the positions: the next poll follows an election that came after they were read
+        begin |= {keys[p]: Start(reset.new, limits.found[p].leader_epoch) for p, reset in resets.items()}
+        _write(connection, store.clock(connection), group_id, share_rows, begin)
         return resets
 
-    resets = store.read(read) if dry_run or preview else store.transact(write)
-    return {each.partition: each.offsets for each in sorted(resets, key=lambda each: each.partition)}
-
-
-def _check_expected(found: _Reset, to: ResetTo, expected: int | None) -> None:
-    """Raise IllegalArgumentError if the start offset is not `expected`, or the new offset is not in the log."""
-    if found.offsets.current != expected:
-        raise IllegalArgumentError(
-            f"{found.partition}: the start offset is {found.offsets.current} now, it was {expected}: look again"
-        )
-    if isinstance(to, Exactly) and found.offsets.new != to.offset:
-        limits = found.place.positions
-        raise IllegalArgumentError(
-            f"{found.partition}: offset {to.offset} is outside the log, which is now"
-            f" [{limits.log_start_offset}, {limits.high_watermark}]: look again"
-        )
+    return store.read(read) if dry_run or preview else store.transact(write)
 
 
 def _write(
-    store: Store, connection: sa.Connection, group_id: str, resets: Sequence[_Reset], starts: Mapping[Key, Start]
+    connection: sa.Connection,
+    now: StoreClock,
+    group_id: str,
+    share_rows: Mapping[Key, ShareRow],
+    begin: Mapping[Key, Start],
 ) -> None:
-    """Write the reset windows, and rows for `starts` where there are none. Their rows, and the group's, are locked."""
-    now = store.clock(connection)
+    """Write where the group begins. `share_rows` are the rows that it has in these partitions, locked."""
     changed, new = [], []
-    for each in resets:
-        key, offset = each.place.key, each.offsets.new
-        if rows.log_of(rows.ask_log(connection, key)) is None:
-            raise UnknownTopicOrPartitionError(f"{each.partition}: the topic was deleted")
-        # of the positions: the next poll follows an election that came after they were read
-        leader_epoch = each.place.leader_epoch
-        if each.row is None:
-            new.append(rows.ShareRow(group_id, key, Window(offset, offset), leader_epoch))
-        else:
+    for key, start in sorted(begin.items(), key=lambda each: each[0]):
+        if key in share_rows:
             rows.drop_delays(connection, group_id, key)
-            window = rules.reset(each.row.window, offset)
-            changed.append(replace(each.row, window=window, leader_epoch=leader_epoch))
-    there = {each.place.key for each in resets} | rows.partitions_of(connection, group_id, {key[0] for key in starts})
-    for key, start in sorted(starts.items()):
-        if key not in there and rows.log_of(rows.ask_log(connection, key)) is not None:
-            new.append(rows.ShareRow(group_id, key, Window(start.offset, start.offset), start.leader_epoch))
+            window = rules.reset(share_rows[key].window, start.offset)
+            changed.append(replace(share_rows[key], window=window, leader_epoch=start.leader_epoch))
+        else:
+            new.append(ShareRow(group_id, key, Window(start.offset, start.offset), start.leader_epoch))
     rows.save(connection, changed, now)
     rows.insert_rows(connection, new, now)
 
 
-def _places(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, _Place]:
-    """Read the partitions. Raises UnknownTopicOrPartitionError."""
-    legal = [partition for partition in partitions if is_legal(partition.topic)]
-    found = cluster.store.read(lambda connection: find_positions(connection, legal))
-    for partition in partitions:
-        if partition not in found:
-            raise UnknownTopicOrPartitionError(f"{partition}: unknown topic or partition")
-    return {
-        partition: _Place((at.topic_id, partition.partition), at.positions, at.leader_epoch)
-        for partition, at in found.items()
-    }
-
-
-def _times(cluster: Cluster, targets: Mapping[TopicPartition, ResetTo]) -> dict[TopicPartition, int | None]:
-    """Return the offsets of the resets to a time."""
-    times: dict[TopicPartition, int | None] = {}
-    for name in sorted({partition.topic for partition, to in targets.items() if isinstance(to, AtTime)}):
-        asked = {
-            p.partition: to.timestamp_ms for p, to in targets.items() if p.topic == name and isinstance(to, AtTime)
-        }
-        topic = cluster.store.read(lambda connection: find_topic(connection, name))  # noqa: B023
-        found = offsets_for_times(cluster, topic, asked)
-        times.update({TopicPartition(name, number): offset for number, offset in found.items()})
-    return times
-
-
-def _starts_of_others(cluster: Cluster, group_id: str, places: Mapping[TopicPartition, _Place]) -> dict[Key, Start]:
+def _starts_of_others(cluster: Cluster, group_id: str, keys: Mapping[TopicPartition, Key]) -> dict[Key, Start]:
     """Return where the group begins in the other partitions of topics that it reads for the first time."""
     store = cluster.store
-    names: dict[int, str] = {place.key[0]: partition.topic for partition, place in places.items()}
+    names: dict[int, str] = {key[0]: partition.topic for partition, key in keys.items()}
     there = store.read(lambda connection: rows.partitions_of(connection, group_id, names))
     new = {topic_id: name for topic_id, name in names.items() if topic_id not in {key[0] for key in there}}
     if not new:
@@ -214,7 +150,7 @@ def _starts_of_others(cluster: Cluster, group_id: str, places: Mapping[TopicPart
         for topic in topics.values()
         if topic.topic_id in new
         for number in range(topic.partition_count)
-    } - {place.key for place in places.values()}
+    } - set(keys.values())
     configs = store.read(lambda connection: rows.configs_of(rows.ask_configs(connection, group_id), store.settings))
     return find_starts(cluster, group_id, new, others, configs, store.now())
 

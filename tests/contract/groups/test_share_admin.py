@@ -216,7 +216,7 @@ def test_reset_creates_a_group_whose_other_partitions_begin_by_its_policy(cluste
 def test_reset_that_was_previewed_is_refused_after_a_change(cluster, member):
     member.acknowledge(member.poll(3), AcknowledgeType.ACCEPT)
     member.leave()
-    with pytest.raises(IllegalArgumentError, match="the start offset is 3 now, it was 2: look again"):
+    with pytest.raises(IllegalArgumentError, match="the group's offset is 3 now, it was 2: look again"):
         reset_share_offsets(cluster, GROUP, {P0: Exactly(0)}, expected={P0: 2})
     assert reset_share_offsets(cluster, GROUP, {P0: Exactly(0)}, expected={P0: 3}) == {P0: (3, 0)}
 

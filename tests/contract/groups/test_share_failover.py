@@ -130,14 +130,14 @@ def test_an_election_after_a_reset_has_read_the_positions(cluster, log, monkeypa
         member = ShareMember(cluster)
         values(member, 2)
         member.leave()
-    read = administration._places
+    read = administration.read_limits
 
     def elected(*arguments):
-        places = read(*arguments)
+        limits = read(*arguments)
         truncate(cluster, "t", 3)
-        return places
+        return limits
 
-    monkeypatch.setattr(administration, "_places", elected)
+    monkeypatch.setattr(administration, "read_limits", elected)
     reset_share_offsets(cluster, "workers", {TopicPartition("t", 0): Latest()})
     append(log, "t", *(f"new{n}" for n in range(3, 8)))
     assert values(ShareMember(cluster)) == {n: f"new{n}" for n in range(3, 8)}

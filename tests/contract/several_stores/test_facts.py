@@ -22,8 +22,7 @@ from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.facts.metrics.size_snapshot import read_sizes
 from spark_log.facts.topics import describe_topics
 from spark_log.groups.committed_offsets import Commit, commit_offsets, committed_offsets
-from spark_log.groups.group_operations import AtTime, Latest, OffsetReset, reset_offsets
-from spark_log.groups.offset_resets import apply_resets
+from spark_log.groups.group_operations import AtTime, Exactly, Latest, OffsetReset, reset_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -135,10 +134,10 @@ def test_offsets_in_topics_of_all_stores_are_reset(stores, address):
     assert reset_offsets(stores, "g", {far: Latest(), near: AtTime(NOON_MS)}) == {
         far: OffsetReset(1, 3), near: OffsetReset(1, 0)
     }  # fmt: skip
-    apply_resets(stores, "g", {far: OffsetReset(3, 2), near: OffsetReset(0, 1)})
+    reset_offsets(stores, "g", {far: Exactly(2), near: Exactly(1)}, expected={far: 3, near: 0})
     assert committed_offsets(stores.store, "g") == {far: 2, near: 1}
     with pytest.raises(IllegalArgumentError, match="outside the log"):
-        apply_resets(stores, "g", {far: OffsetReset(2, 4)})
+        reset_offsets(stores, "g", {far: Exactly(4)}, expected={far: 2})
 
 
 def test_clients_query_the_topics_of_all_stores(stores, address):

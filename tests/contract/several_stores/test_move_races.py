@@ -185,6 +185,7 @@ def test_no_share_group_begins_to_read_a_topic_that_moves(stores):
     for begin in (
         lambda: ShareMember(stores),
         lambda: reset_share_offsets(stores, "workers", {TopicPartition("t", 0): Latest()}),
+        lambda: reset_share_offsets(stores, "workers", {TopicPartition("t", 0): Latest()}, dry_run=True),
     ):
         with pytest.raises(IllegalArgumentError, match="is being moved"):
             begin()

@@ -12,6 +12,8 @@ from spark_log.errors import (
     StoreNotFoundError,
     TopicAlreadyExistsError,
 )
+from spark_log.groups.group_operations import Latest
+from spark_log.groups.share.administration import reset_share_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.producer_expiry import expire_producers
 from spark_log.log.append.producer_rows import register_producer
@@ -122,6 +124,9 @@ def test_share_groups_refuse_topics_of_data_stores(stores):
     address = stores.store.address.with_password
     with ShareConsumer("far", cluster=address, group_id="s") as consumer, pytest.raises(IllegalArgumentError):
         consumer.poll(60_000)
+    for dry_run in (True, False):
+        with pytest.raises(IllegalArgumentError, match="topics of the home store only"):
+            reset_share_offsets(stores, "s2", {TopicPartition("far", 0): Latest()}, dry_run=dry_run)
 
 
 def test_readers_do_not_poll_while_the_changes_of_a_data_store_are_not_received(stores):
