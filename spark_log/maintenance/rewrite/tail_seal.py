@@ -11,7 +11,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SchemaRegistryUnavailableError
-from spark_log.failpoints import failpoint
 from spark_log.ids import TopicId
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.columns.framing import unframed
@@ -23,8 +22,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     may_follow,
     plan_rewriting,
     segments,
-    swap,
-    write,
+    write_and_swap,
 )
 from spark_log.maintenance.rewrite.table_schedule import Tail
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
@@ -97,11 +95,8 @@ def sealing(
                 if waits_for_schemas:
                     raise
             rewriting = replace(rewriting, topic=topic)
-        write_id, name = writer.file_name()
-        written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
-        failpoint("seal.file-written")
-        if swap(cluster, write_id, rewriting, written, fence):
-            failpoint("seal.committed")
+        written = write_and_swap(cluster, writer, rewriting, fence, "seal")
+        if written is not None:
             yield rewriting, written
 
 
