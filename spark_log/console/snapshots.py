@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.usage import Usage, topics_with_usage
+from spark_log.cluster.usage import Usage, by_topic, topics_with_usage
 from spark_log.console.access.roles import Role
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
 from spark_log.facts.metrics.history import DAY_MS, latest_rates, read_task_runs
@@ -64,7 +64,9 @@ class Snapshots:
 
     def __init__(self, cluster: Cluster) -> None:
         self._state: Shared[ClusterSnapshot] = Shared(AGE_S_MAX, lambda: read_cluster(cluster))
-        self.sizes: Shared[Mapping[int, Usage]] = Shared(_SLOW_AGE_S_MAX, lambda: _sizes(cluster))
+        self.sizes: Shared[Mapping[int, Usage]] = Shared(
+            _SLOW_AGE_S_MAX, lambda: by_topic(topics_with_usage(cluster)[1].items())
+        )
         self.rates: Shared[Mapping[str, float] | None] = Shared(_SLOW_AGE_S_MAX, lambda: latest_rates(cluster))
         self.failed_tasks: Shared[Sequence[TaskRun]] = Shared(
             _SLOW_AGE_S_MAX,
@@ -79,13 +81,6 @@ class Snapshots:
         """Read the state again for the next request, because something was changed."""
         self._state.forget()
         self.sizes.forget()
-
-
-def _sizes(cluster: Cluster) -> dict[int, Usage]:
-    found: dict[int, Usage] = {}
-    for (topic_id, _), part in topics_with_usage(cluster)[1].items():
-        found[topic_id] = found.get(topic_id, Usage()) + part
-    return found
 
 
 def visible(snapshot: ClusterSnapshot, role: Role) -> ClusterSnapshot:
