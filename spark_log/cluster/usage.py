@@ -1,10 +1,11 @@
 """Counts the records and bytes of the readable segments of each topic, by partition.
 
-It is the one definition of records and bytes for `topic list`, `topic describe`, `partition balance` and `status`.
+It is the one definition of records, bytes and segments for `topic list`, `topic describe`, `partition balance`,
+`status`, the console and the metrics.
 """
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
+from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
@@ -15,6 +16,8 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, SEGMENT, TOPIC
+
+K = TypeVar("K")
 
 READABLE = sa.and_(SEGMENT.end_offset > PARTITION.log_start_offset, SEGMENT.base_offset < PARTITION.high_watermark)
 """A segment, joined with its partition, overlaps [log start offset, high watermark)."""
@@ -31,7 +34,7 @@ READABLE_RECORDS = sa.case(
 has left gaps in the segment, all its records count."""
 
 
-SMALL_SEGMENT_BYTES = 1024 * 1024
+_SMALL_SEGMENT_BYTES = 1024 * 1024
 """A smaller segment file counts as small: opening it takes about as long as reading it."""
 
 
@@ -63,7 +66,7 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
             sa.func.sum(READABLE_RECORDS),
             sa.func.sum(SEGMENT.bytes),
             sa.func.count(),
-            sa.func.sum(sa.case((~SEGMENT.inline & (SEGMENT.bytes < SMALL_SEGMENT_BYTES), 1), else_=0)),
+            sa.func.sum(sa.case((~SEGMENT.inline & (SEGMENT.bytes < _SMALL_SEGMENT_BYTES), 1), else_=0)),
         )
         .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
         .where(READABLE)
@@ -88,6 +91,14 @@ def usage(connection: sa.Connection, topic_ids: Collection[TopicId] | None = Non
         for query in (segments, commits)
         for topic, partition, records, size, count, small in connection.execute(query).all()
     }
+
+
+def by_topic(used: Iterable[tuple[tuple[K, int], Usage]]) -> dict[K, Usage]:
+    """Return the sum of each topic, given ((topic, partition), usage)."""
+    totals: dict[K, Usage] = {}
+    for (topic, _), part in used:
+        totals[topic] = totals.get(topic, Usage()) + part
+    return totals
 
 
 def topics_with_usage(cluster: Cluster) -> tuple[dict[str, Topic], dict[tuple[int, int], Usage]]:

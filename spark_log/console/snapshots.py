@@ -2,19 +2,17 @@
 time.
 """
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.usage import Usage, topics_with_usage
+from spark_log.cluster.usage import by_topic, topics_with_usage
 from spark_log.console.access.roles import Role
+from spark_log.facts.metrics.cached import Cached
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
 from spark_log.facts.metrics.history import DAY_MS, latest_rates, read_task_runs
-from spark_log.facts.metrics.task_runs import TaskRun
-from spark_log.replication.controller.balance import Balance, load_balance
+from spark_log.replication.controller.balance import load_balance
 
 AGE_S_MAX = 2.0
 READS_PER_AGE = 20
@@ -28,33 +26,6 @@ _SLOW_AGE_S_MAX = 15.0
 T = TypeVar("T")
 
 
-class Shared(Generic[T]):
-    """A cached value. It is read again when it is older than both `age_s_max` and READS_PER_AGE times the duration of
-    its read.
-
-    Concurrent requests share one read.
-    """
-
-    def __init__(self, age_s_max: float, read: Callable[[], T]) -> None:
-        self._age_s_max, self._read = age_s_max, read
-        self._lock = threading.Lock()
-        self._last: tuple[float, T] | None = None
-        """The value, and the time until which it is used."""
-
-    def get(self) -> T:
-        with self._lock:
-            if self._last is None or clock.monotonic_s() > self._last[0]:
-                began_s = clock.monotonic_s()
-                found = self._read()
-                now_s = clock.monotonic_s()
-                self._last = (now_s + max(self._age_s_max, READS_PER_AGE * (now_s - began_s)), found)
-            return self._last[1]
-
-    def forget(self) -> None:
-        with self._lock:
-            self._last = None
-
-
 class Snapshots:
     """The state of the cluster, shared by all requests.
 
@@ -63,14 +34,13 @@ class Snapshots:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._state: Shared[ClusterSnapshot] = Shared(AGE_S_MAX, lambda: read_cluster(cluster))
-        self.sizes: Shared[Mapping[int, Usage]] = Shared(_SLOW_AGE_S_MAX, lambda: _sizes(cluster))
-        self.rates: Shared[Mapping[str, float] | None] = Shared(_SLOW_AGE_S_MAX, lambda: latest_rates(cluster))
-        self.failed_tasks: Shared[Sequence[TaskRun]] = Shared(
-            _SLOW_AGE_S_MAX,
-            lambda: read_task_runs(cluster, failed=True, from_ms=cluster.store.now().wall_ms - DAY_MS, limit=10),
+        self._state = Cached(AGE_S_MAX, lambda: read_cluster(cluster), READS_PER_AGE)
+        self.sizes = _slow(lambda: by_topic(topics_with_usage(cluster)[1].items()))
+        self.rates = _slow(lambda: latest_rates(cluster))
+        self.failed_tasks = _slow(
+            lambda: read_task_runs(cluster, failed=True, from_ms=cluster.store.now().wall_ms - DAY_MS, limit=10)
         )
-        self.balance: Shared[Balance] = Shared(_SLOW_AGE_S_MAX, lambda: load_balance(cluster))
+        self.balance = _slow(lambda: load_balance(cluster))
 
     def now(self) -> ClusterSnapshot:
         return self._state.get()
@@ -81,11 +51,8 @@ class Snapshots:
         self.sizes.forget()
 
 
-def _sizes(cluster: Cluster) -> dict[int, Usage]:
-    found: dict[int, Usage] = {}
-    for (topic_id, _), part in topics_with_usage(cluster)[1].items():
-        found[topic_id] = found.get(topic_id, Usage()) + part
-    return found
+def _slow(read: Callable[[], T]) -> Cached[T]:
+    return Cached(_SLOW_AGE_S_MAX, read, READS_PER_AGE)
 
 
 def visible(snapshot: ClusterSnapshot, role: Role) -> ClusterSnapshot:

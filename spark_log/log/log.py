@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Self
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
@@ -43,6 +44,7 @@ from spark_log.log.append.targets import targets_of
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.batch_files import BatchFiles, Records, refusal, unknown_partition
 from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.producer_introduction import append_with_producers
 from spark_log.log.reader import LogReader
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, READ_TIMEOUT_MS
 
@@ -116,24 +118,41 @@ class Log(LogReader):
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         hooks: Sequence[CommitHook] = (),
     ) -> list[Appended | Rejected]:
-        """Append records that went through `encoding.prepare`, to partitions of any topics, in one transaction.
+        """Append records that went through `encoding.prepare`, to partitions of any topics of a store, in one
+        transaction.
 
         `codec` is the producer's; it applies to topics that do not set compression.type. `hooks` run in the append
-        transaction. Raises PolicyViolationError for an internal topic, and the errors of `write_batches`.
+        transaction, in this log's store. Raises PolicyViolationError for an internal topic, CrossStoreTransactionError
+        for topics of several stores, or of another store than that of `hooks`, and the errors of `write_batches`.
         """
-        written = self.write_batches(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
-        return self._append_written(written, {topic.topic_id: topic for topic, _ in items}, acks, timeout_ms, hooks)
+        log = self if hooks else self._log_of(items)
+
+        def append(items: Sequence[tuple[Topic, Records]]) -> list[Appended | Rejected]:
+            written = log.write_batches(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+            return log._append_written(written, {topic.topic_id: topic for topic, _ in items}, acks, timeout_ms, hooks)
+
+        return append(items) if hooks else append_with_producers(log.cluster, items, append)
 
     def append_each(
         self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
     ) -> list[Appended | Rejected]:
         """Append batches of different clients, whose records have gone through `encoding.prepare`. A batch that cannot
-        be written is refused alone.
+        be written is refused alone. Raises CrossStoreTransactionError for topics of several stores.
         """
-        written, refused = self.write_each(items, acks=acks, timeout_ms=timeout_ms)
-        topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-        appended = iter(self._append_written(written, topics, acks, timeout_ms) if written.batches else ())
-        return [refused[number] if number in refused else next(appended) for number in range(len(items))]
+        log = self._log_of(items)
+
+        def append(items: Sequence[tuple[Topic, Records]]) -> list[Appended | Rejected]:
+            written, refused = log.write_each(items, acks=acks, timeout_ms=timeout_ms)
+            topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
+            appended = iter(log._append_written(written, topics, acks, timeout_ms) if written.batches else ())
+            return [refused[number] if number in refused else next(appended) for number in range(len(items))]
+
+        return append_with_producers(log.cluster, items, append)
+
+    def _log_of(self, items: Sequence[tuple[Topic, Records]]) -> Self:
+        """Return the log of the one store that has these topics."""
+        store_ids = {topic.store_id for topic, _ in items}
+        return self.at(store_ids.pop()) if len(store_ids) == 1 else self
 
     def _append_written(
         self,

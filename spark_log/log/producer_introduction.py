@@ -7,11 +7,12 @@ its old one, as if there had been no pause (KIP-360).
 
 from collections.abc import Callable, Sequence
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownProducerIdError
 from spark_log.log.append.producer_rows import copy_producers, register_again
 from spark_log.log.append.rules import Appended, Rejected
-from spark_log.log.log import Log, Records
+from spark_log.log.batch_files import Records
 
 Items = Sequence[tuple[Topic, Records]]
 _HOME_TIMEOUT_MS = 2_000
@@ -19,20 +20,20 @@ _HOME_TIMEOUT_MS = 2_000
 
 
 def append_with_producers(
-    log: Log, items: Items, append: Callable[[Log, Items], list[Appended | Rejected]]
+    cluster: Cluster, items: Items, append: Callable[[Items], list[Appended | Rejected]]
 ) -> list[Appended | Rejected]:
-    """Call `append` with a log, and return its outcomes. Batches of producers that its store does not know are appended
-    again, once, after these producers were introduced to it.
+    """Call `append`, and return its outcomes. Batches of producers that the store does not know are appended again,
+    once, after these producers were introduced to it.
     """
-    outcomes = append(log, items)
+    outcomes = append(items)
     refused = [number for number, outcome in enumerate(outcomes) if _is_of_unknown_producer(outcome)]
     producer_ids = {sequence.producer_id for number in refused if (sequence := items[number][1].sequence) is not None}
     if not producer_ids:
         return outcomes
     repeated: Sequence[Appended | Rejected] = [outcomes[number] for number in refused]
     try:
-        if _introduced(log, producer_ids):
-            repeated = append(log, [items[number] for number in refused])
+        if _introduced(cluster, producer_ids):
+            repeated = append([items[number] for number in refused])
     except SparkLogError as error:  # the other batches are stored
         repeated = [Rejected(error)] * len(refused)
     for number, outcome in zip(refused, repeated, strict=True):
@@ -40,9 +41,9 @@ def append_with_producers(
     return outcomes
 
 
-def _introduced(log: Log, producer_ids: set[int]) -> bool:
+def _introduced(cluster: Cluster, producer_ids: set[int]) -> bool:
     """Return whether the store may know a producer that it did not know."""
-    home, store = log.cluster.home.store, log.cluster.store
+    home, store = cluster.home.store, cluster.store
     again = register_again(home, producer_ids, _HOME_TIMEOUT_MS)
     return again if store is home else copy_producers(home, store, producer_ids)
 

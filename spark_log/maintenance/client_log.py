@@ -1,23 +1,18 @@
 """Provides the log of a process that appends, with replication and with the loop that keeps its Delta tables fresh."""
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, cast
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-from spark_log.log.append.append_transaction import CommitHook
-from spark_log.log.append.rules import Acks, Appended, Rejected
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.log import Log, Records
-from spark_log.log.producer_introduction import append_with_producers
+from spark_log.log.log import Log
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import Expired, ExpiredWatch
 from spark_log.maintenance.rewrite.long_tails import LongTails
 from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.maintenance.rewrite.tail_seal import seal
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.replication.replicas.followers import Followers
 from spark_log.replication.replicas.replicated_append import ReplicatedAppends
 from spark_log.tables.publication import try_publish
@@ -84,35 +79,6 @@ class ClientLog(Log):
 
     def _open_at(self, cluster: Cluster) -> "ClientLog":
         return ClientLog(cluster, **self._options)
-
-    def append_prepared(
-        self,
-        items: Sequence[tuple[Topic, Records]],
-        *,
-        acks: Acks = "all",
-        codec: str | None = None,
-        timeout_ms: int = DEFAULT_TIMEOUT_MS,
-        hooks: Sequence[CommitHook] = (),
-    ) -> list[Appended | Rejected]:
-        """As `Log.append_prepared`, in the store of the topics. Raises CrossStoreTransactionError for topics of several
-        stores, and for `hooks`, which run in the home store, with a topic of a data store.
-        """
-        if hooks:
-            return super().append_prepared(items, acks=acks, codec=codec, timeout_ms=timeout_ms, hooks=hooks)
-        append = partial(Log.append_prepared, acks=acks, codec=codec, timeout_ms=timeout_ms)
-        return append_with_producers(self._log_of(items), items, append)
-
-    def append_each(
-        self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
-    ) -> list[Appended | Rejected]:
-        """As `Log.append_each`, in the store of the topics. Raises CrossStoreTransactionError for several stores."""
-        append = partial(Log.append_each, acks=acks, timeout_ms=timeout_ms)
-        return append_with_producers(self._log_of(items), items, append)
-
-    def _log_of(self, items: Sequence[tuple[Topic, Records]]) -> Log:
-        """Return the log of the one store that has these topics."""
-        store_ids = {topic.store_id for topic, _ in items}
-        return self.at(store_ids.pop()) if len(store_ids) == 1 else self
 
     def seal_at_close(self, topics: Iterable[Topic]) -> None:
         """Seal the tails of these topics at close, as if this log had appended to them. It serves the micro-batches of

@@ -12,7 +12,8 @@ from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.column_backfill import backfill, files_to_backfill, partitions_to_backfill
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
-from spark_log.maintenance.rewrite.segment_merge import Write, merge, partitions_to_merge, runs_of
+from spark_log.maintenance.rewrite.segment_merge import merge, partitions_to_merge, runs_of
+from spark_log.maintenance.rewrite.segment_rewrite import Write
 from spark_log.registry.external_ids import learn_schemas
 from spark_log.tables.publication import publish_above_tails
 from spark_log.text import count_of

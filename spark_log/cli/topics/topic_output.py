@@ -18,14 +18,12 @@ def load_topics(address: str) -> list[dict[str, Any]]:
     """Return the facts of every topic, by name."""
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.each_store import store_names
-    from spark_log.cluster.usage import Usage, topics_with_usage
+    from spark_log.cluster.usage import Usage, by_topic, topics_with_usage
 
     with Cluster.open(address) as cluster:
         topics, used = topics_with_usage(cluster)
         names = store_names(cluster)
-    totals: dict[int, Usage] = {}
-    for (topic_id, _), part in used.items():
-        totals[topic_id] = totals.get(topic_id, Usage()) + part
+    totals = by_topic(used.items())
     return [
         {
             "topic": topic.name,

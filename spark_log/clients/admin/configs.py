@@ -206,10 +206,8 @@ def _new_value(topic: Topic, name: str, given: Any) -> str | None:
     """Return the text to store, or None to reset the config to its default."""
     op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
     op = AlterConfigOp.build_from(op)
-    if op is AlterConfigOp.DELETE:
-        return None
-    if op is AlterConfigOp.SET:
-        return None if value is None else str(value)
+    if op in (AlterConfigOp.SET, AlterConfigOp.DELETE):
+        return _new_text(name, given)
     kinds = {definition.name: definition.kind for definition in definitions()}
     if kinds.get(name) != "list":
         raise InvalidConfigurationError(f"config {name!r}: {op.name} is for lists, this is a {kinds.get(name)}")

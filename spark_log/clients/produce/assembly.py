@@ -14,7 +14,7 @@ from spark_log.clients.produce.producer_batch import RECORD_BYTES, Headers, Topi
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.log.append.encoding import Encoding, bad_records
-from spark_log.log.append.partitioner import partition_of, partition_of_key
+from spark_log.log.append.partitioner import order_by_partition, partition_of, partition_of_key, split_by_partition
 from spark_log.log.records.arrow_numpy import Longs, binary_array, from_numpy, validity
 from spark_log.log.records.record_limits import faults, has_no_faults
 from spark_log.log.records.schema import HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TIMESTAMP, TimestampType
@@ -81,9 +81,13 @@ def assemble(
         records = records.take(from_numpy(good))
         explicit = explicit[good] if explicit is not None else None
     numbers = _partitions(records.column("key"), explicit, topic.partition_count, first_run, per_run)
-    parts, batch_of, row_of = split(records, numbers)
-    if bad:
-        batch_of, row_of = _spread(batch_of, good, count, -1), _spread(row_of, good, count, -1)
+    order = order_by_partition(numbers)
+    parts = split_by_partition(records, numbers, order)
+    lengths = np.array([part.num_rows for _, part in parts], np.int64)
+    batch_of, row_of = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    rows = good[order] if bad else order
+    batch_of[rows] = np.repeat(np.arange(len(parts)), lengths)
+    row_of[rows] = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return Assembled(
         parts, batch_of, row_of, times, key_sizes, value_sizes, bad, _runs(topic.partition_count, count, per_run)
     )
@@ -139,25 +143,6 @@ def _table(topic_batch: TopicBatch, rows: Sequence[int], times_ms: Sequence[int]
     return pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
 
 
-def split(records: pa.Table, numbers: npt.NDArray[Any]) -> tuple[list[tuple[int, pa.Table]], Longs, Longs]:
-    """Return each partition with its records in order; and for each record the index of its part and its row there."""
-    count = len(numbers)
-    if count == 0:
-        return [], np.empty(0, np.int64), np.empty(0, np.int64)
-    if count == 1 or (numbers == numbers[0]).all():
-        return [(int(numbers[0]), records)], np.zeros(count, np.int64), np.arange(count)
-    order = np.argsort(numbers.astype(np.uint16) if numbers.max() < 1 << 16 else numbers, kind="stable")
-    ordered = numbers[order]
-    starts = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1))
-    lengths = np.diff(np.append(starts, count))
-    batch_of, row_of = np.empty(count, np.int64), np.empty(count, np.int64)
-    batch_of[order] = np.repeat(np.arange(len(starts)), lengths)
-    row_of[order] = np.arange(count) - np.repeat(starts, lengths)
-    moved = records.take(from_numpy(order))
-    bounds = zip(starts.tolist(), lengths.tolist(), strict=True)
-    return [(int(ordered[start]), moved.slice(start, length)) for start, length in bounds], batch_of, row_of
-
-
 def _header_array(headers: Mapping[int, Headers], count: int) -> pa.Array:
     rows = [headers.get(row, ()) for row in range(count)]
     items = [item for row in rows for item in row]
@@ -194,9 +179,3 @@ def _partitions(
         return np.full(count, first_run % partitions, np.int32)
     given = None if explicit is None else pa.array(explicit, pa.int64(), mask=explicit < 0)
     return partition_of(keys, given, partitions, first_run, per_run)
-
-
-def _spread(values: Longs, rows: Longs, count: int, rest: int) -> Longs:
-    spread = np.full(count, rest, np.int64)
-    spread[rows] = values
-    return spread

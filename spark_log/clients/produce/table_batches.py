@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 
 from spark_log.clients.produce.producer_batch import TopicBatch
@@ -75,7 +74,7 @@ def topic_batches(
             parts = [(0, batch)]
         else:
             found = partition_of(batch.column("key"), given, topic.partition_count, first_run + number, per_run)
-            parts = list(split_by_partition(batch, np.asarray(found, np.int32)))
+            parts = split_by_partition(batch, found)
         yield TableBatch(topic.name, parts, batch.nbytes)
 
 

@@ -155,33 +155,24 @@ class Rights:
     allow_everyone_if_no_acl_found: bool = False
 
     @cached_property
-    def _literal(self) -> Mapping[tuple[ResourceType, str], list[Acl]]:
-        found: dict[tuple[ResourceType, str], list[Acl]] = {}
+    def _by_pattern(self) -> Mapping[tuple[PatternType, ResourceType, str], list[Acl]]:
+        found: dict[tuple[PatternType, ResourceType, str], list[Acl]] = {}
         for acl in self.acls:
-            if acl.pattern_type is PatternType.LITERAL:
-                found.setdefault((acl.resource_type, acl.resource_name), []).append(acl)
-        return found
-
-    @cached_property
-    def _prefixed(self) -> Mapping[tuple[ResourceType, str], list[Acl]]:
-        found: dict[tuple[ResourceType, str], list[Acl]] = {}
-        for acl in self.acls:
-            if acl.pattern_type is PatternType.PREFIXED:
-                found.setdefault((acl.resource_type, acl.resource_name), []).append(acl)
+            found.setdefault((acl.pattern_type, acl.resource_type, acl.resource_name), []).append(acl)
         return found
 
     @cached_property
     def _prefix_lengths(self) -> Collection[int]:
-        return sorted({len(name) for _, name in self._prefixed})
+        return sorted({len(name) for pattern, _, name in self._by_pattern if pattern is PatternType.PREFIXED})
 
     def _covering(self, resource_type: ResourceType, name: str) -> Iterable[Acl]:
-        yield from self._literal.get((resource_type, name), ())
+        yield from self._by_pattern.get((PatternType.LITERAL, resource_type, name), ())
         if name != WILDCARD:
-            yield from self._literal.get((resource_type, WILDCARD), ())
+            yield from self._by_pattern.get((PatternType.LITERAL, resource_type, WILDCARD), ())
         for length in self._prefix_lengths:
             if length > len(name):
                 break
-            yield from self._prefixed.get((resource_type, name[:length]), ())
+            yield from self._by_pattern.get((PatternType.PREFIXED, resource_type, name[:length]), ())
 
     def allows(self, principal: str, host: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         """Whether the principal may do the operation on the resource from this host."""

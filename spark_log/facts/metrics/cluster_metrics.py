@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from spark_log.cluster.usage import by_topic
 from spark_log.facts.metrics.cluster_snapshot import (
     ClusterSnapshot,
     GroupPartitionFacts,
@@ -61,13 +62,11 @@ def size_metrics(snapshot: SizeSnapshot) -> Iterator[Metric]:
     sizes = list(snapshot.sizes.items())[:PARTITIONS_MAX]
     yield Gauges("kafka_log_log_size", "Bytes of the partition's segments.", _PARTITION,
                   (((p.topic, str(p.partition)), size.bytes) for p, size in sizes))  # fmt: skip
-    segments: dict[str, int] = defaultdict(int)
-    small: dict[str, int] = defaultdict(int)
-    for partition, size in snapshot.sizes.items():
-        segments[partition.topic] += size.segments
-        small[partition.topic] += size.small
-    yield _by_topic("spark_log_segments", "Segments: files and blobs of the inline tail.", segments)
-    yield _by_topic("spark_log_small_segments", "Segment files below 1 MiB.", small)
+    totals = by_topic(snapshot.sizes.items())
+    yield _by_topic("spark_log_segments", "Segments: files and blobs of the inline tail.",
+                    {topic: size.segments for topic, size in totals.items()})  # fmt: skip
+    yield _by_topic("spark_log_small_segments", "Segment files below 1 MiB.",
+                    {topic: size.small_files for topic, size in totals.items()})  # fmt: skip
     yield _by_topic("spark_log_bad_records", "Keys and values in files that do not fit the topic's schemas.",
                     snapshot.bad_records)  # fmt: skip
 

@@ -3,7 +3,6 @@
 Only the holder exports facts of the cluster, so that a sum over all processes counts nothing twice.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -12,10 +11,10 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ASK_TIMEOUT_MS
 from spark_log.errors import SparkLogError
+from spark_log.facts.metrics.cached import Cached
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics, size_metrics
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.facts.metrics.size_snapshot import read_sizes
@@ -37,8 +36,8 @@ class ClusterCollector(Collector):
 
     def __init__(self, cluster: Cluster, is_holder: Callable[[], bool]) -> None:
         self._cluster, self._is_holder = cluster, is_holder
-        self._facts = _Cached(CACHED_S, lambda: _facts_of(cluster))
-        self._sizes = _Cached(SIZES_CACHED_S, lambda: list(size_metrics(read_sizes(cluster))))
+        self._facts = Cached(CACHED_S, lambda: _facts_of(cluster))
+        self._sizes = Cached(SIZES_CACHED_S, lambda: list(size_metrics(read_sizes(cluster))))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of a scrape."""
@@ -103,20 +102,3 @@ def registry_of(*collectors: Collector) -> CollectorRegistry:
     for collector in collectors:
         registry.register(collector)
     return registry
-
-
-class _Cached:
-    """Keeps the result of `read` for `seconds`; concurrent callers wait for one read."""
-
-    def __init__(self, seconds: float, read: Callable[[], list[Metric]]) -> None:
-        self._seconds, self._read = seconds, read
-        self._lock = threading.Lock()
-        self._until_s = 0.0
-        self._found: list[Metric] = []
-
-    def get(self) -> list[Metric]:
-        with self._lock:
-            if clock.monotonic_s() >= self._until_s:
-                self._found = self._read()
-                self._until_s = clock.monotonic_s() + self._seconds
-            return self._found

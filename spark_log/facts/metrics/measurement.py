@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_log.cluster.names import METRICS_TOPIC, is_internal
+from spark_log.cluster.usage import Usage, by_topic
 from spark_log.facts.metrics.activity import group_activity, topic_activity
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupPartitionFacts
 from spark_log.facts.metrics.history import REFRESH_MS, Kind
@@ -105,9 +106,7 @@ def _topics(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) 
     ends: dict[str, int] = defaultdict(int)
     for partition in now.partitions:
         ends[partition.topic] += partition.log_end_offset
-    bytes_: dict[str, int] = defaultdict(int)
-    for topic_partition, size in sizes.sizes.items():
-        bytes_[topic_partition.topic] += size.bytes
+    totals = by_topic(sizes.sizes.items())
     for topic in topic_activity(before, now):
         if topic.topic != METRICS_TOPIC:
             fields: Fields = {
@@ -115,7 +114,7 @@ def _topics(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) 
                 "rate": topic.rate,
                 "end_offset": ends[topic.topic],
                 "records": topic.records,
-                "bytes": bytes_[topic.topic],
+                "bytes": totals.get(topic.topic, Usage()).bytes,
                 "tail_bytes": topic.tail_bytes,
                 "delta_lag_s": topic.delta_lag_s,
                 "offline": topic.offline,

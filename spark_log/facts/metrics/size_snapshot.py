@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores
-from spark_log.cluster.usage import SMALL_SEGMENT_BYTES
+from spark_log.cluster.usage import Usage, usage
 from spark_log.ids import TopicPartition
 from spark_log.log.columns.key_and_value import PARTS
 from spark_log.metadata import tables as t
@@ -16,19 +16,10 @@ from spark_log.metadata.sql_columns import SEGMENT, TOPIC
 
 
 @dataclass(frozen=True)
-class PartitionSize:
-    """The segments of a partition: number, bytes, and how many are small files."""
-
-    segments: int
-    bytes: int
-    small: int
-
-
-@dataclass(frozen=True)
 class SizeSnapshot:
     """The facts that need a read of every row of table segment. `bad_records` counts bad keys and values, by topic."""
 
-    sizes: Mapping[TopicPartition, PartitionSize]
+    sizes: Mapping[TopicPartition, Usage]
     bad_records: Mapping[str, int]
 
 
@@ -37,7 +28,7 @@ def read_sizes(cluster: Cluster) -> SizeSnapshot:
     each.
     """
     answers = ask_stores(cluster, lambda each: each.store.read(_read_sizes, timeout_ms=ASK_TIMEOUT_MS))
-    sizes: dict[TopicPartition, PartitionSize] = {}
+    sizes: dict[TopicPartition, Usage] = {}
     bad_records: dict[str, int] = {}
     for found in answers.results.values():
         sizes |= found.sizes
@@ -46,15 +37,11 @@ def read_sizes(cluster: Cluster) -> SizeSnapshot:
 
 
 def _read_sizes(connection: sa.Connection) -> SizeSnapshot:
-    small = sa.case((~SEGMENT.inline & (SEGMENT.bytes < SMALL_SEGMENT_BYTES), 1), else_=0)
-    query = (
-        sa.select(TOPIC.name, SEGMENT.partition, sa.func.count(), sa.func.sum(SEGMENT.bytes), sa.func.sum(small))
-        .join(t.topic, TOPIC.topic_id == SEGMENT.topic_id)
-        .group_by(TOPIC.name, SEGMENT.partition)
-    )
+    names: dict[int, str] = dict(tuple(row) for row in connection.execute(sa.select(TOPIC.topic_id, TOPIC.name)))
     sizes = {
-        TopicPartition(topic, partition): PartitionSize(segments, int(bytes_), int(small_files))
-        for topic, partition, segments, bytes_, small_files in connection.execute(query).all()
+        TopicPartition(names[topic_id], partition): used
+        for (topic_id, partition), used in usage(connection).items()
+        if used.segments and topic_id in names
     }
     typed = (
         sa.select(TOPIC.name, SEGMENT.record_count, SEGMENT.stats)

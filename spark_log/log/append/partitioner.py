@@ -10,8 +10,8 @@ and adjacent records stay together, as in Kafka's sticky partitioner.
 """
 
 import struct
-from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.errors import InvalidRecordError
-from spark_log.log.records.arrow_numpy import from_numpy, is_null
+from spark_log.log.records.arrow_numpy import Longs, from_numpy, is_null
 from spark_log.log.records.byte_rows import word_rows
 
 _M = np.uint32(0x5BD1E995)
@@ -80,25 +80,33 @@ def murmur2(keys: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint32]:
     return np.concatenate([np.empty(0, np.uint32), *(_murmur2(chunk) for chunk in chunks)])
 
 
-def split_by_partition(records: pa.Table, partitions: npt.NDArray[np.int32]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield each partition that occurs, ascending, with its records in their order."""
-    if len(partitions) == 0:
-        return
+def order_by_partition(partitions: npt.NDArray[Any]) -> Longs:
+    """Return the rows of the records by partition, and in their order within each."""
+    if len(partitions) == 0 or (partitions == partitions[0]).all():
+        return np.arange(len(partitions))
+    return np.argsort(partitions.astype(np.uint16) if partitions.max() < 1 << 16 else partitions, kind="stable")
+
+
+def split_by_partition(
+    records: pa.Table, partitions: npt.NDArray[Any], order: Longs | None = None
+) -> list[tuple[int, pa.Table]]:
+    """Return each partition that occurs, ascending, with its records in their order. `order` is that of
+    `order_by_partition`, if the caller has it already.
+    """
+    bounds = _runs(partitions)
+    if len(bounds) - 1 > len(np.unique(partitions[bounds[:-1]])):
+        order = order_by_partition(partitions) if order is None else order
+        records, partitions = records.take(from_numpy(order)), partitions[order]
+        bounds = _runs(partitions)
+    # now one run a partition, as with null keys or a single partition from the beginning: slices, no copy
+    runs = sorted(zip(partitions[bounds[:-1]].tolist(), pairwise(bounds.tolist()), strict=True))
+    return [(partition, records.slice(start, end - start)) for partition, (start, end) in runs]
+
+
+def _runs(partitions: npt.NDArray[Any]) -> Longs:
+    """Return the first row of each run of equal partitions, and the number of rows."""
     changes = np.flatnonzero(partitions[1:] != partitions[:-1]) + 1
-    runs = len(changes) + 1
-    bounds = np.concatenate(([0], changes, [len(partitions)]))
-    first_of_run = partitions[bounds[:-1]]
-    if runs == len(np.unique(first_of_run)):
-        # One run a partition (null keys, a single partition): slices, no copy.
-        for run in np.argsort(first_of_run, kind="stable").tolist():
-            yield int(first_of_run[run]), records.slice(bounds[run], bounds[run + 1] - bounds[run])
-        return
-    order = np.argsort(partitions.astype(np.uint16) if partitions.max() < 1 << 16 else partitions, kind="stable")
-    ordered = partitions[order]
-    moved = records.take(from_numpy(order))
-    starts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
-    for begin, end in pairwise(starts):
-        yield int(ordered[begin]), moved.slice(begin, end - begin)
+    return np.concatenate(([0], changes, [len(partitions)])) if len(partitions) else np.zeros(1, np.int64)
 
 
 def _of_hashes(hashes: npt.NDArray[np.uint32], partitions: int) -> npt.NDArray[np.int64]:

@@ -12,19 +12,16 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
-from spark_log.failpoints import failpoint
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_rewrite import (
     Rewriting,
     Segment,
     Written,
+    files_below_tail,
     plan_rewriting,
-    segments,
-    swap,
-    write,
+    write_and_swap,
 )
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.tables.publication_state import listed_above_tail, overlaps
 
 
 def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]:
@@ -42,21 +39,11 @@ def partitions_to_backfill(connection: sa.Connection, topic: Topic) -> list[int]
 
 
 def files_to_backfill(connection: sa.Connection, topic: Topic, partition: int) -> list[Segment]:
-    """Return the files of the partition that lack the topic's present columns, by offset. Only files below the inline
-    tail are returned, and none that a table lists above a tail, as in `segment_merge.runs_of`.
-    """
+    """Return those of `files_below_tail` that lack the topic's present columns."""
     if topic.columns is None:
         return []
-    tail = segments(connection, topic, partition, inline=True)
-    end = tail[0].base_offset if tail else None
-    listed = listed_above_tail(connection, topic, partition)
-    return [
-        each
-        for each in segments(connection, topic, partition, inline=False)
-        if each.columns_version != topic.columns.version
-        and (end is None or each.base_offset < end)
-        and not overlaps(each.base_offset, each.end_offset, listed)
-    ]
+    version = topic.columns.version
+    return [each for each in files_below_tail(connection, topic, partition) if each.columns_version != version]
 
 
 def backfill(
@@ -71,10 +58,7 @@ def backfill(
         rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=[file]))
         if rewriting is None:
             return
-        write_id, name = writer.file_name()
-        written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
-        failpoint("columns.file-written")
-        if not swap(cluster, write_id, rewriting, written, fence):
+        written = write_and_swap(cluster, writer, rewriting, fence, "columns")
+        if written is None:
             return
-        failpoint("columns.committed")
         yield rewriting, written

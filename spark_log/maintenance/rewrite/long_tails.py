@@ -1,17 +1,13 @@
 """Seals long inline tails before a plan is sent to other processes, because the plan carries the bytes of the tails."""
 
-import logging
 from collections.abc import Mapping
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
-from spark_log.errors import SparkLogError, redact
 from spark_log.ids import TopicPartition
 from spark_log.log.append.write_ids import Writer
-from spark_log.maintenance.rewrite.tail_seal import seal
-
-logger = logging.getLogger(__name__)
+from spark_log.maintenance.rewrite.tail_seal import try_seal
 
 
 class LongTails:
@@ -34,8 +30,4 @@ class LongTails:
 
     def seal(self, topic: Topic, partition: int) -> bool:
         """Seal a tail. A failure is logged, not raised: the read does not depend on it."""
-        try:
-            return seal(self._cluster, self._writer, topic, partition) > 0
-        except (SparkLogError, OSError) as error:
-            logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
-            return False
+        return bool(try_seal(self._cluster, self._writer, topic, partition))

@@ -14,7 +14,7 @@ record a third as often while small files keep coming (replaced files stay on di
 a few more files. A run that fills half of segment.bytes needs only a factor of 2: it is seldom merged again.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 import sqlalchemy as sa
@@ -22,18 +22,16 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
-from spark_log.failpoints import failpoint
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.rewrite.segment_rewrite import (
     Rewriting,
     Segment,
+    Write,
     Written,
+    files_below_tail,
     may_follow,
     plan_rewriting,
-    segments,
-    swap,
-    write,
+    write_and_swap,
 )
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.tables import publication_state
@@ -43,9 +41,6 @@ BACKGROUND_GROWTH = 8
 
 FILES_MAX = 1_000
 """Maximum number of inputs of one merge, so that its transaction, which appends wait for, takes only milliseconds."""
-
-Write = Callable[[Rewriting, str, LogDirs], Written]
-"""Runs `segment_rewrite.write`, in this process or in a Spark task."""
 
 
 def runs(
@@ -109,15 +104,9 @@ def merge(
             rewriting = cluster.store.read(partial(plan_rewriting, topic=topic, partition=partition, inputs=run))
             if rewriting is None:
                 return
-            write_id, name = writer.file_name()
-            if write_file is None:
-                written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
-            else:
-                written = write_file(rewriting, name, cluster.log_dirs())
-            failpoint("merge.file-written")
-            if not swap(cluster, write_id, rewriting, written, fence):
+            written = write_and_swap(cluster, writer, rewriting, fence, "merge", write_file)
+            if written is None:
                 return
-            failpoint("merge.committed")
             yield rewriting, written
         if not merge_runs:
             return
@@ -126,17 +115,9 @@ def merge(
 def runs_of(
     connection: sa.Connection, topic: Topic, partition: int, growth: int = GROWTH, bytes_max: int | None = None
 ) -> list[list[Segment]]:
-    """Return the runs of a partition that may be merged. They have only files below the inline tail. Delta tables list
-    a file above it, but cannot tell later which of the records there they have shown (`publication_state.Cursor`): such
-    a file is merged once the tail is sealed and published.
-    """
-    tail = segments(connection, topic, partition, inline=True)
-    end = tail[0].base_offset if tail else None
-    files = segments(connection, topic, partition, inline=False)
-    files = [each for each in files if end is None or each.base_offset < end]
+    """Return the runs of a partition that may be merged (`files_below_tail`)."""
+    files = files_below_tail(connection, topic, partition)
     seen = publication_state.seen_offsets(connection, topic, partition)
-    listed = publication_state.listed_above_tail(connection, topic, partition)
-    files = [each for each in files if not publication_state.overlaps(each.base_offset, each.end_offset, listed)]
     return runs(files, bytes_max or topic.config.segment_bytes, seen, growth)
 
 

@@ -12,6 +12,7 @@ names the inputs, which stay on disk for file.delete.delay.ms.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -26,9 +27,11 @@ from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
 from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.cluster.topics import Topic
 from spark_log.errors import WriteIdExpiredError
+from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.append.append_transaction import check_write_id
 from spark_log.log.append.encoding import Encoding, SegmentFiles
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
 from spark_log.log.partitions.replication_rules import rewrite
 from spark_log.log.partitions.retired_files import is_fresh, retire_files
@@ -130,6 +133,9 @@ class Written:
     failed: frozenset[int]
 
 
+Write = Callable[[Rewriting, str, LogDirs], Written]
+"""Runs `write`, in this process or in a Spark task."""
+
 Keep = Callable[[pa.Int64Array, pa.Table], pa.BooleanArray]
 """Marks the records that stay, given their offsets and the records (RECORD_SCHEMA). The result has no nulls."""
 
@@ -148,6 +154,19 @@ def segments(connection: sa.Connection, topic: Topic, partition: int, *, inline:
         .order_by(SEGMENT.base_offset)
     )
     return [Segment(*row) for row in connection.execute(query)]
+
+
+def files_below_tail(connection: sa.Connection, topic: Topic, partition: int) -> list[Segment]:
+    """Return the files that may be rewritten: those below the inline tail, by offset. Delta tables list a file above
+    it, but cannot tell later which of the records there they have shown (`publication_state.Cursor`): such a file is
+    left out until the tail is sealed and published.
+    """
+    tail = segments(connection, topic, partition, inline=True)
+    end = tail[0].base_offset if tail else None
+    listed = publication_state.listed_above_tail(connection, topic, partition)
+    files = segments(connection, topic, partition, inline=False)
+    files = [each for each in files if end is None or each.base_offset < end]
+    return [each for each in files if not publication_state.overlaps(each.base_offset, each.end_offset, listed)]
 
 
 def plan_rewriting(
@@ -305,6 +324,21 @@ def swap(
     if not swapped:
         discard(cluster, rewriting, written)
     return swapped
+
+
+def write_and_swap(
+    cluster: Cluster, writer: Writer, rewriting: Rewriting, fence: Fence, points: str, write_file: Write | None = None
+) -> Written | None:
+    """Write the file, by default in this process, and `swap` it in. Returns None if that is refused. `points` is the
+    first part of the names of the failpoints.
+    """
+    write_id, name = writer.file_name()
+    written = (write_file or partial(write, open_=cluster.log_dir))(rewriting, name, cluster.log_dirs())
+    failpoint(f"{points}.file-written")
+    if not swap(cluster, write_id, rewriting, written, fence):
+        return None
+    failpoint(f"{points}.committed")
+    return written
 
 
 def discard(cluster: Cluster, rewriting: Rewriting, written: Written) -> None:

@@ -29,7 +29,7 @@ from spark_log.maintenance.rewrite.table_schedule import (
     next_look_ms,
     pause_ms,
 )
-from spark_log.maintenance.rewrite.tail_seal import last_files_ms, seal, tails
+from spark_log.maintenance.rewrite.tail_seal import last_files_ms, tails, try_seal
 from spark_log.process import start_thread, stop_at_exit
 from spark_log.tables.current.cut import NO_CUTS, Cut, cuts
 from spark_log.tables.publication import try_publish
@@ -263,12 +263,7 @@ class TableLoop:
 
     def _seal(self, topic: Topic, partition: int) -> bool:
         """Seal a tail, and return whether it was sealed or there was none."""
-        try:
-            seal(self._cluster, self._writer, topic, partition)
-        except (SparkLogError, OSError) as error:
-            logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
-            return False
-        return True
+        return try_seal(self._cluster, self._writer, topic, partition) is not None
 
     def _is_unpublished(self, topic: Topic) -> bool:
         """Whether some Delta table of the topic lacks a file."""

@@ -1,5 +1,6 @@
 """Seals the inline tail of a partition: writes it into Parquet segments, at the same offsets."""
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,8 +11,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
-from spark_log.errors import SchemaRegistryUnavailableError
-from spark_log.failpoints import failpoint
+from spark_log.errors import SchemaRegistryUnavailableError, SparkLogError, redact
 from spark_log.ids import TopicId
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.columns.framing import unframed
@@ -23,12 +23,13 @@ from spark_log.maintenance.rewrite.segment_rewrite import (
     may_follow,
     plan_rewriting,
     segments,
-    swap,
-    write,
+    write_and_swap,
 )
 from spark_log.maintenance.rewrite.table_schedule import Tail
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.registry.external_ids import learn_schemas, unknown_ids
+
+logger = logging.getLogger(__name__)
 
 
 def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
@@ -64,6 +65,15 @@ def seal(
     return sum(1 for _ in files)
 
 
+def try_seal(cluster: Cluster, writer: Writer, topic: Topic, partition: int) -> int | None:
+    """Seal the tail like `seal`. A failure is logged, not raised, and the result is None then."""
+    try:
+        return seal(cluster, writer, topic, partition)
+    except (SparkLogError, OSError) as error:
+        logger.warning("%s-%s: tail not sealed, tried again later: %s", topic.name, partition, redact(str(error)))
+        return None
+
+
 def sealing(
     cluster: Cluster,
     writer: Writer,
@@ -97,11 +107,8 @@ def sealing(
                 if waits_for_schemas:
                     raise
             rewriting = replace(rewriting, topic=topic)
-        write_id, name = writer.file_name()
-        written = write(rewriting, name, cluster.log_dirs(), cluster.log_dir)
-        failpoint("seal.file-written")
-        if swap(cluster, write_id, rewriting, written, fence):
-            failpoint("seal.committed")
+        written = write_and_swap(cluster, writer, rewriting, fence, "seal")
+        if written is not None:
             yield rewriting, written
 
 

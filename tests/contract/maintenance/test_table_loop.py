@@ -123,8 +123,9 @@ def test_a_topic_whose_tails_are_always_full_leaves_time_for_the_others(cluster,
             other_sealed.set()
         elif not other_sealed.is_set():
             busy_log._loop._touch(topic, full=0)
+        return 1
 
-    monkeypatch.setattr(table_loop, "seal", seal)
+    monkeypatch.setattr(table_loop, "try_seal", seal)
     for topic in topics:
         append(busy_log, topic, "x" * 100)
     assert other_sealed.wait(30)
@@ -139,8 +140,9 @@ def test_close_starts_no_seal_after_its_timeout(cluster, log, monkeypatch):
 
     def seal(_cluster, _writer, _topic, partition):
         begun.append(partition)
+        return 1
 
-    monkeypatch.setattr(table_loop, "seal", seal)
+    monkeypatch.setattr(table_loop, "try_seal", seal)
     # time passes only in a seal
     monkeypatch.setattr(table_loop, "clock", SimpleNamespace(monotonic_s=lambda: 0.3 * len(begun)))
     loop = TableLoop(cluster, log._writer)
@@ -170,7 +172,7 @@ def test_the_clients_of_a_gateway_do_not_wait_for_a_topic(cluster, monkeypatch, 
     topic = make(cluster, "t", inline_tail_bytes="1", **configs)
     monkeypatch.setattr(log._loop, "_run", lambda: None)
     sealed = []
-    monkeypatch.setattr(table_loop, "seal", lambda *_: sealed.append(1))
+    monkeypatch.setattr(table_loop, "try_seal", lambda *_: sealed.append(1) or 1)
     if because == "it failed before":
         log._loop._attempts[topic.topic_id] = Attempts(failures=1)
     append(log, topic, "x" * (1_000 if because == "its tail is small" else 9_000))
