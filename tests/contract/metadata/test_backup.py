@@ -341,6 +341,26 @@ def test_one_log_dir_of_each_partition_is_enough(tmp_path):
     assert sum(each["files"] for each in command(address, "store", "verify-files", "--checksums")) >= 4
 
 
+def test_deleted_objects_of_a_versioned_bucket_are_made_current_again(s3_server, tmp_path):
+    client, bucket, address = s3_server.client(), "versioned", str(tmp_path / "cluster")
+    client.create_bucket(Bucket=bucket)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    log_dir, acked = s3_server.uri("log").replace(s3_server.bucket, bucket), {}
+    with Cluster.init(address, log_dir=log_dir) as cluster, Producer(cluster=address) as producer:
+        make(cluster, "t", inline_max_bytes="2000", retention_ms="-1")
+        send(producer, "t", acked, LARGE, f"again {LARGE}")
+    names = [each["Key"] for each in client.list_objects_v2(Bucket=bucket)["Contents"]]
+    segments = [name for name in names if name.endswith(".parquet") and "_segments/" in name]
+    for name in segments:
+        client.delete_object(Bucket=bucket, Key=name)
+    [replica] = command(address, "store", "verify-files", code=1)
+    assert [bad["problem"] for bad in replica["problems"]] == ["missing"] * len(segments) != []
+    for marker in client.list_object_versions(Bucket=bucket)["DeleteMarkers"]:
+        client.delete_object(Bucket=bucket, Key=marker["Key"], VersionId=marker["VersionId"])
+    [replica] = command(address, "store", "verify-files", "--checksums")
+    assert replica["files"] == len(segments) and values_of(address) == acked
+
+
 @pytest.fixture
 def damaged(tmp_path):
     """A cluster with two files and an inline record; the first file is missing, the second has one other byte."""
