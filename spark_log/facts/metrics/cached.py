@@ -26,9 +26,9 @@ class Cached(Generic[T]):
         with self._lock:
             if self._last is None or clock.monotonic_s() > self._last[0]:
                 began_s = clock.monotonic_s()
-                found = self._read()
+                value = self._read()
                 now_s = clock.monotonic_s()
-                self._last = (now_s + max(self._age_s_max, self._reads_per_age * (now_s - began_s)), found)
+                self._last = (now_s + max(self._age_s_max, self._reads_per_age * (now_s - began_s)), value)
             return self._last[1]
 
     def forget(self) -> None:

@@ -152,7 +152,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
         if not files or state is None:
             return None
         if not (due.forced or is_due(files, first_dirty, passes, due.now_ms, topic.config)):
-            return None  # what made the pass due is listed above a tail, and could not be published
+            return None  # the dirty files lie above a tail in a table that could not be published
         horizon = tombstone_horizon(passes, due.now_ms, topic.config.delete_retention_ms) if steady else 0
         end_passed = first_dirty_offset(passes)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0

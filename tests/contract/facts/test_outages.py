@@ -1,4 +1,4 @@
-"""What commands say while a log dir or the metadata store cannot be used (the table in docs/guides/operations.md)."""
+"""Commands name the cause while a log dir or the metadata store cannot be used, as docs/guides/operations.md says."""
 
 import subprocess
 from contextlib import ExitStack
