@@ -13,7 +13,7 @@ SETS = {
     "jobs": ("benchmarks.jobs",),
     "log": ("benchmarks.throughput", "benchmarks.planning"),
     "replication": ("benchmarks.replication", "benchmarks.catch_up"),
-    "clients": ("benchmarks.producer", "benchmarks.consumer", "benchmarks.groups"),
+    "clients": ("benchmarks.producer", "benchmarks.one_record", "benchmarks.consumer", "benchmarks.groups"),
     "maintenance": ("benchmarks.retention", "benchmarks.merge", "benchmarks.compaction"),
     "streams": ("benchmarks.streams",),
     "tables": ("benchmarks.tables", "benchmarks.union_reads", "benchmarks.iceberg", "benchmarks.current_state"),
