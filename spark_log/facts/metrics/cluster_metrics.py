@@ -20,6 +20,7 @@ from spark_log.facts.metrics.cluster_snapshot import (
 from spark_log.facts.metrics.exposition import Gauges
 from spark_log.facts.metrics.size_snapshot import SizeSnapshot
 from spark_log.facts.metrics.table_metrics import table_metrics
+from spark_log.ids import HOME_NAME
 
 PARTITIONS_MAX = 20_000
 """The maximum number of partitions that have metrics of their own. Sums include all partitions."""
@@ -42,9 +43,8 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield from _group_metrics(snapshot, [group for group in snapshot.groups if not group.share])
     yield from _share_metrics(snapshot)
     yield from table_metrics(snapshot)
-    if snapshot.answering:
-        yield Gauges("spark_log_store_up", "Whether the metadata store answers.", ("store",),
-                     (((name,), int(up)) for name, up in snapshot.answering.items()))  # fmt: skip
+    yield Gauges("spark_log_data_store_up", "1 if the data store answered the coordinator.", ("store",),
+                 (((name,), int(up)) for name, up in snapshot.answering.items() if name != HOME_NAME))  # fmt: skip
     yield Gauges("spark_log_store_unaccepted",
                  "1: the metadata store was restored or promoted; clean-up and publication wait for `store accept`.",
                  ("store",), (((name,), int(waits)) for name, waits in snapshot.unaccepted.items()))  # fmt: skip

@@ -30,8 +30,8 @@ SIZES_CACHED_S = 60.0
 
 
 class ClusterCollector(Collector):
-    """Collects the metrics of the cluster while `is_holder` is true, and for every process whether the store answers it
-    (spark_log_store_up): a store that is down for longer than a lease leaves no holder.
+    """Collects the metrics of the cluster while `is_holder` is true, and for every process whether the home store answers
+    it (spark_log_store_up): a home store that is down for longer than a lease leaves no holder.
     """
 
     def __init__(self, cluster: Cluster, is_holder: Callable[[], bool]) -> None:
@@ -49,7 +49,7 @@ class ClusterCollector(Collector):
             else:
                 self._cluster.store.read(self._cluster.store.clock, timeout_ms=ASK_TIMEOUT_MS)
             answered = True
-        yield GaugeMetricFamily("spark_log_store_up", "1 if the metadata store answered this process.", int(answered))
+        yield GaugeMetricFamily("spark_log_store_up", "1 if the home store answered this process.", int(answered))
         yield from families
 
 

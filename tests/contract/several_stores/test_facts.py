@@ -87,8 +87,8 @@ def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address, mon
     lags = {each.topic: (each.lag, each.lag_s) for each in snapshot.groups}
     assert lags == {"far": (2, 7.0), "near": (2, 7.0)}
     assert {each.topic for each in read_sizes(stores).sizes} == set(BOTH)
-    up = [each for each in cluster_metrics(snapshot) if each.name == "spark_log_store_up"]
-    assert [(s.labels["store"], s.value) for s in up[0].samples] == [("home", 1), ("east", 1)]
+    up = [each for each in cluster_metrics(snapshot) if each.name == "spark_log_data_store_up"]
+    assert [(s.labels["store"], s.value) for s in up[0].samples] == [("east", 1)]
     assert snapshot.unaccepted == {"home": False, "east": False}
     assert snapshot.ahead_ms == {"home": 0, "east": 0}
     checks = run("doctor", "--cluster", address)
