@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores
+from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores, store_names
 from spark_log.cluster.topics import find_topics
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidProducerIdMappingError, TransactionalIdNotFoundError, UnknownTopicOrPartitionError
-from spark_log.ids import TopicPartition
+from spark_log.ids import StoreId, TopicPartition
 from spark_log.log.append.rules import Batch
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import (
@@ -30,7 +30,7 @@ from spark_log.metadata.sql_columns import (
 )
 from spark_log.metadata.store import Store, StoreClock
 from spark_log.transactions.part_rules import PartState
-from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, TransactionState
+from spark_log.transactions.rules import COMMITTED, EMPTY, ONGOING, ProducerRef, TransactionState
 from spark_log.transactions.transaction_rows import read_all_pending, read_pending
 
 GRACE_MS = 5 * 60 * 1000
@@ -56,6 +56,10 @@ class TransactionListing:
     """Whether it has been open for longer than `timeout_ms`, and is not aborted yet."""
     batches: int
     """Number of pending batches."""
+    stores: tuple[str, ...] = ()
+    """The data stores with a part of the open transaction; of a committed one, those that have not appended it yet."""
+    unfinished: bool = False
+    """Whether it is committed, and data stores have not appended their parts yet."""
 
     @property
     def ref(self) -> ProducerRef:
@@ -121,6 +125,13 @@ def describe_open_transactions(cluster: Cluster) -> list[TransactionDescription]
         return [TransactionDescription(each, _amounts(pending.get(each.producer_id, ()), topics)) for each in listings]
 
     return _with_parts(cluster, store.read(read))
+
+
+def find_unfinished(cluster: Cluster) -> list[TransactionListing]:
+    """Return the committed transactions with a part that a data store has not appended yet, by transactional id."""
+    store, where = cluster.store, (TRANSACTION.state == COMMITTED.value, TRANSACTION.part_stores != "")
+    listings = store.read(lambda connection: _listings(connection, store.clock(connection), *where))
+    return [each.transaction for each in _with_parts(cluster, [TransactionDescription(each, ()) for each in listings])]
 
 
 def describe_transactions(cluster: Cluster, transactional_ids: Collection[str]) -> list[TransactionDescription]:
@@ -194,11 +205,11 @@ def describe_producers(
 
 
 def _with_parts(cluster: Cluster, described: Sequence[TransactionDescription]) -> list[TransactionDescription]:
-    """Add what is pending in data stores."""
-    store_ids = cluster.store_ids()[1:]
-    still_open = {each.transaction.producer_id for each in described if each.transaction.open_ms is not None}
-    if not store_ids or not still_open:
+    """Add what is pending in data stores, and give the stores of the parts their names."""
+    with_parts = {each.transaction.producer_id for each in described if each.transaction.stores}
+    if not with_parts:
         return list(described)
+    names = store_names(cluster)
 
     def pending_there(data: Cluster) -> dict[int, list[PendingRecords]]:
         def read(connection: sa.Connection) -> dict[int, list[PendingRecords]]:
@@ -206,22 +217,24 @@ def _with_parts(cluster: Cluster, described: Sequence[TransactionDescription]) -
             return {
                 producer_id: _amounts(batches, topics)
                 for producer_id, batches in read_all_pending(connection).items()
-                if producer_id in still_open
+                if producer_id in with_parts
             }
 
         return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
 
-    parts = ask_stores(cluster, pending_there, store_ids).results.values()
+    parts = ask_stores(cluster, pending_there, cluster.store_ids()[1:]).results.values()
     complete = []
     for each in described:
         more = [pending for part in parts for pending in part.get(each.transaction.producer_id, ())]
         batches = each.transaction.batches + sum(pending.batches for pending in more)
         pending = sorted([*each.pending, *more], key=lambda here: (here.topic, here.partition))
-        complete.append(TransactionDescription(replace(each.transaction, batches=batches), pending))
+        stores = tuple(names.get(StoreId(int(number)), number) for number in each.transaction.stores)
+        complete.append(TransactionDescription(replace(each.transaction, batches=batches, stores=stores), pending))
     return complete
 
 
 def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnElement[bool]) -> list[TransactionListing]:
+    """Return the transactions as home has them; `stores` has numbers, for which `_with_parts` puts names."""
     pending = (
         sa.select(sa.func.count()).where(TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id).scalar_subquery()
     )
@@ -229,7 +242,7 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
         sa.select(
             PRODUCER.transactional_id, PRODUCER.producer_id, PRODUCER.epoch, TRANSACTION.state,
             PRODUCER.transaction_timeout_ms, TRANSACTION.began_ms,
-            TRANSACTION.until_ms, TRANSACTION.clock_epoch, pending,
+            TRANSACTION.until_ms, TRANSACTION.clock_epoch, pending, TRANSACTION.part_stores,
         )
         .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
         .where(*where)
@@ -246,14 +259,15 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
         until_ms,
         clock_epoch,
         batches,
+        part_stores,
     ) in connection.execute(query):
         state = TransactionState(word)
-        is_open = state is ONGOING
+        is_open, stores = state is ONGOING, tuple(part_stores.split())
         listings.append(
             TransactionListing(
                 name, producer_id, epoch, state, timeout_ms, None if state is EMPTY else began_ms,
                 max(0, now.wall_ms - began_ms) if is_open else None, is_open and now.expired(until_ms, clock_epoch),
-                batches,
+                batches, stores, state is COMMITTED and bool(stores),
             )
         )  # fmt: skip
     return listings

@@ -38,6 +38,9 @@ def list_(
     A transaction without records is not in the store and not listed as Ongoing. An abandoned transaction is aborted by
     a coordinator, by `spark-log maintenance transactions`, or by the next producer with its id.
 
+    Parts are the data stores with records of the open transaction. "Not in" names those that have not appended the
+    records of a committed transaction yet.
+
     **Examples**
 
     - `spark-log transaction list --state Ongoing`
@@ -54,7 +57,7 @@ def list_(
     elif not transactions:
         say("There is no transaction of these states." if states else "There is no transactional id.")
     else:
-        columns = ("transactional id", "state", "open for", "time-out", "batches", "producer", "epoch")
+        columns = ("transactional id", "state", "open for", "time-out", "batches", "producer", "epoch", "parts")
         print_table(None, columns, [_row(each) for each in transactions])
 
 
@@ -79,6 +82,7 @@ def describe(transactional_id: TransactionalId, cluster: Cluster_, as_json: Json
             "began": None if transaction.began_ms is None else time_of(transaction.began_ms),
             "open for": _open_for(transaction),
             "time-out": duration_of(transaction.timeout_ms),
+            "parts": _parts(transaction),
         }
     )
     if described.pending:
@@ -103,7 +107,7 @@ def abort(
     from spark_log.cluster.cluster import Cluster
     from spark_log.errors import InvalidTxnStateError
     from spark_log.facts.transactions import describe_transactions
-    from spark_log.transactions.transaction_store import abort as abort_transaction
+    from spark_log.transactions.transaction_parts import abort as abort_transaction
 
     with Cluster.open(cluster) as opened:
         [described] = describe_transactions(opened, [transactional_id])
@@ -170,8 +174,13 @@ def _states(names: Sequence[str]) -> set[str]:
 def _row(each: "TransactionListing") -> tuple[object, ...]:
     return (
         each.transactional_id, each.state.value, _open_for(each), duration_of(each.timeout_ms), each.batches,
-        each.producer_id, each.producer_epoch,
+        each.producer_id, each.producer_epoch, _parts(each),
     )  # fmt: skip
+
+
+def _parts(transaction: "TransactionListing") -> str | None:
+    stores = ", ".join(transaction.stores) or None
+    return f"not in {stores}" if transaction.unfinished else stores
 
 
 def _open_for(transaction: "TransactionListing") -> str | None:

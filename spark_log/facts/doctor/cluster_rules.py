@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from spark_log.cluster.lease import LeaseStatus
 from spark_log.facts.doctor import limits
@@ -9,7 +10,7 @@ from spark_log.facts.doctor.findings import Finding, error, note, ok, or_ok, war
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
 from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.facts.share_partitions import SharePartition
-from spark_log.facts.transactions import TransactionDescription
+from spark_log.facts.transactions import TransactionDescription, TransactionListing
 from spark_log.ids import TopicId
 from spark_log.tables.table_lag import lag_bound_ms
 from spark_log.text import count_of, duration_of, some_of, time_of
@@ -178,9 +179,11 @@ def check_tables(stale: Sequence[StaleTable]) -> list[Finding]:
     return or_ok(findings, TABLES, "no table is late by more than twice its bound (delta.max.lag.ms) and 5 minutes")
 
 
-def check_transactions(open_: Sequence[TransactionDescription]) -> list[Finding]:
+def check_transactions(
+    open_: Sequence[TransactionDescription], unfinished: Sequence[TransactionListing] = (), now_ms: int = 0
+) -> list[Finding]:
     return or_ok(
-        _transaction_problems(open_),
+        chain(_transaction_problems(open_), _unfinished_problems(unfinished, now_ms)),
         TRANSACTIONS,
         f"{count_of(len(open_), 'open transaction')}, none past its time-out",
     )
@@ -203,6 +206,19 @@ def _transaction_problems(open_: Sequence[TransactionDescription]) -> Iterator[F
             f"spark-log transaction abort {transaction.transactional_id}; or run `spark-log coordinator`, which aborts"
             " it after its time-out",
         )
+
+
+def _unfinished_problems(unfinished: Sequence[TransactionListing], now_ms: int) -> Iterator[Finding]:
+    for each in unfinished:
+        # it was committed before its time-out: after that it could only be aborted
+        since_ms = now_ms - (each.began_ms or 0) - each.timeout_ms
+        if since_ms > limits.UNFINISHED_S_MAX * 1000:
+            yield warning(
+                TRANSACTIONS,
+                f"the transaction of {each.transactional_id!r} has been committed for at least"
+                f" {duration_of(since_ms)}, and its records are not in the log of store {some_of(each.stores)} yet",
+                "see the findings of the store; run `spark-log coordinator`, which completes it",
+            )
 
 
 def check_groups(snapshot: ClusterSnapshot, topics: Collection[str]) -> list[Finding]:

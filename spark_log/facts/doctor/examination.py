@@ -29,7 +29,7 @@ from spark_log.facts.doctor.version_rules import CHECK as VERSIONS
 from spark_log.facts.doctor.version_rules import check_versions
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
 from spark_log.facts.metrics.history import DAY_MS, HOUR_MS, Kind, read_series, read_task_runs
-from spark_log.facts.transactions import describe_open_transactions
+from spark_log.facts.transactions import describe_open_transactions, find_unfinished
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.store import Store
@@ -240,7 +240,8 @@ def _check_settings(store: Store) -> list[Finding]:
 
 
 def _check_transactions(cluster: Cluster) -> list[Finding]:
-    return cluster_rules.check_transactions(describe_open_transactions(cluster))
+    open_, unfinished = describe_open_transactions(cluster), find_unfinished(cluster)
+    return cluster_rules.check_transactions(open_, unfinished, cluster.store.now().wall_ms)
 
 
 def _check_cluster(cluster: Cluster, names: Collection[str]) -> list[Finding]:

@@ -12,6 +12,8 @@ GROUP_LAG_S_MAX = 600
 """Alert SparkLogLagGrows."""
 TRANSACTION_S_MAX = 1_800
 """Alert SparkLogHangingTransaction."""
+UNFINISHED_S_MAX = 60
+"""Time in which data stores append their parts of a committed transaction: a coordinator tries every 10 seconds."""
 
 CLOCK_SKEW_MS_MAX = 1_000
 LOG_DIR_CLOCK_SKEW_MS_MAX = 5_000
