@@ -5,15 +5,17 @@ It is the one definition of records, bytes and segments for `topic list`, `topic
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import ask_stores
+from spark_log.cluster.each_store import ask_stores, store_names
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.ids import TopicId
+from spark_log.errors import SparkLogError
+from spark_log.ids import StoreId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GROUP_OFFSET, PARTITION, SEGMENT, TOPIC
 
@@ -101,12 +103,30 @@ def by_topic(used: Iterable[tuple[tuple[K, int], Usage]]) -> dict[K, Usage]:
     return totals
 
 
-def topics_with_usage(cluster: Cluster) -> tuple[dict[str, Topic], dict[tuple[int, int], Usage]]:
-    """Return all topics by name, and the usage by (topic id, partition) in the stores that answer, as of one snapshot
-    of each store.
+@dataclass(frozen=True)
+class ClusterUsage:
+    """All topics by name, the usage by (topic id, partition) in the stores that answer, and the errors of the others.
+    `store_names` has the names of all stores.
     """
+
+    topics: dict[str, Topic]
+    used: dict[tuple[int, int], Usage]
+    failures: dict[StoreId, SparkLogError]
+    store_names: dict[StoreId, str]
+
+    def store_of(self, topic: Topic) -> str:
+        """Return the name of the topic's store."""
+        return self.store_names.get(topic.store_id, str(topic.store_id))
+
+    def is_available(self, topic: Topic) -> bool:
+        """Whether the topic's store has answered, so that its usage is known."""
+        return topic.store_id not in self.failures
+
+
+def cluster_usage(cluster: Cluster) -> ClusterUsage:
+    """Return the usage of all topics, as of one snapshot of each store."""
     topics, used = cluster.store.read(lambda connection: (find_topics(connection), usage(connection)))
     answers = ask_stores(cluster, lambda data: data.store.read(usage), cluster.store_ids()[1:])
     for there in answers.results.values():
         used |= there
-    return topics, used
+    return ClusterUsage(topics, used, answers.failures, store_names(cluster))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.usage import by_topic, topics_with_usage
+from spark_log.cluster.usage import by_topic, cluster_usage
 from spark_log.console.access.roles import Role
 from spark_log.facts.metrics.cached import Cached
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
@@ -35,7 +35,7 @@ class Snapshots:
 
     def __init__(self, cluster: Cluster) -> None:
         self._state = Cached(AGE_S_MAX, lambda: read_cluster(cluster), READS_PER_AGE)
-        self.sizes = _slow(lambda: by_topic(topics_with_usage(cluster)[1].items()))
+        self.sizes = _slow(lambda: by_topic(cluster_usage(cluster).used.items()))
         self.rates = _slow(lambda: latest_rates(cluster))
         self.failed_tasks = _slow(
             lambda: read_task_runs(cluster, failed=True, from_ms=cluster.store.now().wall_ms - DAY_MS, limit=10)

@@ -1,7 +1,9 @@
 """The commands `spark-log init`, `spark-log status` and `spark-log cluster config`."""
 
 import shlex
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +12,10 @@ from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, p
 from spark_log.cli.shared_options import Cluster_, Json, parse_changes, set_option, unset_option
 from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
 from spark_log.spark.jobs.options.arguments import CLUSTER_ENVIRONMENT_VARIABLE
+
+if TYPE_CHECKING:
+    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.usage import ClusterUsage
 
 app = typer.Typer(no_args_is_help=True, help="Show and change the settings of the cluster.")
 
@@ -112,27 +118,27 @@ def init(
 def status(cluster: Cluster_, as_json: Json = False) -> None:
     """Show the cluster: its store, whether its log dirs are reachable, and the size of the topics of users.
 
-    Exit code 1 if a log dir cannot be reached, or if the store was restored or promoted and is not accepted.
+    Exit code 1 if a log dir cannot be reached, a data store does not answer, or a store was restored or promoted and is
+    not accepted. Records, bytes and segments are those of the stores that answer.
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.names import is_internal
-    from spark_log.cluster.usage import Usage, topics_with_usage
+    from spark_log.cluster.usage import Usage, cluster_usage
     from spark_log.facts.transactions import list_transactions
-    from spark_log.metadata.connections import server_identity
     from spark_log.transactions.rules import ONGOING
 
     with Cluster.open(cluster) as opened:
-        found, used = topics_with_usage(opened)
-        topics = {topic.topic_id: topic for topic in found.values() if not is_internal(topic.name)}
+        usage = cluster_usage(opened)
+        topics = {topic.topic_id: topic for topic in usage.topics.values() if not is_internal(topic.name)}
         dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
-        problem = opened.store.read(server_identity.problem_of)
+        stores = _store_facts(opened, usage, Counter(topic.store_id for topic in topics.values()))
         open_ms = [each.open_ms or 0 for each in list_transactions(opened, [ONGOING])]
-        total = sum((part for (topic_id, _), part in used.items() if topic_id in topics), start=Usage())
+        total = sum((part for (topic_id, _), part in usage.used.items() if topic_id in topics), start=Usage())
         facts = {
             "cluster_id": opened.cluster_id,
             "address": str(opened.store.address),
             "store": "SQLite" if opened.store.sqlite else "PostgreSQL",
-            "store_problem": problem,
+            "store_problem": stores[0]["problem"],
             "topics": len(topics),
             "partitions": sum(topic.partition_count for topic in topics.values()),
             "records": total.records,
@@ -142,19 +148,41 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
             "oldest_transaction_ms": max(open_ms, default=None),
         }
     if as_json:
-        print_json({**facts, "log_dirs": dirs})
+        print_json({**facts, "stores": stores, "log_dirs": dirs})
     else:
         oldest = f", the oldest for {duration_of(max(open_ms))}" if open_ms else ""
         del facts["oldest_transaction_ms"], facts["store_problem"]
         print_facts({**facts, "bytes": bytes_of(total.bytes), "open_transactions": f"{len(open_ms):,}{oldest}"})
+        if len(stores) > 1:
+            print_table(None, ("store", "topics", "answers", "problem"), [tuple(row.values()) for row in stores])
         print_table(None, ("broker", "log dir", "reachable", "problem"), [tuple(row.values()) for row in dirs])
     if not all(row["reachable"] for row in dirs):
         unreachable = sum(not row["reachable"] for row in dirs)
         typer.echo(f"spark-log: {count_of(unreachable, 'log dir')} cannot be reached", err=True)
-    if problem is not None:
-        typer.echo(f"spark-log: {problem}", err=True)
-    if problem is not None or not all(row["reachable"] for row in dirs):
+    for row in stores:
+        if row["problem"] is not None:
+            where = f"store {row['store']}: " if len(stores) > 1 else ""
+            typer.echo(f"spark-log: {where}{row['problem']}", err=True)
+    if any(row["problem"] for row in (*stores, *dirs)):
         raise typer.Exit(1)
+
+
+def _store_facts(cluster: "Cluster", usage: "ClusterUsage", topics: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Return the facts of each store, home first. `topics` has the numbers of topics by store."""
+    from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores
+    from spark_log.metadata.connections import server_identity
+
+    asked = ask_stores(cluster, lambda view: view.store.read(server_identity.problem_of, timeout_ms=ASK_TIMEOUT_MS))
+    problems = {**asked.results, **{store_id: redact(str(error)) for store_id, error in asked.failures.items()}}
+    return [
+        {
+            "store": usage.store_names.get(store_id, str(store_id)),
+            "topics": topics.get(store_id, 0),
+            "answers": store_id in asked.results,
+            "problem": problem,
+        }
+        for store_id, problem in sorted(problems.items())
+    ]
 
 
 def _log_dir_facts(cluster: Any, info: Any) -> dict[str, Any]:

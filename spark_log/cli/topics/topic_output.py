@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from spark_log.cli.output import bytes_of, count_of, print_json, print_table, say
+from spark_log.ids import HOME_NAME
 from spark_log.text import is_unlimited
 
 _SHOWN_CHARACTERS = 100
@@ -15,25 +16,25 @@ if TYPE_CHECKING:
 
 
 def load_topics(address: str) -> list[dict[str, Any]]:
-    """Return the facts of every topic, by name."""
+    """Return the facts of every topic, by name. The usage is None while the store of the topic does not answer."""
     from spark_log.cluster.cluster import Cluster
-    from spark_log.cluster.each_store import store_names
-    from spark_log.cluster.usage import Usage, by_topic, topics_with_usage
+    from spark_log.cluster.usage import Usage, by_topic, cluster_usage
 
     with Cluster.open(address) as cluster:
-        topics, used = topics_with_usage(cluster)
-        names = store_names(cluster)
-    totals = by_topic(used.items())
+        found = cluster_usage(cluster)
+    totals = by_topic(found.used.items())
+    unknown = dict.fromkeys(Usage._fields)
     return [
         {
             "topic": topic.name,
             "partitions": topic.partition_count,
             "replication_factor": topic.replication_factor,
-            **totals.get(topic.topic_id, Usage())._asdict(),
+            **(totals.get(topic.topic_id, Usage())._asdict() if found.is_available(topic) else unknown),
             "configs": dict(topic.overrides),
-            "store": names.get(topic.store_id, str(topic.store_id)),
+            "store": found.store_of(topic),
+            "available": found.is_available(topic),
         }
-        for topic in sorted(topics.values(), key=lambda topic: topic.name)
+        for topic in sorted(found.topics.values(), key=lambda topic: topic.name)
     ]
 
 
@@ -43,16 +44,19 @@ def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     elif not rows:
         say("There is no topic. Create one: spark-log topic create NAME --partitions 4")
     else:
+        several = any(row["store"] != HOME_NAME for row in rows)
+        names = ("topic", *(("store",) if several else ()), "partitions", "replicas", "records", "bytes", "configs")
         print_table(
             None,
-            ("topic", "partitions", "replicas", "records", "bytes", "configs"),
+            names,
             [
                 (
                     row["topic"],
+                    *((row["store"],) if several else ()),
                     row["partitions"],
                     row["replication_factor"],
-                    row["records"],
-                    bytes_of(row["bytes"]),
+                    row["records"] if row["available"] else "unavailable",
+                    bytes_of(row["bytes"]) if row["available"] else "",
                     configs_of(row["configs"]),
                 )
                 for row in rows
@@ -136,6 +140,9 @@ def descriptions(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
              "high_watermark", "log_end_offset", "records", "bytes", "segments")  # fmt: skip
     for row in rows:
         say(f"{row['topic']}  id {row['topic_id']}  configs: {configs_of(row['configs']) or 'the defaults'}")
+        if not row["available"]:
+            say(f"UNAVAILABLE, store {row['store']} does not answer")
+            continue
         offline = [part["partition"] for part in row["partitions"] if part["offline"]]
         if offline:
             say(f"OFFLINE, no in-sync replica is alive: {_cell('partitions', offline)}")

@@ -1,5 +1,6 @@
 """Page `/`, with the state of the cluster in one view."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ from spark_log.facts.metrics.activity import lag_by_group
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts
 from spark_log.facts.metrics.history import DAY_MS, Kind
 from spark_log.facts.metrics.task_runs import TaskRun
+from spark_log.text import count_of
 
 _SHOWN_MAX = 10
 
@@ -73,6 +75,7 @@ def overview(snapshot: ClusterSnapshot) -> Overview:
     replicated = [partition for partition in snapshot.partitions if partition.replicas]
     offline = [partition for partition in replicated if partition.leader is None]
     behind = [partition for partition in replicated if partition.in_sync < partition.replicas]
+    topics = Counter(snapshot.stores.get(topic.store_id) for topic in snapshot.topics.values())
     below = sum(partition.in_sync < partition.min_in_sync for partition in replicated)
     checks = (
         (
@@ -86,6 +89,11 @@ def overview(snapshot: ClusterSnapshot) -> Overview:
         (bool(offline), f"{len(offline):,} partitions are offline."),
         (below > 0, f"{below:,} partitions have fewer in-sync replicas than min.insync.replicas."),
         (bool(behind), f"{len(behind):,} partitions are under-replicated."),
+        *(
+            (True, f"Data store {name} does not answer, with {count_of(topics[name], 'topic')}.")
+            for name, answers in snapshot.answering.items()
+            if not answers
+        ),
     )
     return Overview(
         snapshot.now_ms,

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.usage import Usage
@@ -22,6 +22,9 @@ _FAVOURITES_CHARACTERS_MAX = 3_000
 class TopicRow:
     """A topic.
 
+    `store` is None in a cluster with one store. A topic is not `available` while its store does not answer: the numbers
+    that only the store has are None then.
+
     `rate` is the number of records appended per second, or None if it is not measured. `lag` is the number of records
     that a Delta table of the topic lacks. `lag_s` is the age of the oldest of them, or 0 if there are none.
     """
@@ -29,17 +32,19 @@ class TopicRow:
     topic: str
     internal: bool
     favourite: bool
+    store: str | None
+    available: bool
     partitions: int
     replicas: int
     rate: float | None
-    records: int
-    bytes: int
-    segments: int
-    small_files: int
-    lag: int
-    lag_s: float
-    under_replicated: int
-    offline: int
+    records: int | None = None
+    bytes: int | None = None
+    segments: int | None = None
+    small_files: int | None = None
+    lag: int | None = None
+    lag_s: float | None = None
+    under_replicated: int | None = None
+    offline: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,26 +77,28 @@ def topic_rows(
     for topic_id, topic in snapshot.topics.items():
         if is_internal(topic.name) and not internal:
             continue
-        parts, size = of_topic[topic_id], sizes.get(topic_id, Usage())
-        lag, lag_s = lags.get(topic_id, (0, 0.0))
-        rows.append(
-            TopicRow(
-                topic.name,
-                is_internal(topic.name),
-                topic.name in favourites,
-                topic.partition_count,
-                topic.replication_factor,
-                None if rates is None else rates.get(topic.name, 0.0),
-                size.records,
-                size.bytes,
-                size.segments,
-                size.small_files,
-                lag,
-                lag_s,
-                sum(part.in_sync < part.replicas for part in parts),
-                sum(part.leader is None and part.replicas > 0 for part in parts),
-            )
+        row = TopicRow(
+            topic.name,
+            is_internal(topic.name),
+            topic.name in favourites,
+            snapshot.stores.get(topic.store_id),
+            snapshot.is_available(topic),
+            topic.partition_count,
+            topic.replication_factor,
+            None if rates is None else rates.get(topic.name, 0.0),
         )
+        if row.available:
+            parts, size = of_topic[topic_id], sizes.get(topic_id, Usage())
+            lag, lag_s = lags.get(topic_id, (0, 0.0))
+            row = replace(
+                row,
+                **size._asdict(),
+                lag=lag,
+                lag_s=lag_s,
+                under_replicated=sum(part.in_sync < part.replicas for part in parts),
+                offline=sum(part.leader is None and part.replicas > 0 for part in parts),
+            )
+        rows.append(row)
     return rows
 
 

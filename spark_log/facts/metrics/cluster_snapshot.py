@@ -16,7 +16,7 @@ from spark_log.config import ClusterSettings
 from spark_log.facts.groups import SHARE_TYPE, read_groups, records_behind
 from spark_log.facts.share_partitions import SharePartition, share_partitions
 from spark_log.groups.share.rows import parsed_configs
-from spark_log.ids import HOME, HOME_NAME, LogDirId, TopicId
+from spark_log.ids import HOME, HOME_NAME, LogDirId, StoreId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import (
@@ -104,6 +104,8 @@ class ClusterSnapshot:
     oldest_transaction_ms: int | None
     share_partitions: tuple[SharePartition, ...] = ()
     record_locks: Mapping[str, int] = field(default_factory=dict)
+    stores: Mapping[StoreId, str] = field(default_factory=dict)
+    """The names of the stores, by number; empty in a cluster with one store."""
     answering: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store has answered, by its name; empty in a cluster with one store."""
     unaccepted: Mapping[str, bool] = field(default_factory=dict)
@@ -119,6 +121,10 @@ class ClusterSnapshot:
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
         """Return the lags of the Delta tables, by topic and log dir."""
         return {(key.topic_id, key.log_dir_id): lag for key, lag in self.table_lags.items() if key.target == DELTA}
+
+    def is_available(self, topic: Topic) -> bool:
+        """Whether the store of the topic has answered."""
+        return self.answering.get(self.stores.get(topic.store_id, ""), True)
 
     @property
     def needs_coordinator(self) -> bool:
@@ -148,6 +154,7 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         publications={**snapshot.publications, **{key: n for there in found for key, n in there.publications.items()}},
         unaccepted={**snapshot.unaccepted, **elsewhere},
         ahead_ms={HOME_NAME: 0, **{names[store_id]: there.ahead_ms for store_id, there in answers.results.items()}},
+        stores=names,
         answering={names[store_id]: store_id not in answers.failures for store_id in stores},
         replication={
             **snapshot.replication,

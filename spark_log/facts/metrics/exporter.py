@@ -30,8 +30,8 @@ SIZES_CACHED_S = 60.0
 
 
 class ClusterCollector(Collector):
-    """Collects the metrics of the cluster while `is_holder` is true, and for every process whether the home store answers
-    it (spark_log_store_up): a home store that is down for longer than a lease leaves no holder.
+    """Collects the metrics of the cluster while `is_holder` is true, and for every process whether the home store
+    answers it (spark_log_store_up): a home store that is down for longer than a lease leaves no holder.
     """
 
     def __init__(self, cluster: Cluster, is_holder: Callable[[], bool]) -> None:

@@ -1,6 +1,7 @@
 """Every view of a cluster shows the topics of all stores, and those of a store that does not answer as unavailable."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -77,7 +78,9 @@ def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address, mon
     described = run("topic", "describe", "near", "far", "--cluster", address)
     ends = [(each["topic"], each["store"], each["partitions"][0]["high_watermark"]) for each in described]
     assert ends == [("near", "home", 3), ("far", "east", 3)]
-    assert run("status", "--cluster", address)["records"] == 6
+    status = run("status", "--cluster", address)
+    stores_of = [(each["store"], each["topics"], each["answers"], each["problem"]) for each in status["stores"]]
+    assert (status["records"], stores_of) == (6, [("home", 1, True, None), ("east", 1, True, None)])
     assert [(each.topic, each.lag) for each in group_lag(stores, "g")] == [("far", 2), ("near", 2)]
     assert run("table", "describe", "far", "--cluster", address)
     now_ms = freeze_clocks(stores, monkeypatch)
@@ -171,7 +174,15 @@ def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, 
         assert [each.topic for each in snapshot.partitions if each.replicas] == ["near"]
         assert [each.topic for each in group_lag(cluster, "g")] == ["near"]
     listed = [each for each in run("topic", "list", "--cluster", address) if each["topic"] in BOTH]
-    assert [(each["topic"], each["records"]) for each in listed] == [("far", 0), ("near", 3)]
+    facts = [(each["topic"], each["records"], each["available"]) for each in listed]
+    assert facts == [("far", None, False), ("near", 3, True)]
+    listing = CliRunner().invoke(app, ["topic", "list", "--cluster", address]).output
+    assert re.search(r"│ far +│ east +│ +1 │ +1 │ unavailable │", listing)
+    status = CliRunner().invoke(app, ["status", "--cluster", address])
+    assert status.exit_code == 1 and "spark-log: store east: " in status.stderr
+    assert re.search(r"│ east +│ +1 │ no ", status.stdout) and re.search(r"│ home +│ +1 │ yes ", status.stdout)
+    shown = CliRunner().invoke(app, ["topic", "describe", "far", "--cluster", address]).output
+    assert "UNAVAILABLE, store east does not answer" in shown
     described = run("topic", "describe", "near", "far", "--cluster", address)
     assert [each["available"] for each in described] == [True, False]
     truncations = CliRunner().invoke(app, ["partition", "truncations", "--cluster", address])

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.usage import topics_with_usage
+from spark_log.cluster.usage import cluster_usage
 from spark_log.errors import UnsupportedVersionError
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
@@ -78,7 +78,7 @@ def test_the_doctor_names_a_data_store_that_is_not_upgraded_and_upgrades_none(st
     assert findings[0].seen.startswith(f"store east: revision {before} is older than")
     assert revision_at(east) == before
     with Cluster.open(address) as upgraded:
-        topics_with_usage(upgraded)  # `spark-log status`
+        cluster_usage(upgraded)  # `spark-log status`
     assert revision_at(east) == after
 
 
