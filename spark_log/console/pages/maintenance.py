@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ask_stores
 from spark_log.cluster.lease import lease_status
 from spark_log.cluster.usage import Usage
@@ -133,7 +134,12 @@ def _waiting(call: Call) -> Waiting:
         sa.select(sa.func.count()).select_from(column.table).scalar_subquery()
         for column in (RETIRED_FILE.path, RETIRED_REPLICA.topic_id, RETIRED_COPY.path)
     ]
-    retired = call.cluster.store.read(lambda connection: connection.execute(sa.select(*counted)).one())
+
+    def count(view: Cluster) -> Sequence[int]:
+        return view.store.read(lambda connection: connection.execute(sa.select(*counted)).one())
+
+    of_stores = ask_stores(call.cluster, count).results.values()
+    retired = [sum(counts) for counts in zip(*of_stores, strict=True)]
     return Waiting(
         sum(partition.tail_bytes for partition in snapshot.partitions),
         sum(unpublished.values()),

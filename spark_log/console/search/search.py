@@ -136,7 +136,7 @@ class Search:
         slices = plan.slices
         if self._conditions.filter is not None and self._conditions.filter.prunes:
             prunes, topics = self._conditions.filter.prunes, {name: self._topic}
-            slices = self._log.cluster.store.read(
+            slices = self._log.cluster.of(self._topic).store.read(
                 lambda connection: without_excluded(connection, topics, plan.slices, prunes)
             )
         fetcher = Fetcher(plan.log_dirs)
