@@ -6,13 +6,17 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.store_directory import lock_active_store
 from spark_log.config import ClusterSettings
+from spark_log.errors import InvalidConfigurationError, StoreNotFoundError
+from spark_log.ids import HOME_NAME
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import CLUSTER
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_schema import read_overrides, write_overrides
 
 _ACCEPT = "store.promotion.accept"
+_DEFAULT_STORE = "topic.default.store"
 
 
 def read_settings(cluster: Cluster) -> dict[str, str]:
@@ -27,7 +31,7 @@ def alter_settings(
     then differ from defaults.
 
     This process applies them at once, other clients within seconds. Raises InvalidConfigurationError, which names the
-    unknown setting or the invalid value; then nothing is changed. With `validate_only` nothing is changed either.
+    unknown setting or the invalid value; then nothing is changed. The default store must take new topics. With `validate_only` nothing is changed either.
     """
     known = ClusterSettings().as_text()
     changes = {name.replace("_", "."): value for name, value in changes.items()}
@@ -40,6 +44,8 @@ def alter_settings(
         merged = {**({} if replace_all else before), **changes}
         overrides = {name: value for name, value in merged.items() if value is not None}
         ClusterSettings.from_stored(overrides)
+        if overrides.get(_DEFAULT_STORE) != before.get(_DEFAULT_STORE):
+            _check_default_store(connection, overrides.get(_DEFAULT_STORE, HOME_NAME))
         if not validate_only:
             if (
                 "synchronous" == before.get(_ACCEPT) != overrides.get(_ACCEPT)
@@ -51,6 +57,15 @@ def alter_settings(
     altered = cluster.store.transact(alter, announce=True)
     cluster.store.forget_settings()
     return altered
+
+
+def _check_default_store(connection: sa.Connection, name: str) -> None:
+    """Raise InvalidConfigurationError unless the store of this name takes new topics."""
+    try:
+        if name != HOME_NAME:
+            lock_active_store(connection, name)
+    except (StoreNotFoundError, InvalidConfigurationError) as error:
+        raise InvalidConfigurationError(f"{_DEFAULT_STORE}: {error}") from None
 
 
 def with_settings(cluster: Cluster, pairs: Mapping[str, str]) -> ClusterSettings:

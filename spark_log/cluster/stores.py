@@ -35,6 +35,7 @@ from spark_log.metadata.cascade import delete_rows_of_log_dirs
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TOPIC, TRANSACTION
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_opening import create_store
+from spark_log.metadata.store_schema import read_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +97,18 @@ def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
 def remove_store(cluster: Cluster, name: str) -> None:
     """Remove a data store from the cluster. Its database stays, and may be dropped.
 
-    Raises StoreNotFoundError, and InvalidConfigurationError while a topic, or part of a transaction, is in it, or a
-    topic is being moved to it.
+    Raises StoreNotFoundError, and InvalidConfigurationError while a topic, or part of a transaction, is in it, a topic
+    is being moved to it, or topic.default.store names it.
     """
     home = cluster.home
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
         info = lock_store(connection, name)
+        if read_overrides(connection).get("topic.default.store") == name:
+            raise InvalidConfigurationError(
+                f"store {name!r}: topic.default.store names it, so new topics get there; change that setting first"
+                " (`spark-log cluster config`)"
+            )
         topics = sa.select(TOPIC.name).where(TOPIC.store_id == info.store_id).limit(1)
         held = connection.execute(topics).scalar()
         if held is not None:

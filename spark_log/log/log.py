@@ -283,8 +283,8 @@ class Log(LogReader):
         for topic in topics:
             if topic.store_id != self.cluster.store_id:
                 raise CrossStoreTransactionError(
-                    f"topic {topic.name!r} is in store {topic.store_id}: a transaction changes topics of the"
-                    " home store only"
+                    f"topic {topic.name!r} is in store {topic.store_id}: one SQL transaction appends to topics of one"
+                    f" store, here of store {self.cluster.store_id}"
                 )
 
     def append_whole(

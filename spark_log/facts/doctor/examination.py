@@ -134,7 +134,7 @@ def _checks(
     asking_store: list[Check] = [
         Check(store_rules.STORE, partial(_check_store, store, folder)),
         Check(store_rules.CLOCK, lambda: [store_rules.check_clock(*stores.measure_clock(store))]),
-        Check(settings_rules.CLUSTER_SETTINGS, partial(_check_settings, store)),
+        Check(settings_rules.CLUSTER_SETTINGS, partial(_check_settings, store, data_stores)),
         Check("cluster", partial(_check_cluster, cluster, topics)),
         Check(cluster_rules.TRANSACTIONS, partial(_check_transactions, cluster)),
         Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
@@ -235,8 +235,9 @@ def _check_modes(given: str, cluster: Cluster, log_dirs: Sequence[LogDirInfo]) -
     return file_rules.check_modes(machine.read_modes(given, cluster.store.address.folder, local, has_users))
 
 
-def _check_settings(store: Store) -> list[Finding]:
-    return settings_rules.check_cluster(store.settings, store.read(store_schema.read_overrides))
+def _check_settings(store: Store, data_stores: Sequence[StoreInfo]) -> list[Finding]:
+    states = {info.name: info.state for info in data_stores}
+    return settings_rules.check_cluster(store.settings, store.read(store_schema.read_overrides), states)
 
 
 def _check_transactions(cluster: Cluster) -> list[Finding]:

@@ -4,10 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from spark_log.cluster.store_directory import ACTIVE
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.facts.doctor import limits
 from spark_log.facts.doctor.findings import Finding, error, note, or_ok, warning
+from spark_log.ids import HOME_NAME
 from spark_log.text import count_of, some_of
 
 TOPIC_SETTINGS, CLUSTER_SETTINGS = "topic settings", "cluster settings"
@@ -87,17 +89,29 @@ def _rules_of(topic: Topic, brokers: int) -> Iterator[Rule]:
         yield _UNCLEAN
 
 
-def check_cluster(settings: ClusterSettings, stored: Mapping[str, str]) -> list[Finding]:
-    """Check the settings of the cluster. `stored` are those that differ from the defaults."""
+def check_cluster(
+    settings: ClusterSettings, stored: Mapping[str, str], data_stores: Mapping[str, str]
+) -> list[Finding]:
+    """Check the settings of the cluster. `stored` are those that differ from the defaults; `data_stores` has the state
+    of each data store by name.
+    """
     return or_ok(
-        _cluster_problems(settings),
+        _cluster_problems(settings, data_stores),
         CLUSTER_SETTINGS,
         f"{count_of(len(stored), 'setting')} that differ from the defaults"
         + (f" ({some_of(sorted(stored))})" if stored else ""),
     )
 
 
-def _cluster_problems(settings: ClusterSettings) -> Iterable[Finding]:
+def _cluster_problems(settings: ClusterSettings, data_stores: Mapping[str, str]) -> Iterable[Finding]:
+    default = settings.topic_default_store
+    if default != HOME_NAME and data_stores.get(default) != ACTIVE:
+        yield warning(
+            CLUSTER_SETTINGS,
+            f"topic.default.store is {default}, which is {data_stores.get(default, 'no store')}: topics that are created"
+            " without a store, as by clients, are refused",
+            "spark-log cluster config --unset topic.default.store",
+        )
     if settings.group_min_session_timeout_ms > settings.group_max_session_timeout_ms:
         yield error(
             CLUSTER_SETTINGS,

@@ -7,8 +7,10 @@ from typer.testing import CliRunner
 
 from spark_log import Producer
 from spark_log.cli.main import app
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
-from spark_log.errors import TransactionAbortableError, TransactionCommitPendingError
+from spark_log.cluster.stores import set_draining
+from spark_log.errors import InvalidConfigurationError, TransactionAbortableError, TransactionCommitPendingError
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions import transaction_parts
@@ -94,3 +96,60 @@ def test_an_aborted_transaction_leaves_no_part(stores, transaction, run):
     with pytest.raises(TransactionAbortableError):
         transaction.commit_transaction()
     transaction.abort_transaction()
+
+
+def test_a_topic_is_created_in_a_store_and_a_store_is_removed(stores, run, facts):
+    facts("topic", "create", "t", "--store", "east")
+    assert [(each["topic"], each["store"]) for each in facts("topic", "list") if each["topic"] == "t"] == [("t", "east")]
+    unknown = run("topic", "create", "u", "--store", "west")
+    assert unknown.exit_code == 1 and "the stores are: home, east" in unknown.stderr
+    refused = run("store", "remove", "east", "--yes")
+    assert refused.exit_code == 1 and "it has topics, for example 't'" in refused.stderr
+    facts("store", "drain", "east", "--yes")
+    assert run("store", "remove", "east", "--yes").output == "Removed store east.\n"
+    assert [each["name"] for each in facts("store", "list")] == ["home"]
+    assert [(each["topic"], each["store"]) for each in facts("topic", "list") if each["topic"] == "t"] == [("t", "home")]
+
+
+def test_a_restored_data_store_is_shown_and_accepted(stores, run, facts):
+    assert facts("store", "status", "--store", "east")["problem"] is None
+    other_server = t.cluster.update().values(system_identifier="17")
+    stores.at(1).store.transact(lambda connection, _: connection.execute(other_server))
+    shown = run("store", "status", "--store", "east")
+    assert shown.exit_code == 1 and "system 17" in shown.output
+    assert facts("store", "status")["problem"] is None
+    refused = run("status")
+    assert refused.exit_code == 1 and "spark-log: store east: " in refused.stderr
+    asked = run("store", "accept", "--store", "east")
+    assert asked.exit_code == 1 and "Accept it?" in asked.stderr
+    assert facts("store", "accept", "--store", "east", "--yes")["before"] == "system 17, timeline 1"
+    assert facts("store", "status", "--store", "east")["problem"] is None
+    assert run("status").exit_code == 0
+
+
+def test_the_default_store_takes_new_topics(stores, run, facts):
+    def default_is(name):
+        return run("cluster", "config", "--set", f"topic.default.store={name}")
+
+    unknown = default_is("west")
+    assert unknown.exit_code == 1 and "topic.default.store: store 'west': there is no such store" in unknown.stderr
+    set_draining(stores, "east")
+    draining = default_is("east")
+    assert draining.exit_code == 1 and "topic.default.store: store 'east': it is draining" in draining.stderr
+    set_draining(stores, "east", draining=False)
+    assert default_is("east").exit_code == 0
+    removed = run("store", "remove", "east", "--yes")
+    assert removed.exit_code == 1 and "topic.default.store names it" in removed.stderr
+    set_draining(stores, "east")
+    alter_settings(stores, {"metrics.interval.ms": "60000"})  # another setting can be changed
+    findings = json.loads(run("doctor", "--json").stdout)["findings"]
+    assert any("topic.default.store is east, which is draining" in each["seen"] for each in findings)
+    assert default_is("home").exit_code == 0
+    assert run("store", "remove", "east", "--yes").exit_code == 0
+
+
+def test_a_cluster_with_one_store_has_no_other_default(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        with pytest.raises(InvalidConfigurationError, match=r"topic\.default\.store: .* no such store"):
+            alter_settings(cluster, {"topic.default.store": "east"})
+        alter_settings(cluster, {"topic.default.store": "home"})

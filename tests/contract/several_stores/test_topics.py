@@ -7,6 +7,7 @@ import pytest
 from spark_log import Consumer, Producer, ShareConsumer
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import (
+    CrossStoreTransactionError,
     IllegalArgumentError,
     OutOfOrderSequenceNumberError,
     StoreNotFoundError,
@@ -51,6 +52,12 @@ def test_a_topic_is_whole_in_its_store(stores, log):
         create_topic(stores, "t")
     with pytest.raises(StoreNotFoundError, match="the stores are: home, east"):
         create_topic(stores, "u", store="west")
+
+
+def test_the_log_of_a_store_writes_to_its_own_topics(stores, log):
+    created = create_topic(stores, "t", store="east")
+    with pytest.raises(CrossStoreTransactionError, match="'t' is in store 1: .* of one store, here of store 0"):
+        log.write_each([(created, Records(0, table("a")))])
 
 
 def test_changes_reach_both_stores(stores, log):

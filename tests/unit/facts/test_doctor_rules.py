@@ -11,6 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from spark_log.cluster.lease import LeaseStatus
+from spark_log.cluster.store_directory import ACTIVE, DRAINING
 from spark_log.config import ClusterSettings
 from spark_log.facts.doctor import limits
 from spark_log.facts.doctor.cluster_rules import check_coordinator
@@ -246,10 +247,14 @@ def test_files_that_wait() -> None:
         ({"group_consumer_heartbeat_interval_ms": 22_501}, WARNING),
         ({"metrics_interval_ms": -1}, NOTE),
         ({"store_answer_timeout_ms": 15_000}, WARNING),
+        ({"topic_default_store": "east"}, OK),
+        ({"topic_default_store": "west"}, WARNING),
+        ({"topic_default_store": "none"}, WARNING),
     ],
 )
 def test_cluster_settings(change: dict[str, Any], expected: list[Severity]) -> None:
-    assert severities(check_cluster(replace(ClusterSettings(), **change), {})) == expected
+    states = {"east": ACTIVE, "west": DRAINING}
+    assert severities(check_cluster(replace(ClusterSettings(), **change), {}, states)) == expected
 
 
 def test_limits_are_those_of_the_alerts() -> None:
