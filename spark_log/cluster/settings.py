@@ -31,7 +31,8 @@ def alter_settings(
     then differ from defaults.
 
     This process applies them at once, other clients within seconds. Raises InvalidConfigurationError, which names the
-    unknown setting or the invalid value; then nothing is changed. The default store must take new topics. With `validate_only` nothing is changed either.
+    unknown setting or the invalid value, such as a default store that takes no new topics; then nothing is changed.
+    With `validate_only` nothing is changed either.
     """
     known = ClusterSettings().as_text()
     changes = {name.replace("_", "."): value for name, value in changes.items()}

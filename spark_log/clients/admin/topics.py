@@ -131,9 +131,7 @@ def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[A
     return {partition: offsets[TopicPartition(*partition)] for partition in specs}
 
 
-def _partition_offsets(
-    cluster: Cluster, specs: Mapping[TopicPartition, Any]
-) -> dict[TopicPartition, OffsetAndTimestamp]:
+def _partition_offsets(view: Cluster, specs: Mapping[TopicPartition, Any]) -> dict[TopicPartition, OffsetAndTimestamp]:
     def read(connection: sa.Connection) -> tuple[dict[TopicPartition, int], dict[TopicPartition, TimeLookup]]:
         offsets: dict[TopicPartition, int] = {}
         lookups: dict[TopicPartition, TimeLookup] = {}
@@ -156,8 +154,8 @@ def _partition_offsets(
             lookups |= plan_time_lookups(connection, topic, times)
         return offsets, lookups
 
-    offsets, lookups = cluster.store.read(read)
-    records = first_records(cluster, lookups)
+    offsets, lookups = view.store.read(read)
+    records = first_records(view, lookups)
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     for tp in specs:
         record = records.get(tp)

@@ -110,20 +110,20 @@ class Fetching:
         self.short_bytes = 0
         states = subscription.partitions
 
-        def fetch(cluster: Cluster, wanted: Collection[TopicPartition]) -> tuple[Collection[TopicPartition], bool]:
-            return self._fetch_from(cluster, wanted, states, bytes_min)
+        def fetch(view: Cluster, wanted: Collection[TopicPartition]) -> tuple[Collection[TopicPartition], bool]:
+            return self._fetch_from(view, wanted, states, bytes_min)
 
         return any(self._in_each_store(states, fetch))
 
     def _fetch_from(
         self,
-        cluster: Cluster,
+        view: Cluster,
         wanted: Collection[TopicPartition],
         states: dict[TopicPartition, PartitionState],
         bytes_min: int,
     ) -> tuple[Collection[TopicPartition], bool]:
         """Return the partitions that the store has, and whether streams were opened."""
-        with cluster.store.snapshot() as connection:
+        with view.store.snapshot() as connection:
             partitions = planner.find_positions(connection, wanted)
             self._settle(connection, states, partitions)
             ranges = self._ranges(states, partitions)
@@ -135,7 +135,7 @@ class Fetching:
                 self.short_bytes += size
                 return partitions, False
             slices = planner.with_inline_data(connection, slices)
-        self._open(cluster, ranges, slices, partitions)
+        self._open(view, ranges, slices, partitions)
         for partition in ranges:  # if there is no room for all, those that have waited longest come first
             states[TopicPartition(*partition)] = states.pop(partition)
         return partitions, True
@@ -144,8 +144,8 @@ class Fetching:
         """Resolve resets and positions that are out of range, without fetching."""
         states = subscription.partitions
 
-        def settle_in(cluster: Cluster, wanted: Collection[TopicPartition]) -> tuple[Collection[TopicPartition], bool]:
-            with cluster.store.snapshot() as connection:
+        def settle_in(view: Cluster, wanted: Collection[TopicPartition]) -> tuple[Collection[TopicPartition], bool]:
+            with view.store.snapshot() as connection:
                 found = planner.find_positions(connection, wanted)
                 self._settle(connection, states, found)
             return found, False

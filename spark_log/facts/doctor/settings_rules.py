@@ -108,8 +108,8 @@ def _cluster_problems(settings: ClusterSettings, data_stores: Mapping[str, str])
     if default != HOME_NAME and data_stores.get(default) != ACTIVE:
         yield warning(
             CLUSTER_SETTINGS,
-            f"topic.default.store is {default}, which is {data_stores.get(default, 'no store')}: topics that are created"
-            " without a store, as by clients, are refused",
+            f"topic.default.store is {default}, which is {data_stores.get(default, 'no store')}: topics"
+            " that are created without the name of a store, as by clients, are refused",
             "spark-log cluster config --unset topic.default.store",
         )
     if settings.group_min_session_timeout_ms > settings.group_max_session_timeout_ms:

@@ -135,11 +135,11 @@ def _accepts_promotions(connection: sa.Connection, store: Store) -> bool:
     return beats or settings.store_promotion_accept == "synchronous"
 
 
-def read_retired(cluster: Cluster) -> RetiredFiles:
+def read_retired(view: Cluster) -> RetiredFiles:
     """Count the retired files, and those whose deletion is due."""
 
     def read(connection: sa.Connection) -> RetiredFiles:
-        now_ms = cluster.store.clock(connection).wall_ms
+        now_ms = view.store.clock(connection).wall_ms
         topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
         query = sa.select(
             RETIRED_FILE.topic_id, RETIRED_FILE.fresh, sa.func.count(), sa.func.min(RETIRED_FILE.retired_ms)
@@ -156,4 +156,4 @@ def read_retired(cluster: Cluster) -> RetiredFiles:
                 overdue_ms = max(overdue_ms, now_ms - delay_ms - oldest_ms)
         return RetiredFiles(files, overdue, overdue_ms)
 
-    return cluster.store.read(read)
+    return view.store.read(read)

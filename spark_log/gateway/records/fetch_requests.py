@@ -158,8 +158,8 @@ def _answers(services: Services, asked: Sequence[_Asked]) -> list[_Answer]:
     return [_position(services, each, topics, here) for each in asked]
 
 
-def positions_of(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Found]:
-    return cluster.store.read(lambda connection: find_positions(connection, partitions))
+def positions_of(view: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Found]:
+    return view.store.read(lambda connection: find_positions(connection, partitions))
 
 
 def _position(

@@ -220,16 +220,14 @@ class RecordStreams:
             self._encoded_bytes -= len(old.data)
 
 
-def _versions_in(cluster: Cluster, topic_ids: Set[int]) -> dict[tuple[int, int], Version]:
+def _versions_in(view: Cluster, topic_ids: Set[int]) -> dict[tuple[int, int], Version]:
     """Return the present versions of all partitions of these topics."""
     query = sa.select(PARTITION.topic_id, PARTITION.partition, PARTITION.leader_epoch, PARTITION.rewrites)
-    rows = cluster.store.read(
-        lambda connection: connection.execute(query.where(PARTITION.topic_id.in_(topic_ids))).all()
-    )
+    rows = view.store.read(lambda connection: connection.execute(query.where(PARTITION.topic_id.in_(topic_ids))).all())
     return {(topic_id, partition): (epoch, rewrites) for topic_id, partition, epoch, rewrites in rows}
 
 
-def _open(cluster: Cluster, topic: Topic, place: Place, end: int) -> "_Stream":
+def _open(view: Cluster, topic: Topic, place: Place, end: int) -> "_Stream":
     _, partition, _, start = place
     tp = TopicPartition(topic.name, partition)
 
@@ -240,11 +238,11 @@ def _open(cluster: Cluster, topic: Topic, place: Place, end: int) -> "_Stream":
         found = planner.with_inline_data(connection, kept)
         return found, len(slices) < _SEGMENTS_PLANNED and len(found) == len(kept)
 
-    slices, whole = cluster.store.read(plan)
+    slices, whole = view.store.read(plan)
     covered = end if whole or not slices else slices[-1].end
-    log_dirs = cluster.log_dirs() if any(piece.data is None for piece in slices) else {}
+    log_dirs = view.log_dirs() if any(piece.data is None for piece in slices) else {}
     remote = {log_dir_id for log_dir_id, info in log_dirs.items() if not info.uri.startswith("file:")}
-    return _Stream(Fetcher(log_dirs, cluster.log_dirs), slices, start, covered, remote)
+    return _Stream(Fetcher(log_dirs, view.log_dirs), slices, start, covered, remote)
 
 
 class _Stream:

@@ -216,9 +216,9 @@ def add_epochs_of_data_stores(
             epochs[topic.topic_id] = {number: known.get(number) for number in range(topic.partition_count)}
 
 
-def _epochs_of(cluster: Cluster, topics: Sequence[Topic]) -> dict[int, dict[int, int | None]]:
+def _epochs_of(view: Cluster, topics: Sequence[Topic]) -> dict[int, dict[int, int | None]]:
     topic_ids = [topic.topic_id for topic in topics]
-    return cluster.store.read(lambda connection: leader_epochs(connection, topic_ids))
+    return view.store.read(lambda connection: leader_epochs(connection, topic_ids))
 
 
 def _topic(services: Services, topic: Topic, facts: _Facts, client: Client) -> Message:

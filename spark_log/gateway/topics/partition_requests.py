@@ -274,14 +274,14 @@ def offset_for_leader_epoch(services: Services, request: Message, _client: Clien
 
 
 def _ends_of(
-    cluster: Cluster, partitions: Sequence[TopicPartition]
+    view: Cluster, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
     def read(connection: sa.Connection) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
         positions = find_positions(connection, partitions)
         truncations = read_truncations(connection, [(each.topic_id, tp.partition) for tp, each in positions.items()])
         return {tp: (each, truncations.get((each.topic_id, tp.partition), [])) for tp, each in positions.items()}
 
-    return cluster.store.read(read)
+    return view.store.read(read)
 
 
 def epoch_end(

@@ -100,7 +100,9 @@ def test_an_aborted_transaction_leaves_no_part(stores, transaction, run):
 
 def test_a_topic_is_created_in_a_store_and_a_store_is_removed(stores, run, facts):
     facts("topic", "create", "t", "--store", "east")
-    assert [(each["topic"], each["store"]) for each in facts("topic", "list") if each["topic"] == "t"] == [("t", "east")]
+    assert [(each["topic"], each["store"]) for each in facts("topic", "list") if each["topic"] == "t"] == [
+        ("t", "east")
+    ]
     unknown = run("topic", "create", "u", "--store", "west")
     assert unknown.exit_code == 1 and "the stores are: home, east" in unknown.stderr
     refused = run("store", "remove", "east", "--yes")
@@ -108,7 +110,9 @@ def test_a_topic_is_created_in_a_store_and_a_store_is_removed(stores, run, facts
     facts("store", "drain", "east", "--yes")
     assert run("store", "remove", "east", "--yes").output == "Removed store east.\n"
     assert [each["name"] for each in facts("store", "list")] == ["home"]
-    assert [(each["topic"], each["store"]) for each in facts("topic", "list") if each["topic"] == "t"] == [("t", "home")]
+    assert [(each["topic"], each["store"]) for each in facts("topic", "list") if each["topic"] == "t"] == [
+        ("t", "home")
+    ]
 
 
 def test_a_restored_data_store_is_shown_and_accepted(stores, run, facts):

@@ -56,7 +56,7 @@ def test_a_topic_is_whole_in_its_store(stores, log):
 
 def test_the_log_of_a_store_writes_to_its_own_topics(stores, log):
     created = create_topic(stores, "t", store="east")
-    with pytest.raises(CrossStoreTransactionError, match="'t' is in store 1: .* of one store, here of store 0"):
+    with pytest.raises(CrossStoreTransactionError, match=r"'t' is in store 1: .* of one store, here of store 0"):
         log.write_each([(created, Records(0, table("a")))])
 
 
