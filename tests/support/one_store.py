@@ -10,7 +10,6 @@ client, whose rules do not depend on the store, or have a cluster of their own.
 
 ONE_STORE_FILES = frozenset(
     {
-        "test_gateway_bank.py",
         "test_gateway_error_messages.py",
         "test_gateway_sequences.py",
         "test_gateway_share_groups.py",
@@ -63,7 +62,5 @@ ONE_STORE_TESTS = frozenset(
         "test_the_codec_of_the_producer_applies_to_topics_without_their_own",
         "test_the_first_micro_batch_with_expired_records_warns",
         "test_transactions_are_listed_and_described",
-        "test_transfers_are_atomic_when_clients_are_killed_at_any_point",
-        "test_transfers_are_atomic_when_clients_are_stopped_with_an_open_transaction",
     }
 )

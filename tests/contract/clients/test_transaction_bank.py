@@ -24,6 +24,7 @@ from tests.support.group_members import until
 from tests.support.power_cut import Unforced
 from tests.support.producing import change
 from tests.support.replicas import every_replica_is_whole
+from tests.support.stores import TWO_STORES
 
 BUSY = ClusterSettings(
     transaction_abort_interval_ms=200,
@@ -67,8 +68,9 @@ def clients(cluster_address):
 
 
 HERE = [point for point in POINTS if point.startswith(("transaction.", "append.", "file."))]
-LATER = ["transaction.registered:4", "append.decided:3", "append.committed:2", "transaction.committed:3"]
-ON_POSTGRESQL = ["transaction.registered", "append.decided", "append.committed"]
+REGISTERED = "part.registered" if TWO_STORES else "transaction.registered"
+LATER = [f"{REGISTERED}:4", "append.decided:3", "append.committed:2", "transaction.committed:3"]
+ON_POSTGRESQL = [REGISTERED, "append.decided", "append.committed"]
 """On PostgreSQL a transaction ends in another way."""
 AT_RANDOM = ["kill"] * 3
 COUNT = 30
