@@ -47,8 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """
     items[:] = [item for item in items if not _left_out(item)]
     if TWO_STORES:
-        here = [item for item in items if _store_of(item) == "two_stores" and item.path.name not in ONE_STORE_FILES]
-        items[:] = [item for item in here if item.originalname not in ONE_STORE_TESTS]
+        items[:] = [item for item in items if _store_of(item) == "two_stores" and not _needs_one_store(item)]
     for item in items:
         if "spark" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("spark"))
@@ -62,6 +61,10 @@ def _left_out(item: pytest.Function) -> bool:
     if item.get_closest_marker("on_sqlite") is None:
         return False
     return _store_of(item) in ("postgres", *([] if item.get_closest_marker("on_data_store") else ["two_stores"]))
+
+
+def _needs_one_store(item: pytest.Function) -> bool:
+    return f"{item.path.parent.name}/{item.path.name}" in ONE_STORE_FILES or item.originalname in ONE_STORE_TESTS
 
 
 def _store_of(item: pytest.Function) -> object:

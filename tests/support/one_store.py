@@ -10,28 +10,28 @@ client, whose rules do not depend on the store, or have a cluster of their own.
 
 ONE_STORE_FILES = frozenset(
     {
-        "test_gateway_error_messages.py",
-        "test_gateway_sequences.py",
-        "test_gateway_share_groups.py",
-        "test_group_watches.py",
-        "test_polls_together.py",
-        "test_dead_letters.py",
-        "test_facts.py",
-        "test_redrive.py",
-        "test_share_admin.py",
-        "test_share_consumers.py",
-        "test_share_crashes.py",
-        "test_share_failover.py",
-        "test_share_growth.py",
-        "test_share_members.py",
-        "test_share_pauses.py",
-        "test_share_polls.py",
-        "test_share_reads.py",
-        "test_share_retention.py",
-        "test_share_rewrites.py",
-        "test_share_transactions.py",
+        "gateway/test_gateway_error_messages.py",
+        "gateway/test_gateway_share_groups.py",
+        "gateway/test_group_watches.py",
+        "gateway/test_polls_together.py",
+        "groups/test_dead_letters.py",
+        "groups/test_facts.py",
+        "groups/test_redrive.py",
+        "groups/test_share_admin.py",
+        "groups/test_share_consumers.py",
+        "groups/test_share_crashes.py",
+        "groups/test_share_failover.py",
+        "groups/test_share_growth.py",
+        "groups/test_share_members.py",
+        "groups/test_share_pauses.py",
+        "groups/test_share_polls.py",
+        "groups/test_share_reads.py",
+        "groups/test_share_retention.py",
+        "groups/test_share_rewrites.py",
+        "groups/test_share_transactions.py",
     }
 )
+"""In tests/contract."""
 ONE_STORE_TESTS = frozenset(
     {
         # of settings, or of offsets and fencing tokens only, which are at home
@@ -52,15 +52,11 @@ ONE_STORE_TESTS = frozenset(
         "test_a_transaction_beyond_its_timeout_takes_no_record",
         # one report of a task for the work of all stores, and the rows of the home store
         "test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing",
-        # other folders
+        # producer ids that are forgotten at home only
         "test_an_id_that_was_forgotten_belongs_to_nobody",
-        "test_an_operator_aborts_a_transaction",
-        "test_commit_fails_if_the_log_has_another_batch_with_a_sequence_of_it",
+        # share groups
         "test_invalid_acknowledgements_change_nothing",
         "test_requests_that_fit_no_share_session",
         "test_share_sessions_need_the_right_to_read_at_each_request",
-        "test_the_codec_of_the_producer_applies_to_topics_without_their_own",
-        "test_the_first_micro_batch_with_expired_records_warns",
-        "test_transactions_are_listed_and_described",
     }
 )

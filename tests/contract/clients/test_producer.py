@@ -20,6 +20,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.producing import change, rows, stored
 from tests.support.records import NOON_MS
+from tests.support.stores import topics_view
 from tests.support.waiting import LIMIT_S
 
 # -- results of send ------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_the_codec_of_the_producer_applies_to_topics_without_their_own(produce, 
     producer.flush()
     query = sa.select(t.topic.c.name, t.segment.c.codec).join(t.segment, t.segment.c.topic_id == t.topic.c.topic_id)
     query = query.where(sa.not_(t.segment.c.inline))
-    codecs = cluster.store.read(lambda connection: set(map(tuple, connection.execute(query))))
+    codecs = topics_view(cluster).store.read(lambda connection: set(map(tuple, connection.execute(query))))
     assert codecs == {("free", "gzip"), ("fixed", "snappy")}
 
 

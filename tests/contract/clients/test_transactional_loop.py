@@ -13,12 +13,13 @@ from spark_log import Consumer
 from spark_log.errors import IllegalStateError, InvalidRecordError, MetadataStoreUnavailableError
 from spark_log.facts.groups import describe_groups
 from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.maintenance.task_list import run_tasks
 from spark_log.spark.streams import TransactionalLoop
 from spark_log.spark.streams.transactional_loop import Totals
 from spark_log.transactions import transaction_store
 from tests.support.topics import all_stored, append, fill, make, stored
 
-pytestmark = pytest.mark.on_sqlite
+pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 ALL = ["0/0", "0/1", "0/2", "0/3", "1/0", "1/1", "1/2"]
 
@@ -209,6 +210,7 @@ def test_a_commit_whose_response_is_lost_is_resolved(cluster, filled, consume, p
     totals = TransactionalLoop(consume(), producer).run(copy)
     assert totals == Totals(7, 1, aborted=0 if done else 1)
     assert len(calls) == (1 if done else 2)
+    list(run_tasks(cluster, ["transactions"]))  # a data store follows what home has committed, also without the loop
     assert all_stored(cluster, "out") == ALL
     assert committed(cluster) == {0: 4, 1: 3}
 

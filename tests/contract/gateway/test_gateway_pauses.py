@@ -15,7 +15,7 @@ from tests.support.records import topic_values
 from tests.support.topics import make
 from tests.support.wire_producer import LOADING, VERSIONS, WireProducer, call, code_of
 
-pytestmark = pytest.mark.on_sqlite
+pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
 POINT = "gateway.transaction-request-read"
 

@@ -12,6 +12,7 @@ from spark_log.metadata import tables as t
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum
+from tests.support.producing import change
 from tests.support.topics import make
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
@@ -51,7 +52,7 @@ def test_repetitions_and_gaps_are_noticed_around_the_last_sequence(cluster, gate
         producer_id = first.exchange(request, 4).producer_id
         assert produced(first, batch(producer_id, 0, [b"0"])) == (0, 0)
         before = t.producer_batch.update().values(first_sequence=LAST - 3, last_sequence=LAST - 3)
-        cluster.store.transact(lambda connection, _: connection.execute(before))  # as after 2^31 - 4 more records
+        change(cluster, before)  # as after 2^31 - 4 more records
         around = [
             batch(producer_id, LAST - 2, [b"1", b"2"]),  # to LAST - 1
             batch(producer_id, LAST, [b"3", b"4", b"5"]),  # LAST, 0, 1

@@ -98,8 +98,9 @@ def test_the_first_micro_batch_with_expired_records_warns(cluster, log, warnings
     topic = create_topic(cluster, "t")
 
     def commit(timestamp_ms, micro_batch=True):
-        written = log.write_batches([(topic, Records(0, table("a", timestamp_ms=timestamp_ms)))])
-        with commit_log(cluster, micro_batch=micro_batch) as log_of_commit:
+        records = Records(0, table("a", timestamp_ms=timestamp_ms))
+        written = log.at(topic.store_id).write_batches([(topic, records)])
+        with commit_log(cluster.of(topic), micro_batch=micro_batch) as log_of_commit:
             append_whole(log_of_commit, AppendRequest(written.batches, written.blobs))
         return len(warnings())
 
