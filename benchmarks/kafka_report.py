@@ -48,7 +48,12 @@ class Row:
     def with_bar(self, who: str, share: float, peer: str) -> "Row":
         """Return the row with a bar for the rate of a competitor: at least a share of that of a peer."""
         kept = self.amounts[who] * share <= self.amounts[peer]
-        return replace(self, bars=[*self.bars, Bar(who, f">= {share:.3g} x {peer}", kept)])
+        return replace(self, bars=[*self.bars, Bar(who, f">= {share:g} x {peer}", kept)])
+
+    def with_limit(self, who: str, times: float, peer: str) -> "Row":
+        """Return the row with a bar for the amount of a competitor: at most `times` that of a peer."""
+        kept = self.amounts[who] <= times * self.amounts[peer]
+        return replace(self, bars=[*self.bars, Bar(who, f"<= {times:g} x {peer}", kept)])
 
 
 def ratio_to_ours(row: Row, who: str, ours: str = OURS) -> str:
