@@ -3,8 +3,9 @@ checkpoint. Part of `make bench-tables`.
 
 The table's log is written as publication does, without its segment files: a commit adds a file, or joins 8 files of a
 level into one of the next, as merging does; each file of the log has the time that it would have, so that the last
-commit is of now. After each 100 commits the log is checkpointed, and cleaned up as by maintenance. The two tables are
-opened with deltalake in turns, --rounds times after a warm-up, and the medians are compared.
+commit is of now. After each 100 commits the log is checkpointed, and each hour cleaned up as by maintenance, which does
+it after each checkpoint: the files that are left are the same. The two tables are opened with deltalake in turns,
+--rounds times after a warm-up, and the medians are compared.
 """
 
 import os
@@ -31,6 +32,7 @@ from spark_log.tables.unopened_commit import commit_content, commit_path
 OPENING_BAR, FILES_BAR = 2, 30_600
 PEER = "one checkpoint"
 _EVERY_MS = 3_000
+_HOUR_COMMITS = 3_600_000 // _EVERY_MS
 _RECORDS, _BYTES = 12, 4_000
 """Of a file that was sealed after 3 s."""
 _MERGED = 8
@@ -68,20 +70,26 @@ def write_log(log_dir: LogDir, topic: Topic, commits: int, now_ms: int) -> list[
     table = DeltaTable(log_dir.location(topic.folder))
     log = Path(log_dir.location(f"{topic.folder}/_delta_log"))
     active: dict[str, PublishedFile] = {}
+    _set_time(log / f"{0:020d}.json", now_ms - commits * _EVERY_MS)
     for version, (add, remove) in enumerate(file_changes(commits), 1):
         at_ms = now_ms - (commits - version) * _EVERY_MS
         path = Path(log_dir.location(commit_path(topic.folder, version)))
         path.write_bytes(commit_content(add, remove, {}, [topic.uuid], version, at_ms))
-        os.utime(path, (at_ms / 1000, at_ms / 1000))
+        _set_time(path, at_ms)
         active |= {file.path: file for file in add}
         for each in remove:
             del active[each]
         if version % CHECKPOINT_COMMITS == 0:
             table.update_incremental()
             table.create_checkpoint()
-            os.utime(log / f"{version:020d}.checkpoint.parquet", (at_ms / 1000, at_ms / 1000))
-            clean_up(log_dir, topic.folder, topic.config, at_ms)
+            _set_time(log / f"{version:020d}.checkpoint.parquet", at_ms)
+            if version % _HOUR_COMMITS == 0 or version > commits - CHECKPOINT_COMMITS:
+                clean_up(log_dir, topic.folder, topic.config, at_ms)
     return list(active.values())
+
+
+def _set_time(path: Path, at_ms: int) -> None:
+    os.utime(path, (at_ms / 1000, at_ms / 1000))
 
 
 def measure(cluster: Cluster, log_dir: LogDir, commits: int, rounds: int) -> Iterator[Row]:

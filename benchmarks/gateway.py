@@ -19,6 +19,7 @@ from pathlib import Path
 import confluent_kafka
 
 from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, parser, percentiles, print_rows
+from benchmarks.machine import seconds_of
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.protocol.wire import Message
@@ -33,6 +34,7 @@ from tests.support.kafka_broker import KafkaBroker
 _VALUE = os.urandom(50).hex().encode()
 _KEYS = [b"key-%d" % number for number in range(1_000)]
 PARTITIONS = 4
+_WARM_UP = 50
 SINGLE_BAR_MS = 1.2
 PARTS = ("rates", "single", "groups")
 FORCED, KAFKA_FORCED = "forced", "Kafka, fsync"
@@ -86,14 +88,14 @@ def single(server: Server, count: int, topic: str = "single") -> tuple[list[floa
     """Return the seconds of one record after the other, acks=all, and the server's CPU seconds for each."""
     client = confluent_kafka.Producer({"bootstrap.servers": server.address, "linger.ms": 0, "acks": "all"})
     taken = []
-    for number in range(50 + count):
-        if number == 50:
+    for number in range(_WARM_UP + count):
+        if number == _WARM_UP:
             cpu_s = server.cpu_s()
         began = time.perf_counter()
         client.produce(topic, _VALUE)
         assert client.flush(30) == 0
         taken.append(time.perf_counter() - began)
-    return taken[50:], (server.cpu_s() - cpu_s) / count
+    return taken[_WARM_UP:], (server.cpu_s() - cpu_s) / count
 
 
 def classic_heartbeat(wire: WireConnection, group_id: str) -> tuple[Message, int]:
@@ -187,10 +189,11 @@ def _singles(servers: list[Server], ours: dict[str, str], arguments: argparse.Na
             cpu[name].append(cpu_s)
         for name, address in ours.items():
             with Producer(cluster=address) as client:
-                taken[f"{name}, Producer"] += [
-                    _timed(lambda client=client: client.send("single", _VALUE).get())  # type: ignore[misc]
-                    for _ in range(arguments.gets)
+                seconds = [
+                    seconds_of(lambda client=client: client.send("single", _VALUE).get())  # type: ignore[misc]
+                    for _ in range(_WARM_UP + arguments.gets)
                 ]
+                taken[f"{name}, Producer"] += seconds[_WARM_UP:]
     shown = {name: percentiles(each) for name, each in taken.items()}
     for name, each in cpu.items():
         shown[name] += f", the server's CPU {1000 * statistics.mean(each):.2f} ms"
@@ -208,12 +211,6 @@ def _groups(servers: list[Server]) -> Iterator[Row]:
             yield Row(what, shown, {name: 1 / each for name, each in rates.items()})
     memory = {server.name: idle_connections(server, 1_000) for server in servers}
     yield Row("1,000 idle connections", {name: f"{each:.0f} MB" for name, each in memory.items()}, memory)
-
-
-def _timed(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 def _thousands(records: int, seconds: float) -> str:
