@@ -4,11 +4,13 @@ checkpoint. Part of `make bench-tables`.
 The table's log is written as publication does, without its segment files: a commit adds a file, or joins 8 files of a
 level into one of the next, as merging does; each file of the log has the time that it would have, so that the last
 commit is of now. After each 100 commits the log is checkpointed, and each hour cleaned up as by maintenance, which does
-it after each checkpoint: the files that are left are the same. The two tables are opened with deltalake in turns,
---rounds times after a warm-up, and the medians are compared.
+it after each checkpoint: the files that are left are the same. The tables are opened with deltalake in turns, --rounds
+times after a warm-up, and the medians are compared. A copy without the log files below the last checkpoint shows how
+much of the time the listing of the log takes; the rest is for the removed files of the last day.
 """
 
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -30,7 +32,7 @@ from spark_log.tables.publication_state import PublishedFile
 from spark_log.tables.unopened_commit import commit_content, commit_path
 
 OPENING_BAR, FILES_BAR = 2, 30_600
-PEER = "one checkpoint"
+RECENT, PEER = f"{OURS}, without files below the last checkpoint", "one checkpoint"
 _EVERY_MS = 3_000
 _HOUR_COMMITS = 3_600_000 // _EVERY_MS
 _RECORDS, _BYTES = 12, 4_000
@@ -100,7 +102,8 @@ def measure(cluster: Cluster, log_dir: LogDir, commits: int, rounds: int) -> Ite
     content = commit_content(active, [], {}, [peer.uuid], 1, now_ms)
     Path(log_dir.location(commit_path(peer.folder, 1))).write_bytes(content)
     DeltaTable(log_dir.location(peer.folder)).create_checkpoint()
-    locations = {OURS: log_dir.location(ours.folder), PEER: log_dir.location(peer.folder)}
+    recent = _copy_recent(Path(log_dir.location(ours.folder)), DeltaTable(log_dir.location(ours.folder)).version())
+    locations = {OURS: log_dir.location(ours.folder), RECENT: str(recent), PEER: log_dir.location(peer.folder)}
     for location in locations.values():
         assert len(DeltaTable(location).file_uris()) == len(active)
     taken_s: dict[str, list[float]] = {who: [] for who in locations}
@@ -116,6 +119,20 @@ def measure(cluster: Cluster, log_dir: LogDir, commits: int, rounds: int) -> Ite
     files = {who: len(list(Path(location, "_delta_log").iterdir())) for who, location in locations.items()}
     bar = Bar(OURS, f"<= {FILES_BAR:,}", files[OURS] <= FILES_BAR)
     yield Row("files of its log", {who: f"{number:,}" for who, number in files.items()}, {}, [bar])
+
+
+def _copy_recent(table: Path, version: int) -> Path:
+    """Copy the files of the table's log from the last checkpoint on. Returns the new table."""
+    log = table / "_delta_log"
+    copy = table.with_name("recent")
+    (copy / "_delta_log").mkdir(parents=True)
+    first = version // CHECKPOINT_COMMITS * CHECKPOINT_COMMITS
+    for number in range(first, version + 1):
+        for name in (f"{number:020d}.json", f"{number:020d}.checkpoint.parquet"):
+            if (log / name).exists():
+                shutil.copy(log / name, copy / "_delta_log")
+    shutil.copy(log / "_last_checkpoint", copy / "_delta_log")
+    return copy
 
 
 def main() -> None:

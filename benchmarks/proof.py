@@ -54,8 +54,8 @@ PARTS = (
     ),
     Part(
         "Where the time of one record goes",
-        """The stages of `send().get()`, and below them what the disk and the server take without spark-log. The
-        whole has no coordinator beside it.""",
+        """The stages of `send().get()`, without a coordinator beside it, and below them what the disk and the server
+        take without spark-log.""",
         ("benchmarks.one_record --sends 1000",),
         """the floors insert the same 100 bytes with the driver alone, without a topic, an offset, a producer or a
         check; they are what no client of this store can be faster than.""",
