@@ -313,12 +313,11 @@ def _table(row: Row) -> list[str]:
 
 
 def _missed(rows: Sequence[Row]) -> list[str]:
-    missed = [
-        f"- {row.what}: {bar.who}: {row.shown[bar.who]}; the bar is {bar.text}."
-        for row in rows
-        for bar in row.bars
-        if not bar.kept
-    ]
+    missed: list[str] = []
+    for row in rows:
+        for who, shown in row.shown.items():
+            if bars := [bar.text for bar in row.bars if bar.who == who and not bar.kept]:
+                missed.append(f"- {row.what}: {who}: {shown}. Missed: {'; '.join(bars)}.")
     return missed or ["None."]
 
 
