@@ -228,7 +228,7 @@ def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> No
                 for deleted in topics_with_name(connection, topic.name):  # home has freed the name
                     set_deleting(connection, deleted)
                 now = replace(stated.topic, partition_count=numbers[0], replication_factor=numbers[1])
-                insert_copy(connection, now, move)
+                insert_copy(connection, now, stated.move_epoch + 1, move)
             copy_producers_of_topic(reading, connection, topic.topic_id)
             copy_rows_of_topic(reading, connection, topic.topic_id)
         failpoint("move.copying")

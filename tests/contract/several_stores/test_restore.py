@@ -6,17 +6,20 @@ import sqlalchemy as sa
 from spark_log import Producer
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
+from spark_log.cluster.topics import find_topics, set_store, topics_of_store
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.store_acceptance import accept_store
+from spark_log.replication.controller.topic_copies import follow_all
+from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions import transaction_parts
 from spark_log.transactions.part_rows import unfinished_parts
 from spark_log.transactions.transaction_store import init_producer
 from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
-from tests.support.topics import stored
+from tests.support.topics import append_to, stored
 
 EAST = 1
 TO_BOTH = TRANSACTION.replace(
@@ -130,3 +133,28 @@ def test_a_data_store_from_before_its_part(stores):
     accept_store(stores.at(EAST))
     commit_next(stores)
     assert stored(stores, "t") == {0: ["next"]}
+
+
+@pytest.mark.parametrize("home_is_restored", [False, True])
+def test_the_newest_copy_of_a_moved_topic_stays(both, home_is_restored):
+    """The first store is restored to a time before the move, so that both stores have the topic."""
+    tables = (t.topic, t.partition, t.replica, t.segment, t.blob)
+    append_to(both, "t", "before")
+    east, topic_id = both.at(EAST), both.store.read(find_topics)["t"].topic_id
+    rows = {table: east.store.read(lambda c, table=table: c.execute(sa.select(table)).all()) for table in tables}
+    move_topic(both, "t", "west")
+    append_to(both, "t", "after")
+
+    def restore(connection, _attempt):
+        for table in tables:
+            for row in rows[table]:
+                connection.execute(table.insert().values(**row._mapping))
+
+    east.store.transact(restore)
+    if home_is_restored:
+        both.store.transact(lambda connection, _: set_store(connection, topic_id, EAST, 0))
+    accept_store(east)
+    accept_store(both)
+    follow_all(both)
+    assert stored(both, "t") == {0: ["before", "after"]}
+    assert east.store.read(lambda connection: topics_of_store(connection, EAST)) == {}
