@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
+from spark_log.cluster.store_directory import keep_store
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.errors import (
     CrossStoreTransactionError,
@@ -64,7 +65,7 @@ ABORT_TIMEOUT_MS = 3_000
 
 def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> int:
     """Give the transaction a part in a data store, and return the number of its parts. Raises the errors of
-    `rules.join`.
+    `rules.join`, and TopicMovedError if the store was removed.
     """
     home = cluster.home.store
     across = may_cross(home)
@@ -72,6 +73,7 @@ def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: i
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
         now = home.clock(connection)
         before = lock_transaction(connection, now, ref.producer_id)
+        keep_store(connection, store_id)
         after = rules.join(before.transaction, ref, store_id, across=across, now_ms=now.wall_ms)
         save_transaction(connection, now, before, after)
         return after.parts.number
