@@ -105,7 +105,7 @@ class Log(LogReader):
         of a topic that has been deleted is UnknownTopicOrPartitionError.
         """
         encoding = Encoding.of(topic)
-        now_ms = self.cluster.store.now().wall_ms
+        now_ms = self.cluster.of(topic).store.now().wall_ms
         prepared = [(topic, replace(item, table=prepare(item.table, encoding, now_ms))) for item in records]
         return self.append_prepared(prepared, acks=acks, timeout_ms=timeout_ms)
 
