@@ -1,9 +1,15 @@
 """A store is restored to an earlier time while a transaction over several stores is between its steps."""
 
+import shutil
+from functools import partial
+
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
 from spark_log import Producer
+from spark_log.cli.main import app
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
 from spark_log.cluster.topics import find_topics, set_store, topics_of_store
@@ -158,3 +164,39 @@ def test_the_newest_copy_of_a_moved_topic_stays(both, home_is_restored):
     follow_all(both)
     assert stored(both, "t") == {0: ["before", "after"]}
     assert east.store.read(lambda connection: topics_of_store(connection, EAST)) == {}
+
+
+def test_a_cluster_is_restored_from_backups_of_different_times(postgres_server, tmp_path, monkeypatch):
+    """As the guide says: a topic is moved between the dumps of the two stores, and more is written after the last."""
+    address, east = postgres_server.create_database(), postgres_server.create_database()
+    log_dir, kept = tmp_path / "log-dir", tmp_path / "kept"
+    with Cluster.init(address, log_dir=str(log_dir)) as cluster:
+        add_store(cluster, "east", east)
+        for topic, store in (("near", "home"), ("far", "east"), ("moved", "east")):
+            create_topic(cluster, topic, configs={"inline.max.bytes": "0"}, store=store)
+            append_to(cluster, topic, "first")
+    east = postgres_server.create_copy(east)
+    with Cluster.open(address) as cluster:
+        move_topic(cluster, "moved", "home")
+        append_to(cluster, "moved", "second")
+    address = postgres_server.create_copy(address)
+    shutil.copytree(log_dir, kept)
+    shutil.rmtree(log_dir)
+    shutil.copytree(kept, log_dir)
+
+    monkeypatch.setenv("SPARK_LOG_STORE_EAST", east)
+    cli = CliRunner()
+    for arguments in (["--store", "east"], []):
+        result = cli.invoke(app, ["store", "accept", *arguments, "--cluster", address, "--yes"])
+        assert result.exit_code == 0, result.output
+    with Cluster.open(address) as cluster:
+        for topic in ("near", "far", "moved"):
+            append_to(cluster, topic, "next")
+        assert stored(cluster, "near") == stored(cluster, "far") == {0: ["first", "next"]}
+        assert stored(cluster, "moved") == {0: ["first", "second", "next"]}
+        follow_all(cluster)
+        assert [
+            each.topic.name for each in cluster.at(EAST).store.read(partial(topics_of_store, store_id=EAST)).values()
+        ] == ["far"]
+    result = cli.invoke(app, ["store", "verify-files", "--checksums", "--cluster", address])
+    assert result.exit_code == 0, result.output
