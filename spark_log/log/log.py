@@ -235,9 +235,9 @@ class Log(LogReader):
 
     def _encoding(self, topic: Topic, codec: str | None) -> Encoding:
         encoding = Encoding.of(topic, codec)
-        if "inline.max.bytes" in topic.overrides:
+        if "inline.max.bytes" in topic.overrides or encoding.inline_max_bytes >= self._inline_max_bytes_min:
             return encoding
-        return replace(encoding, inline_max_bytes=max(encoding.inline_max_bytes, self._inline_max_bytes_min))
+        return replace(encoding, inline_max_bytes=self._inline_max_bytes_min)
 
     @contextmanager
     def naming(self, written: WrittenBatches, topics: Mapping[int, Topic]) -> Iterator[list[Batch]]:
