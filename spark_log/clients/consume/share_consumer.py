@@ -44,11 +44,12 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.groups.consumer.rules import JOINING, TopicFacts
+from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.members import ShareHeartbeat, leave_share_group, share_heartbeat
 from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import AcknowledgeType, Request
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.transacted import ShareAcknowledgements, ShareGroupMetadata
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.maintenance.client_log import ClientLog

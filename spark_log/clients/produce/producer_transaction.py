@@ -47,8 +47,8 @@ from spark_log.errors import (
 from spark_log.failpoints import failpoint
 from spark_log.groups.committed_offsets import Commit
 from spark_log.groups.share.rules import Acknowledgement
-from spark_log.groups.share.service import Poll, acknowledge_hook, move_locks, run_polls
-from spark_log.groups.share.transacted import ShareAcknowledgements
+from spark_log.groups.share.service import Poll, run_polls
+from spark_log.groups.share.transacted import ShareAcknowledgements, acknowledge_hook, move_locks
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.ids import HOME, StoreId
 from spark_log.log.append.producer_rows import find_transactional_producer

@@ -1,10 +1,18 @@
 """Acknowledgements of a share group that a producer's transaction commits."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from spark_log.groups.share.rules import Acknowledgement
+import sqlalchemy as sa
+
+from spark_log.errors import CommitFailedError, InvalidRecordStateError, UnknownTopicOrPartitionError
+from spark_log.failpoints import failpoint
+from spark_log.groups.share import rows, rules
+from spark_log.groups.share.rules import Acknowledgement, Time
+from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.partitions.partition_rows import Key
+from spark_log.metadata.store import Attempt, Store, StoreClock
 
 
 @dataclass(frozen=True)
@@ -21,3 +29,68 @@ class ShareAcknowledgements:
 
     group_id: str
     by_partition: Mapping[Key, Sequence[Acknowledgement]]
+
+
+def move_locks(
+    store: Store, group_id: str, acknowledgements: Mapping[Key, Sequence[Acknowledgement]], owner: str, lasts_ms: int
+) -> dict[Key, tuple[Acknowledgement, ...]]:
+    """Let acquired records belong to `owner`, a producer's transaction, for this time. Returns the acknowledgements
+    with their new locks. Raises InvalidRecordStateError, without a change, if a lock has ended.
+    """
+
+    def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, tuple[Acknowledgement, ...]]:
+        now = store.clock(connection)
+        moved, changed = {}, []
+        for key, found in _locked(connection, group_id, acknowledgements, now).items():
+            time = Time(now.lease_ms, now.wall_ms)
+            until_ms, log_start = now.lease_ms + lasts_ms, found.log.log_start_offset
+            window, moved[key] = rules.move(found.row.window, acknowledgements[key], log_start, owner, until_ms, time)
+            changed.append(replace(found.row, window=window))
+        rows.save(connection, changed, now)
+        return moved
+
+    done = store.transact(body, durable=False)
+    failpoint("share.locks-moved")
+    return done
+
+
+def acknowledge_hook(
+    store: Store, acknowledgements: Mapping[str, Mapping[Key, Sequence[Acknowledgement]]]
+) -> CommitHook:
+    """Return an append hook that acknowledges records of groups, by group id. It raises CommitFailedError if one of
+    their locks has ended: then nothing of the append is committed.
+    """
+
+    def acknowledge(connection: sa.Connection, now: StoreClock) -> bool:
+        for group_id in sorted(acknowledgements):
+            config = rows.configs_of(rows.ask_configs(connection, group_id), store.settings)
+            limits, changed = rows.limits_of(config), []
+            try:
+                for key, found in _locked(connection, group_id, acknowledgements[group_id], now).items():
+                    acks, time = acknowledgements[group_id][key], Time(now.lease_ms, now.wall_ms)
+                    change = rules.acknowledge(found.row.window, acks, found.log.log_start_offset, limits, time)
+                    changed.append(replace(found.row, window=change.window))
+                    rows.delay(connection, group_id, key, change.delayed)
+            except (InvalidRecordStateError, UnknownTopicOrPartitionError) as error:
+                raise CommitFailedError(f"acknowledgements of share group {group_id!r}: {error}") from error
+            rows.save(connection, changed, now)
+        return True
+
+    return acknowledge
+
+
+class _Locked(NamedTuple):
+    row: rows.ShareRow
+    log: rows.LogFacts
+
+
+def _locked(connection: sa.Connection, group_id: str, keys: Iterable[Key], now: StoreClock) -> dict[Key, _Locked]:
+    """Lock and return the rows of partitions. Raises UnknownTopicOrPartitionError if one is missing."""
+    found = {}
+    for key in sorted(keys):
+        row = rows.row_of(rows.ask_row(connection, group_id, key, lock=True), group_id, key, now)
+        log = rows.log_of(rows.ask_log(connection, key))
+        if row is None or log is None:
+            raise UnknownTopicOrPartitionError(f"group {group_id!r} reads no such partition, or it was deleted")
+        found[key] = _Locked(row, log)
+    return found

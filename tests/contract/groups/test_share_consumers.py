@@ -22,7 +22,7 @@ from spark_log.errors import (
 from spark_log.facts.groups import describe_groups
 from spark_log.facts.share_groups import describe_share_group
 from spark_log.groups.share import rows
-from spark_log.groups.share.service import look
+from spark_log.groups.share.looks import look
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from tests.support.share_members import move_lock_ends
