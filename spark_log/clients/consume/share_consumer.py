@@ -22,12 +22,7 @@ from spark_log.clients.client_settings import parse_settings
 from spark_log.clients.consume.background import FORKED, Background
 from spark_log.clients.consume.call_guard import Guarded, exclusive, record_count, timeout_s
 from spark_log.clients.consume.python_records import Deserializers, python_records
-from spark_log.clients.consume.share_deliveries import (
-    Deliveries,
-    Delivery,
-    acknowledged_offsets,
-    acknowledgements,
-)
+from spark_log.clients.consume.share_deliveries import Deliveries, Delivery, acknowledged_offsets, acknowledgements
 from spark_log.clients.consume.share_settings import ShareConsumerSettings
 from spark_log.clients.kafka_errors import kafka_error, kafka_errors
 from spark_log.cluster.cluster import Cluster

@@ -52,10 +52,7 @@ from spark_log.groups.share.transacted import ShareAcknowledgements, acknowledge
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.ids import HOME, StoreId
 from spark_log.log.append.producer_rows import find_transactional_producer
-from spark_log.log.append.rules import (
-    Appended,
-    Batch,
-)
+from spark_log.log.append.rules import Appended, Batch
 from spark_log.log.log import Log, Records, WrittenBatches
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.transactions import transaction_parts, transaction_store

@@ -11,24 +11,14 @@ import pyarrow as pa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import (
-    MetadataStoreUnavailableError,
-    SparkLogError,
-    UnknownTopicOrPartitionError,
-    redact,
-)
+from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.looks import Look, Looks, Seen, has_work, next_change_ms
 from spark_log.groups.share.reading import ShareReads, near
 from spark_log.groups.share.rules import AVAILABLE, Acknowledgement, Delayed, Range
-from spark_log.groups.share.service import (
-    Outcome,
-    Poll,
-    Readable,
-    run_polls,
-)
+from spark_log.groups.share.service import Outcome, Poll, Readable, run_polls
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Store
 
