@@ -24,7 +24,8 @@ from spark_log.maintenance.rewrite.rewrite_plan import plan_rewriting, segments
 from spark_log.maintenance.rewrite.segment_rewrite import swap, write
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
-from spark_log.spark.mirror.mirror import Mirror, MirrorSettings, Step
+from spark_log.spark.mirror.mirror import Mirror, Step
+from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.records import NOON_MS, ranges_of, table
 
 PARTITIONS = 4
