@@ -146,7 +146,7 @@ def test_a_consumer_waits_for_storage_that_comes_back(cluster, cluster_address, 
     """As a Consumer, it returns nothing at its time limit."""
     append(log, make(cluster, "t"), "a")
     with ShareConsumer("t", cluster=cluster_address, group_id="workers", retry_backoff_ms=5) as consumer:
-        reads = consumer._polls._reads
+        reads = consumer._polling._polls._reads
         readable, failures = reads.readable, iter(range(3))
 
         def fail(*arguments):
