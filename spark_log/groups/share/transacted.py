@@ -10,6 +10,7 @@ from spark_log.errors import CommitFailedError, InvalidRecordStateError, Unknown
 from spark_log.failpoints import failpoint
 from spark_log.groups.share import rows, rules
 from spark_log.groups.share.rules import Acknowledgement, Time
+from spark_log.groups.share.service import Poll, run_polls
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Attempt, Store, StoreClock
@@ -31,52 +32,82 @@ class ShareAcknowledgements:
     by_partition: Mapping[Key, Sequence[Acknowledgement]]
 
 
-def move_locks(
-    store: Store, group_id: str, acknowledgements: Mapping[Key, Sequence[Acknowledgement]], owner: str, lasts_ms: int
-) -> dict[Key, tuple[Acknowledgement, ...]]:
-    """Let acquired records belong to `owner`, a producer's transaction, for this time. Returns the acknowledgements
-    with their new locks. Raises InvalidRecordStateError, without a change, if a lock has ended.
-    """
+class TransactedAcknowledgements:
+    """The acknowledgements that one transaction of a producer commits. Their records are locked until its end."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, tuple[Acknowledgement, ...]]:
-        now = store.clock(connection)
-        moved, changed = {}, []
-        for key, found in _locked(connection, group_id, acknowledgements, now).items():
-            time = Time(now.lease_ms, now.wall_ms)
-            until_ms, log_start = now.lease_ms + lasts_ms, found.log.log_start_offset
-            window, moved[key] = rules.move(found.row.window, acknowledgements[key], log_start, owner, until_ms, time)
-            changed.append(replace(found.row, window=window))
-        rows.save(connection, changed, now)
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._by_group: dict[str, dict[Key, list[Acknowledgement]]] = {}
+        """By group id, with the locks of the transaction."""
+
+    def __bool__(self) -> bool:
+        return bool(self._by_group)
+
+    def add(self, acknowledgements: ShareAcknowledgements, owner: str, lasts_ms: int) -> None:
+        """Add acknowledgements, and lock their records for `owner`. Raises CommitFailedError if a lock has ended."""
+        group_id = acknowledgements.group_id
+        try:
+            moved = self._lock_for(owner, group_id, acknowledgements.by_partition, lasts_ms)
+        except (InvalidRecordStateError, UnknownTopicOrPartitionError) as error:
+            raise CommitFailedError(f"acknowledgements of share group {group_id!r}: {error}") from error
+        mine = self._by_group.setdefault(group_id, {})
+        for key, acks in moved.items():
+            mine[key] = [*mine.get(key, ()), *acks]
+
+    def _lock_for(
+        self, owner: str, group_id: str, acknowledgements: Mapping[Key, Sequence[Acknowledgement]], lasts_ms: int
+    ) -> dict[Key, tuple[Acknowledgement, ...]]:
+        """Let acquired records belong to `owner` for this time. Return the acknowledgements with their new locks.
+        Raises InvalidRecordStateError, without a change, if a lock has ended.
+        """
+
+        def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, tuple[Acknowledgement, ...]]:
+            now = self._store.clock(connection)
+            moved, changed = {}, []
+            for key, found in _locked(connection, group_id, acknowledgements, now).items():
+                time = Time(now.lease_ms, now.wall_ms)
+                until_ms, log_start = now.lease_ms + lasts_ms, found.log.log_start_offset
+                acks = acknowledgements[key]
+                window, moved[key] = rules.move(found.row.window, acks, log_start, owner, until_ms, time)
+                changed.append(replace(found.row, window=window))
+            rows.save(connection, changed, now)
+            return moved
+
+        moved = self._store.transact(body, durable=False)
+        failpoint("share.locks-moved")
         return moved
 
-    done = store.transact(body, durable=False)
-    failpoint("share.locks-moved")
-    return done
+    def hook(self) -> CommitHook:
+        """Return the append hook that applies them. It raises CommitFailedError if one of the locks has ended: then
+        nothing of the append is committed.
+        """
 
+        def acknowledge(connection: sa.Connection, now: StoreClock) -> bool:
+            for group_id in sorted(self._by_group):
+                config = rows.configs_of(rows.ask_configs(connection, group_id), self._store.settings)
+                limits, changed = rows.limits_of(config), []
+                try:
+                    for key, found in _locked(connection, group_id, self._by_group[group_id], now).items():
+                        acks, time = self._by_group[group_id][key], Time(now.lease_ms, now.wall_ms)
+                        change = rules.acknowledge(found.row.window, acks, found.log.log_start_offset, limits, time)
+                        changed.append(replace(found.row, window=change.window))
+                        rows.delay(connection, group_id, key, change.delayed)
+                except (InvalidRecordStateError, UnknownTopicOrPartitionError) as error:
+                    raise CommitFailedError(f"acknowledgements of share group {group_id!r}: {error}") from error
+                rows.save(connection, changed, now)
+            return True
 
-def acknowledge_hook(
-    store: Store, acknowledgements: Mapping[str, Mapping[Key, Sequence[Acknowledgement]]]
-) -> CommitHook:
-    """Return an append hook that acknowledges records of groups, by group id. It raises CommitFailedError if one of
-    their locks has ended: then nothing of the append is committed.
-    """
+        return acknowledge
 
-    def acknowledge(connection: sa.Connection, now: StoreClock) -> bool:
-        for group_id in sorted(acknowledgements):
-            config = rows.configs_of(rows.ask_configs(connection, group_id), store.settings)
-            limits, changed = rows.limits_of(config), []
-            try:
-                for key, found in _locked(connection, group_id, acknowledgements[group_id], now).items():
-                    acks, time = acknowledgements[group_id][key], Time(now.lease_ms, now.wall_ms)
-                    change = rules.acknowledge(found.row.window, acks, found.log.log_start_offset, limits, time)
-                    changed.append(replace(found.row, window=change.window))
-                    rows.delay(connection, group_id, key, change.delayed)
-            except (InvalidRecordStateError, UnknownTopicOrPartitionError) as error:
-                raise CommitFailedError(f"acknowledgements of share group {group_id!r}: {error}") from error
-            rows.save(connection, changed, now)
-        return True
-
-    return acknowledge
+    def release(self) -> None:
+        """Let other members have the records."""
+        polls = []
+        for group_id, by_key in self._by_group.items():
+            owners = {ack.member for acks in by_key.values() for ack in acks}
+            locks = {key: frozenset(ack.lock for ack in acks) for key, acks in by_key.items()}
+            polls += [Poll(group_id, owner, release=locks) for owner in owners]
+        if polls:
+            run_polls(self._store, polls)
 
 
 class _Locked(NamedTuple):
