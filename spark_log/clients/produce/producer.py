@@ -80,9 +80,7 @@ class Producer:
         self._log = log
         self._transaction: ProducerTransaction | None = None
         if settings.transactional_id is not None:
-            from spark_log.clients.produce import (
-                producer_transaction,
-            )  # imports the groups, which few need
+            from spark_log.clients.produce import producer_transaction  # imports the groups, which few need
 
             self._transaction = producer_transaction.ProducerTransaction(cluster, settings)
         self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
