@@ -9,7 +9,7 @@ import importlib.util
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.object_puts import can_create
+from spark_log.cluster.files.object_puts import can_create
 from spark_log.cluster.topics import Topic
 from spark_log.config import TopicConfig
 from spark_log.errors import InvalidConfigurationError, install_extra, redact

@@ -23,7 +23,8 @@ from spark_log import clock
 from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store, store_names
-from spark_log.cluster.log_dir import Entry, LogDir
+from spark_log.cluster.files.log_dir_folder import Entry
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
 from spark_log.errors import SparkLogError, UnsafePathError, redact

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ask_stores
-from spark_log.cluster.log_dir import Entry, LogDir, is_topic_folder
+from spark_log.cluster.files.log_dir_folder import Entry
+from spark_log.cluster.log_dir import LogDir, is_topic_folder
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId

@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.cluster import new_file
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
+from spark_log.cluster.files import new_file
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
