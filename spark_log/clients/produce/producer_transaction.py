@@ -359,7 +359,7 @@ class ProducerTransaction:
         self._sent: dict[int, _Sent] = {}
         self._blobs: dict[str, bytes] = {}
         self._offsets: dict[Committer, dict[Any, Commit]] = {}
-        self._acknowledgements = TransactedAcknowledgements(self._cluster.store)
+        self._acknowledgements = TransactedAcknowledgements(self._cluster)
         self._reached = False
         """Whether the store may have rows of the transaction."""
         self._parts = StoreParts(self._cluster)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.errors import CommitFailedError, InvalidRecordStateError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
 from spark_log.groups.share import rows, rules
@@ -13,7 +14,7 @@ from spark_log.groups.share.rules import Acknowledgement, Time
 from spark_log.groups.share.service import Poll, run_polls
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, StoreClock
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class ShareAcknowledgements:
 class TransactedAcknowledgements:
     """The acknowledgements that one transaction of a producer commits. Their records are locked until its end."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._by_group: dict[str, dict[Key, list[Acknowledgement]]] = {}
         """By group id, with the locks of the transaction."""
 
@@ -62,7 +63,7 @@ class TransactedAcknowledgements:
         """
 
         def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, tuple[Acknowledgement, ...]]:
-            now = self._store.clock(connection)
+            now = self._cluster.store.clock(connection)
             moved, changed = {}, []
             for key, found in _locked(connection, group_id, acknowledgements, now).items():
                 time = Time(now.lease_ms, now.wall_ms)
@@ -73,7 +74,7 @@ class TransactedAcknowledgements:
             rows.save(connection, changed, now)
             return moved
 
-        moved = self._store.transact(body, durable=False)
+        moved = self._cluster.store.transact(body, durable=False)
         failpoint("share.locks-moved")
         return moved
 
@@ -84,7 +85,7 @@ class TransactedAcknowledgements:
 
         def acknowledge(connection: sa.Connection, now: StoreClock) -> bool:
             for group_id in sorted(self._by_group):
-                config = rows.configs_of(rows.ask_configs(connection, group_id), self._store.settings)
+                config = rows.configs_of(rows.ask_configs(connection, group_id), self._cluster.store.settings)
                 limits, changed = rows.limits_of(config), []
                 try:
                     for key, found in _locked(connection, group_id, self._by_group[group_id], now).items():
@@ -107,7 +108,7 @@ class TransactedAcknowledgements:
             locks = {key: frozenset(ack.lock for ack in acks) for key, acks in by_key.items()}
             polls += [Poll(group_id, owner, release=locks) for owner in owners]
         if polls:
-            run_polls(self._store, polls)
+            run_polls(self._cluster.store, polls)
 
 
 class _Locked(NamedTuple):
