@@ -21,7 +21,7 @@ from spark_log.cluster.topics import (
     set_overrides,
     set_partition_count,
 )
-from spark_log.config import TopicConfig, canonical, validate_overrides
+from spark_log.config import TopicConfig, canonical
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidPartitionsError,
@@ -131,7 +131,6 @@ def _plan_topic(
     """Check the topic, and return a function that checks and plans it in the transaction that may insert it."""
     _check_partition_count(partitions)
     overrides = canonical(configs or {})
-    validate_overrides(overrides)
     config = TopicConfig.from_overrides(overrides)
     _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
@@ -208,7 +207,7 @@ def alter_configs(
     With `seen`, from which the changes follow, raises MetadataConflictError if the topic has other configs now.
     """
     changes = canonical(changes)
-    validate_overrides({key: value for key, value in changes.items() if value is not None})
+    TopicConfig.from_overrides({key: value for key, value in changes.items() if value is not None})
     # a name to be put back is checked too
     unknown = [key for key, value in changes.items() if value is None and key not in TopicConfig().as_text()]
     if unknown:  # a newer release may have set it
