@@ -23,7 +23,8 @@ from spark_log.groups.identity import Identity
 from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
 from spark_log.ids import TopicPartition
 from spark_log.log.append.append_transaction import CommitHook
-from spark_log.metadata.store import Store, StoreClock
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 
 Commits = Mapping[TopicPartition, Commit]
 

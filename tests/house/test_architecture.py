@@ -16,6 +16,11 @@ def test_the_room_table_has_every_room() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", PAGES[0].read_text(), re.MULTILINE)) == ROOMS
 
 
+def test_no_file_has_more_than_400_lines() -> None:
+    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
+
+
 def test_there_are_few_rooms_and_modules_and_no_crowded_folder() -> None:
     modules = [path for path in PACKAGE.glob("*.py") if not path.name.startswith("__")]
     assert len(ROOMS) <= 16

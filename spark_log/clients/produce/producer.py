@@ -34,7 +34,7 @@ from spark_log.clients.produce.table_batches import checked, topic_batches
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.metadata.store import is_writing
+from spark_log.metadata.connections.writer_queue import is_writing
 from spark_log.process import Finalizer
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from spark_log.groups.share.rules import Delayed, Limits
 from spark_log.groups.share.service import Outcome
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.prepared import one_message
-from spark_log.metadata.store import Store, StoreClock
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 
 _REMEMBERED_S = 0.2
 _SHARED_S = 1.0

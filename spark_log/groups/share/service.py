@@ -21,7 +21,8 @@ from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.truncations import read_truncations
 from spark_log.metadata.prepared import Answer, one_message, sent_with_commit
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from spark_log.groups.share.rules import Acknowledgement, Time
 from spark_log.groups.share.service import Poll, run_polls
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_clock import StoreClock
 
 
 @dataclass(frozen=True)

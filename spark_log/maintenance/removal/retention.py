@@ -41,7 +41,8 @@ from spark_log.maintenance.rewrite.rewrite_plan import Segment
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
-from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.tables.publication import try_publish
 
 SEGMENTS_MAX = 1_000

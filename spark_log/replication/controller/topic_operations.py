@@ -40,7 +40,8 @@ from spark_log.log.partitions.partition_rows import are_frozen, insert_partition
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.sql_columns import PARTITION, TOPIC
-from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.topic_schemas import (
     asks_registry,
