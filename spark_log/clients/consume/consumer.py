@@ -292,6 +292,11 @@ class Consumer(ConsumerQueries):
         """
         return {name: offset for name, offset in self._polling.to_commit().items() if name in partitions}
 
+    @translated
+    def highwater(self, partition: TopicPartition) -> int | None:
+        """Return the high watermark at the last read of the store, or None before the first one."""
+        return self._subscription.state(partition).high_watermark
+
     # --- commits and the group ----------------------------------------------------------------------------------
 
     @translated

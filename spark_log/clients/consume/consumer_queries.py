@@ -1,4 +1,4 @@
-"""Defines a consumer's read-only queries about topics, partitions, its group and itself."""
+"""Defines a consumer's read-only queries about topics, partitions, its group and the client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from spark_log import ids
 from spark_log.clients.consume.call_guard import Guarded, translated
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
-from spark_log.clients.consume.subscription import Subscription, checked_partition
+from spark_log.clients.consume.subscription import checked_partition
 from spark_log.clients.consume.topic_watch import partition_counts
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import by_store
@@ -26,13 +26,12 @@ from spark_log.log.segments.timed_offsets import first_records
 
 
 class ConsumerQueries(Guarded):
-    """The consumer's methods that only read the store, or its own state. Any thread may call them. `timeout_ms` has no
+    """The consumer's methods that only read the store or the settings. Any thread may call them. `timeout_ms` has no
     effect.
     """
 
     cluster: Cluster
     settings: ConsumerSettings
-    _subscription: Subscription
     _closed: bool
 
     @property
@@ -96,11 +95,6 @@ class ConsumerQueries(Guarded):
     def partitions_for_topic(self, topic: str) -> set[int]:
         """Return the numbers of a topic's partitions; empty if there is no such topic."""
         return set(range(_partition_count(self.cluster, topic)))
-
-    @translated
-    def highwater(self, partition: TopicPartition) -> int | None:
-        """Return the high watermark at the last read of the store, or None before the first one."""
-        return self._subscription.state(partition).high_watermark
 
     def bootstrap_connected(self) -> bool:
         """Whether the cluster is open."""
