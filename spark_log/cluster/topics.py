@@ -19,7 +19,7 @@ from spark_log.ids import HOME, StoreId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.sql_columns import PARTITION, TOPIC
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from spark_log.log.columns.topic_columns import TopicColumns

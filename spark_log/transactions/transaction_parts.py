@@ -36,14 +36,11 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.log import Log
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.metadata.prepared import one_message
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.process import in_parallel
 from spark_log.transactions import part_rules, rules, transaction_store
-from spark_log.transactions.part_rows import (
-    lock_part,
-    read_part,
-    save_part,
-)
+from spark_log.transactions.part_rows import lock_part, read_part, save_part
 from spark_log.transactions.part_rules import Part, PartState
 from spark_log.transactions.rules import Parts, ProducerRef, Transaction
 from spark_log.transactions.transaction_rows import (

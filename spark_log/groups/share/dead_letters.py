@@ -38,7 +38,7 @@ from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.schema import DEAD_LETTER_CAUSE, RECORD_SCHEMA, read_schema
 from spark_log.log.segments.plan import find_positions
 from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.replication.controller.topic_operations import create_topic
 
 logger = logging.getLogger(__name__)

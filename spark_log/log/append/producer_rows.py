@@ -11,7 +11,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 ProducerKey = tuple[int, int, int]
 """The producer id, the topic id and the partition."""

@@ -42,7 +42,8 @@ from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Identity
 from spark_log.metadata.id_generators import skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
-from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions.left_over_parts import finish_lost_parts, learn_commits
 from spark_log.transactions.rules import EPOCH_MAX
 
