@@ -339,8 +339,8 @@ def _losses(rows: Sequence[Row]) -> list[str]:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw a small chart for each row: the time of each competitor relative to spark-log's."""
-    rows = [row for row in rows if OURS in row.amounts]
+    """Draw a small chart for each row with a peer: the time of each competitor relative to spark-log's."""
+    rows = [row for row in rows if OURS in row.amounts and not all(who.startswith(OURS) for who in row.amounts)]
     figure, axes = pyplot.subplots(
         len(rows), 1, figsize=(9, 0.7 + sum(0.5 + 0.28 * len(row.amounts) for row in rows)), layout="constrained",
         height_ratios=[1 + 0.6 * len(row.amounts) for row in rows], squeeze=False,
