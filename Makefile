@@ -142,7 +142,7 @@ bench-maintenance: venv java postgres  ## how fast retention, merging and compac
 bench-streams: venv java  ## how fast windowed aggregation is
 	$(WITH_JAVA) $(PYTHON) -m benchmarks streams
 
-bench-tables: venv java postgres delta  ## how fresh Delta tables are, what a coordinator costs, and reads of files and tail
+bench-tables: venv java postgres delta  ## how fresh Delta tables are, what they and a coordinator cost, and reads of files and tail
 	$(WITH_JAVA) $(PYTHON) -m benchmarks tables
 
 bench-typed: venv java delta  ## what typed columns cost and bring

@@ -19,7 +19,7 @@ from pathlib import Path
 import kafka
 
 from benchmarks.kafka_report import Row, parser, print_rows
-from benchmarks.tables import RATE, age_row
+from benchmarks.tables import RATE, oldest_row
 from benchmarks.throughput import spark_session
 from spark_log import DELTA_SETTINGS
 from tests.support.kafka_broker import KafkaBroker
@@ -70,7 +70,7 @@ def measure(broker: KafkaBroker, folder: Path, topics: int, seconds: float) -> I
         sender.join()
         query.stop()
         spark.stop()
-    yield age_row(topics, {PEER: ages_s})
+    yield oldest_row(topics, {PEER: ages_s})
 
 
 def _ages(log: Path, sent: Sent, seconds: float) -> Iterator[float]:

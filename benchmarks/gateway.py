@@ -12,12 +12,14 @@ import statistics
 import struct
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import confluent_kafka
 
-from benchmarks.kafka_report import Row, parser, print_rows
+from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, parser, percentiles, print_rows
+from benchmarks.machine import seconds_of
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.protocol.wire import Message
@@ -32,7 +34,10 @@ from tests.support.kafka_broker import KafkaBroker
 _VALUE = os.urandom(50).hex().encode()
 _KEYS = [b"key-%d" % number for number in range(1_000)]
 PARTITIONS = 4
-FORCED = "forced"
+_WARM_UP = 50
+SINGLE_BAR_MS = 1.2
+PARTS = ("rates", "single", "groups")
+FORCED, KAFKA_FORCED = "forced", "Kafka, fsync"
 """A topic of which Kafka forces each message to the disk before it acknowledges it, as spark-log does."""
 
 
@@ -83,14 +88,14 @@ def single(server: Server, count: int, topic: str = "single") -> tuple[list[floa
     """Return the seconds of one record after the other, acks=all, and the server's CPU seconds for each."""
     client = confluent_kafka.Producer({"bootstrap.servers": server.address, "linger.ms": 0, "acks": "all"})
     taken = []
-    for number in range(50 + count):
-        if number == 50:
+    for number in range(_WARM_UP + count):
+        if number == _WARM_UP:
             cpu_s = server.cpu_s()
         began = time.perf_counter()
         client.produce(topic, _VALUE)
         assert client.flush(30) == 0
         taken.append(time.perf_counter() - began)
-    return taken[50:], (server.cpu_s() - cpu_s) / count
+    return taken[_WARM_UP:], (server.cpu_s() - cpu_s) / count
 
 
 def classic_heartbeat(wire: WireConnection, group_id: str) -> tuple[Message, int]:
@@ -142,6 +147,15 @@ def idle_connections(server: Server, count: int) -> float:
 
 
 def measure(servers: list[Server], ours: dict[str, str], arguments: argparse.Namespace) -> Iterator[Row]:
+    if "rates" in arguments.parts:
+        yield from _rates(servers, arguments)
+    if "single" in arguments.parts:
+        yield _singles(servers, ours, arguments)
+    if "groups" in arguments.parts:
+        yield from _groups(servers)
+
+
+def _rates(servers: list[Server], arguments: argparse.Namespace) -> Iterator[Row]:
     for what, run in (("produce", produce), ("fetch", fetch)):
         wall: dict[str, list[float]] = {server.name: [] for server in servers}
         cpu: dict[str, list[float]] = {server.name: [] for server in servers}
@@ -161,19 +175,34 @@ def measure(servers: list[Server], ours: dict[str, str], arguments: argparse.Nam
             for name, each in seconds.items()
         }
         yield Row(f"{what}: {arguments.records:,} keyed records of 100 bytes", shown, seconds)
-    singles = {server.name: single(server, arguments.gets) for server in servers}
-    singles["Kafka, fsync"] = single(servers[-1], arguments.gets, FORCED)
-    found = {name: taken for name, (taken, _) in singles.items()}
-    for name, address in ours.items():
-        with Producer(cluster=address) as client:
-            found[f"{name}, Producer"] = [
-                _timed(lambda client=client: client.send("single", _VALUE).get())  # type: ignore[misc]
-                for _ in range(arguments.gets)
-            ]
-    shown = {name: f"p50 {1000 * statistics.median(each):.2f} ms" for name, each in found.items()}
-    for name, (_, cpu_s) in singles.items():
-        shown[name] += f", the server's CPU {1000 * cpu_s:.2f} ms"
-    yield Row("one record, acks=all", shown, {name: statistics.median(each) for name, each in found.items()})
+
+
+def _singles(servers: list[Server], ours: dict[str, str], arguments: argparse.Namespace) -> Row:
+    """One record after the other, by one client; the servers take turns."""
+    taken: dict[str, list[float]] = defaultdict(list)
+    cpu: dict[str, list[float]] = defaultdict(list)
+    turns = [*((server.name, server, "single") for server in servers), (KAFKA_FORCED, servers[-1], FORCED)]
+    for _ in range(arguments.rounds):
+        for name, server, topic in turns:
+            seconds, cpu_s = single(server, arguments.gets, topic)
+            taken[name] += seconds
+            cpu[name].append(cpu_s)
+        for name, address in ours.items():
+            with Producer(cluster=address) as client:
+                seconds = [
+                    seconds_of(lambda client=client: client.send("single", _VALUE).get())  # type: ignore[misc]
+                    for _ in range(_WARM_UP + arguments.gets)
+                ]
+                taken[f"{name}, Producer"] += seconds[_WARM_UP:]
+    shown = {name: percentiles(each) for name, each in taken.items()}
+    for name, each in cpu.items():
+        shown[name] += f", the server's CPU {1000 * statistics.mean(each):.2f} ms"
+    medians = {name: statistics.median(each) for name, each in taken.items()}
+    bar = Bar(OURS, f"p50 <= {SINGLE_BAR_MS} ms", 1000 * medians[OURS] <= SINGLE_BAR_MS)
+    return Row("one record through a gateway, acks=all", shown, medians, [bar])
+
+
+def _groups(servers: list[Server]) -> Iterator[Row]:
     for protocol, join in (("classic", classic_heartbeat), ("consumer", consumer_heartbeat)):
         for members in (1, 100):
             rates = {server.name: heartbeats(server, join, members, 3) for server in servers}
@@ -184,12 +213,6 @@ def measure(servers: list[Server], ours: dict[str, str], arguments: argparse.Nam
     yield Row("1,000 idle connections", {name: f"{each:.0f} MB" for name, each in memory.items()}, memory)
 
 
-def _timed(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
 def _thousands(records: int, seconds: float) -> str:
     return f"{records / seconds / 1000:,.0f} k/s"
 
@@ -197,16 +220,17 @@ def _thousands(records: int, seconds: float) -> str:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--records", type=int, default=1_000_000)
-    options.add_argument("--gets", type=int, default=300)
+    options.add_argument("--gets", type=int, default=300, help="single records in each round")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = options.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name,
         KafkaBroker(Path(name)) as broker,
     ):
         folder = Path(name)
-        stores = {"spark-log": str(folder / "cluster")}
+        stores = {OURS: str(folder / "cluster")}
         if arguments.postgresql:
-            stores["spark-log, PostgreSQL"] = arguments.postgresql
+            stores[ON_POSTGRESQL] = arguments.postgresql
         gateways: dict[str, GatewayProcess] = {}
         topics = [("single", 1), *((f"t{number}", PARTITIONS) for number in range(arguments.rounds + 1))]
         for store, address in stores.items():

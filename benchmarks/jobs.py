@@ -3,7 +3,8 @@
 Input: --records rows of flights in one CSV file. `produce` writes them as JSON with key and timestamp, `consume` parses
 the JSON and writes Parquet files. The peers run the same queries, from the same CSV file into Parquet files and from
 these into Parquet files with the same columns. Each run is a program of its own, with a JVM of its own. Both take turns
---rounds times, and the medians of their seconds without the start of Spark are compared. Nothing here is a test.
+--rounds times, and the medians of their seconds without the start of Spark are compared. With --jobs consume, produce
+and its peer run once. Nothing here is a test.
 """
 
 import argparse
@@ -18,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +26,14 @@ import pyarrow as pa
 import pyarrow.csv
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.first import _cpu_seconds
-from benchmarks.machine import describe_machine
-from benchmarks.throughput import Result
-from spark_log import (
-    Cluster,
-    create_topic,
-)
+from benchmarks.kafka_report import OURS, Row, parser, print_rows
+from spark_log import Cluster, create_topic
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark import launcher
 
+PARQUET = "Parquet"
 BARS = {"produce": 0.8, "consume": 0.85}
 TOPIC = "flights"
 SCHEMA = "carrier STRING, flight INT, tailnum STRING, origin STRING, dep_delay INT, arr_delay INT, time_hour TIMESTAMP"
@@ -68,28 +64,21 @@ def main() -> None:
         runs: dict[str, list[Run]] = {program: [] for program in PROGRAMS}
         for turn in range(arguments.rounds):
             for program in PROGRAMS:
+                if turn and program.split()[0] not in arguments.jobs:
+                    continue
                 runs[program].append(_run(program, folder))
                 shown = f"{runs[program][-1].seconds:.1f} s, CPU {runs[program][-1].cpu_seconds:.1f} s"
                 console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] turn {turn + 1}: {program}: {shown}")
-    results = [_result(job, runs[job], runs[f"{job} parquet"]) for job in ("produce", "consume")]
-    table = Table(title=f"{arguments.records:,} rows of CSV, {arguments.rounds} rounds, medians")
-    for column in ("what", "ours", "peer", "ratio", "bar"):
-        table.add_column(column)
-    for each in results:
-        table.add_row(each.what, each.ours, each.peer, f"{each.ratio:.2f}", f">= {each.bar}")
-    console.print(table)
-    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps([asdict(each) for each in results], indent=1))
+    rows = [_row(job, arguments.records, runs) for job in arguments.jobs]
+    print_rows(f"jobs, {arguments.rounds} rounds, medians", rows, arguments.json)
 
 
-def _result(job: str, ours: list[Run], peer: list[Run]) -> Result:
-    mine, theirs = (statistics.median(run.seconds for run in runs) for runs in (ours, peer))
-    cpu = (statistics.median(run.cpu_seconds for run in runs) for runs in (ours, peer))
-    ours_text, peer_text = (
-        f"{seconds:.1f} s, CPU {used:.1f} s" for seconds, used in zip((mine, theirs), cpu, strict=True)
-    )
-    return Result(f"jobs/{job}.py / the same query with Parquet", ours_text, peer_text, theirs / mine, BARS[job])
+def _row(job: str, records: int, runs: dict[str, list[Run]]) -> Row:
+    of_job = {OURS: runs[job], PARQUET: runs[f"{job} parquet"]}
+    seconds = {who: statistics.median(run.seconds for run in each) for who, each in of_job.items()}
+    cpu_s = {who: statistics.median(run.cpu_seconds for run in each) for who, each in of_job.items()}
+    shown = {who: f"{seconds[who]:.1f} s, CPU {cpu_s[who]:.1f} s" for who in of_job}
+    return Row(f"jobs/{job}.py: {records:,} flights as JSON", shown, seconds).with_bar(OURS, BARS[job], PARQUET)
 
 
 def _run(program: str, folder: Path) -> Run:
@@ -198,14 +187,12 @@ def _make_input(path: Path, records: int) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=3_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--postgresql", help="not used")
-    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    parser.add_argument("--json", help="write the results to this file as well")
-    parser.add_argument("--program", choices=list(PROGRAMS), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser(__doc__)
+    options.set_defaults(rounds=3)
+    options.add_argument("--records", type=int, default=3_000_000)
+    options.add_argument("--jobs", nargs="+", choices=list(BARS), default=list(BARS), help="which to compare")
+    options.add_argument("--program", choices=list(PROGRAMS), help=argparse.SUPPRESS)
+    return options.parse_args()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,9 @@ from tests.support.kafka_jars import connector_jars
 READ_TOPIC, KAFKA, PARQUET = f"{OURS}, read_topic", "Kafka's connector", "Parquet"
 VALUE_BYTES = 100
 PARTS = ("write", "read", "stream", "micro_batch", "bytes")
+WRITE_BAR = 2
+"""Of the rate of Kafka's connector."""
+READ_BARS = {KAFKA: 4.5, PARQUET: 0.65}
 
 
 class Bench:
@@ -59,7 +62,7 @@ class Bench:
     def _write(self) -> Iterator[Row]:
         source = self.spark.read.parquet(str(self.folder / "input"))
         writes = {OURS: self._ours_writer(source), KAFKA: self._kafka_writer(source), PARQUET: self._parquet(source)}
-        yield self._rate("batch write", self._turns(writes))
+        yield self._rate("batch write", self._turns(writes)).with_bar(OURS, WRITE_BAR, KAFKA)
 
     def _ours_writer(self, source: DataFrame) -> Callable[[], None]:
         def write() -> None:
@@ -106,7 +109,10 @@ class Bench:
             KAFKA: partial(self._kafka, "read"),
             PARQUET: partial(self.spark.read.parquet, parquet),
         }
-        yield self._rate("read of 7 columns into noop", self._turns(_applied(frames, _noop)))
+        row = self._rate("read of 7 columns into noop", self._turns(_applied(frames, _noop)))
+        for peer, bar in READ_BARS.items():
+            row = row.with_bar(OURS, bar, peer)
+        yield row
         cut: dict[str, Callable[[], DataFrame]] = {**frames, OURS: partial(self._ours, "read", columns="value,offset")}
         yield self._rate("aggregate of two columns (`columns` names them)", self._turns(_applied(cut, _aggregate)))
 

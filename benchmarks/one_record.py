@@ -19,6 +19,7 @@ from unittest import mock
 import psycopg
 import sqlalchemy as sa
 
+from benchmarks import kafka_report
 from benchmarks.producer import Row, report
 from spark_log import Producer
 from spark_log.clients.produce.sender import Sender
@@ -128,8 +129,14 @@ def main() -> None:
     parser.add_argument("--sends", type=int, default=1_500)
     parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
     parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
+    parser.add_argument("--json", help="write the results to this file as well")
     arguments = parser.parse_args()
-    report("one record", arguments, lambda address, store: measure(address, store, arguments.sends))
+    rows = report("one record", arguments, lambda address, store: measure(address, store, arguments.sends))
+    stages: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in rows:
+        stages[row.store][row.what.strip()] = row.measured
+    found = [kafka_report.Row(f"one record on {store}", shown, {}) for store, shown in stages.items()]
+    kafka_report.write_rows(found, arguments.json)
 
 
 if __name__ == "__main__":

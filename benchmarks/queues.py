@@ -23,8 +23,8 @@ from spark_log import AcknowledgeType, Producer, ShareConsumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share import rows
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.rules import Delayed
-from spark_log.groups.share.service import look
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.replication.controller.topic_operations import create_topic
 

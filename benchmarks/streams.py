@@ -10,31 +10,28 @@ and the medians are compared. Nothing here is a test.
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import describe_machine
-from benchmarks.throughput import Result, spark_session
+from benchmarks.kafka_report import OURS, Row, parser, print_rows
+from benchmarks.throughput import spark_session
 from spark_log import DELTA_SETTINGS, stream_topic
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.streams.windows import Tumbling, windowed
 
 TOPIC = "events"
+STREAM_TOPIC, PARQUET = f"{OURS}, stream_topic", "Parquet"
 BAR = 0.9
 _YEAR_S = 365 * 24 * 3600
 _FIRST_S = 1_356_998_400
@@ -42,19 +39,13 @@ _FIRST_S = 1_356_998_400
 
 
 def main() -> None:
-    arguments = _arguments()
-    console = Console()
+    options = parser(__doc__)
+    options.add_argument("--records", type=int, default=5_000_000)
+    options.add_argument("--partitions", type=int, default=4)
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
-        results = Bench(Path(name), arguments, console).run()
-    table = Table(title=f"{arguments.records:,} events, {arguments.partitions} partitions, {arguments.rounds} rounds")
-    for column in ("what", "ours", "peer", "ratio", "bar"):
-        table.add_column(column)
-    for result in results:
-        table.add_row(result.what, result.ours, result.peer, f"{result.ratio:.2f}", f">= {result.bar}")
-    console.print(table)
-    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps([asdict(result) for result in results], indent=1))
+        row = Bench(Path(name), arguments, Console()).run()
+    print_rows(f"streams, {arguments.partitions} partitions, {arguments.rounds} rounds", [row], arguments.json)
 
 
 class Bench:
@@ -68,27 +59,20 @@ class Bench:
         self.files = folder / "files"
         self.numbers = count()
 
-    def run(self) -> list[Result]:
+    def run(self) -> Row:
         self._step("making events")
         self._make_events()
-        sources = (self._data_source, self._stream_topic, self._peer)
-        seconds: list[list[float]] = [[] for _ in sources]
+        sources = {OURS: self._data_source, STREAM_TOPIC: self._stream_topic, PARQUET: self._peer}
+        seconds: dict[str, list[float]] = {who: [] for who in sources}
         for turn in range(-2, self.arguments.rounds):  # two turns warm up
-            for source, taken in zip(sources, seconds, strict=True):
-                taken.append(self._seconds(source))
-            self._step(f"turn {turn + 1}: " + " / ".join(f"{taken[-1]:.2f} s" for taken in seconds))
+            for who, source in sources.items():
+                seconds[who].append(self._seconds(source))
+            self._step(f"turn {turn + 1}: " + " / ".join(f"{taken[-1]:.2f} s" for taken in seconds.values()))
         self.spark.stop()
-        *ours, peer = (statistics.median(taken[2:]) for taken in seconds)
-
-        def rate(seconds: float) -> str:
-            return f"{self.arguments.records / seconds / 1e6:.2f} M/s"
-
-        return [
-            Result(
-                f"hourly windows by key: {name} / spark.readStream.parquet", rate(mine), rate(peer), peer / mine, BAR
-            )
-            for name, mine in zip(('format("spark_log")', "stream_topic"), ours, strict=True)
-        ]
+        medians = {who: statistics.median(taken[2:]) for who, taken in seconds.items()}
+        shown = {who: f"{self.arguments.records / taken / 1e6:.2f} M/s" for who, taken in medians.items()}
+        row = Row(f"hourly windows by key over {self.arguments.records:,} events, AvailableNow", shown, medians)
+        return row.with_bar(OURS, BAR, PARQUET).with_bar(STREAM_TOPIC, BAR, PARQUET)
 
     def _make_events(self) -> None:
         create_topic(self.cluster, TOPIC, self.arguments.partitions)
@@ -130,17 +114,6 @@ class Bench:
 
     def _step(self, what: str) -> None:
         self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {what}")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=5_000_000)
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--postgresql", help="not used: the metadata store has no part in this")
-    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    parser.add_argument("--json", help="write the result to this file as well")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -117,9 +117,9 @@ class Bench:
         parquet = partial(self._parquet, topic)
         scanned = partial(read_topic, self.spark, self.address, TOPIC)
         results = []
-        for query_name, query in (("noop", _noop), ("aggregate", _aggregate)):
+        for query_name, query, bar in (("noop", _noop, 0.65), ("aggregate", _aggregate, 0.5)):
             mine, theirs = self._compare(_query(query, self._ours), _query(query, parquet))
-            results.append(self._ratio(f"read, 7 columns, {query_name} / spark.read.parquet", mine, theirs, 0.5))
+            results.append(self._ratio(f"read, 7 columns, {query_name} / spark.read.parquet", mine, theirs, bar))
         mine, theirs = self._compare(
             lambda: _aggregate(self._ours(columns="value,offset")), _query(_aggregate, parquet)
         )

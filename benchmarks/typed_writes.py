@@ -5,7 +5,6 @@ Spark and take turns --rounds times after a warm-up; medians are compared. The t
 values.
 """
 
-import argparse
 import importlib.util
 import statistics
 import tempfile
@@ -16,7 +15,8 @@ from pathlib import Path
 import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.machine import describe_machine, seconds_of
+from benchmarks.kafka_report import OURS, Row, parser, print_rows
+from benchmarks.machine import seconds_of
 from benchmarks.throughput import spark_session
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
@@ -27,11 +27,13 @@ DDL = (
     " arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT,"
     " distance INT, hour INT, minute INT, time_hour TIMESTAMP"
 )
-BAR = 0.8
+UNTYPED, BAR = f"{OURS}, untyped topic", 0.8
 
 
 def main() -> None:
-    arguments = _arguments()
+    options = parser(__doc__)
+    options.add_argument("--times", type=int, default=3, help="how often each of the 336,776 flights is written")
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         folder = Path(name)
         spark = spark_session(folder)
@@ -45,25 +47,15 @@ def main() -> None:
             records = typed(flights, cluster, topic.name, key="tailnum")
             seconds = _in_turns(
                 arguments.rounds,
-                lambda: _write(records, cluster, plain.name),
                 lambda: _write(records, cluster, topic.name),
+                lambda: _write(records, cluster, plain.name),
             )
             count = flights.count()
         spark.stop()
-    untyped, with_columns = seconds
-    print(f"{count:,} flights, 19 fields, {arguments.rounds} rounds, medians; {describe_machine()}")
-    print(f"values to an untyped topic       {count / untyped / 1e6:.3f} M records/s")
-    print(f"streams.typed to a typed topic   {count / with_columns / 1e6:.3f} M records/s")
-    print(f"typed / untyped                  {untyped / with_columns:.2f} (bar: >= {BAR})")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=3, help="how often each of the 336,776 flights is written")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--postgresql", help="not used: the store takes no part in the difference")
-    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    return parser.parse_args()
+    found = dict(zip((OURS, UNTYPED), seconds, strict=True))
+    shown = {who: f"{count / taken / 1e6:.3f} M/s" for who, taken in found.items()}
+    row = Row(f"streams.typed: {count:,} flights of 19 fields to a typed topic", shown, found)
+    print_rows("typed writes", [row.with_bar(OURS, BAR, UNTYPED)], arguments.json)
 
 
 def _flights(spark: SparkSession, folder: Path, times: int) -> DataFrame:

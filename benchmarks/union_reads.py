@@ -6,35 +6,31 @@ Then each of the two streams reads two columns of all records, in triggers of on
 that a few records are appended for each of --triggers triggers, and the time of each trigger is measured.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks.kafka_report import OURS, Row, parser, print_rows
 from benchmarks.throughput import spark_session
 from spark_log import DELTA_SETTINGS, Cluster, Producer, create_topic, read_topic, stream_topic, write_topic
 
 TOPIC = "t"
+WITHOUT_TAIL, TAIL_BAR = f"{OURS}, without a tail", 0.95
+ALONE = f'{OURS}, format("spark_log") alone'
+STREAM_BAR, TRIGGER_BAR = 1.5, 1.2
 _TAIL_RECORDS = 60
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=5_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--triggers", type=int, default=20)
-    parser.add_argument("--postgresql", help="not used")
-    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--records", type=int, default=5_000_000)
+    options.add_argument("--triggers", type=int, default=20)
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         folder = Path(name)
         spark = spark_session(folder, DELTA_SETTINGS)
@@ -45,17 +41,10 @@ def main() -> None:
             write_topic(rows, address, TOPIC)
         results = [_batch(spark, address, arguments.rounds), *_streams(spark, address, folder, arguments.triggers)]
         spark.stop()
-    table = Table(title=f"{arguments.records:,} records, 4 partitions")
-    for column in ("what", "ours", "peer", "ratio", "bar"):
-        table.add_column(column)
-    for row in results:
-        table.add_row(*row)
-    console = Console()
-    console.print(table)
-    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
+    print_rows(f"files and tail: {arguments.records:,} records, 4 partitions", results, arguments.json)
 
 
-def _batch(spark: SparkSession, address: str, rounds: int) -> tuple[str, ...]:
+def _batch(spark: SparkSession, address: str, rounds: int) -> Row:
     """Rounds without a tail, then the same with one."""
 
     def seconds() -> float:
@@ -67,16 +56,11 @@ def _batch(spark: SparkSession, address: str, rounds: int) -> tuple[str, ...]:
     _append(address, _TAIL_RECORDS)
     seconds()
     with_tail = statistics.median(seconds() for _ in range(rounds))
-    return (
-        "read_topic, aggregate: with a tail / without",
-        f"{with_tail:.2f} s",
-        f"{without:.2f} s",
-        f"{without / with_tail:.2f}",
-        ">= 0.95",
-    )
+    what = f"read_topic, an aggregate: with a tail of {_TAIL_RECORDS} small appends"
+    return _row(what, {OURS: with_tail, WITHOUT_TAIL: without}).with_bar(OURS, TAIL_BAR, WITHOUT_TAIL)
 
 
-def _streams(spark: SparkSession, address: str, folder: Path, triggers: int) -> list[tuple[str, ...]]:
+def _streams(spark: SparkSession, address: str, folder: Path, triggers: int) -> list[Row]:
     def warm_up() -> DataFrame:
         return stream_topic(spark, address, TOPIC, history=str(folder / "warm-up-history"))
 
@@ -87,21 +71,24 @@ def _streams(spark: SparkSession, address: str, folder: Path, triggers: int) -> 
         source = spark.readStream.format("spark_log").option("cluster", address).option("subscribe", TOPIC)
         return source.option("startingOffsets", "earliest").option("columns", "value,offset").load()
 
-    measured = {
-        name: (_seconds(lambda: _run(frame, folder / name)), _triggers(frame, folder / name, address, triggers))  # noqa: B023
-        for name, frame in (("warm-up", warm_up), ("ours", ours), ("peer", peer))
-    }
-    (ours_s, ours_ms), (peer_s, peer_ms) = measured["ours"], measured["peer"]
+    whole: dict[str, float] = {}
+    trigger: dict[str, float] = {}
+    for who, folder_name, frame in (("warm-up", "warm-up", warm_up), (OURS, "ours", ours), (ALONE, "peer", peer)):
+        whole[who] = _seconds(lambda: _run(frame, folder / folder_name))  # noqa: B023
+        trigger[who] = _triggers(frame, folder / folder_name, address, triggers) / 1000
+    del whole["warm-up"], trigger["warm-up"]
     return [
-        (
-            "stream_topic: all records, 2 columns",
-            f"{ours_s:.2f} s",
-            f"{peer_s:.2f} s",
-            f"{peer_s / ours_s:.2f}",
-            ">= 1.5",
-        ),
-        ("afterwards, a trigger, p50", f"{ours_ms:.0f} ms", f"{peer_ms:.0f} ms", f"{ours_ms / peer_ms:.2f}", "<= 1.2"),
+        _row("stream_topic: all records, 2 columns", whole).with_bar(OURS, STREAM_BAR, ALONE),
+        _row("stream_topic: a trigger with new records afterwards, p50", trigger).with_limit(OURS, TRIGGER_BAR, ALONE),
     ]
+
+
+def _row(what: str, seconds: dict[str, float]) -> Row:
+    return Row(
+        what,
+        {who: f"{taken:.2f} s" if taken >= 1 else f"{1000 * taken:.0f} ms" for who, taken in seconds.items()},
+        seconds,
+    )
 
 
 def _run(frame: Callable[[], DataFrame], folder: Path) -> None:

@@ -17,16 +17,13 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir_uris import normalise_uri
 from spark_log.cluster.stores import copy_to_stores
 from spark_log.config.values import can_be_stored
-from spark_log.errors import (
-    BrokerIdNotRegisteredError,
-    DuplicateBrokerRegistrationError,
-    InvalidConfigurationError,
-)
+from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
 from spark_log.ids import BrokerId, LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REPLICA
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 RACK_CHARACTERS_MAX = 249
 

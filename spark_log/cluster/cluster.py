@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from spark_log.cluster.files.new_file import make_root
 from spark_log.cluster.log_dir import MARKER, LogDir, LogDirInfo, Marker, open_log_dir
 from spark_log.cluster.log_dir_uris import local_uri, normalise_uri, refuse_overlap, refuse_percent_sign
-from spark_log.cluster.new_file import make_root
 from spark_log.cluster.store_directory import ADDING, find_store_of_id, find_stores
 from spark_log.errors import (
     ClusterAlreadyExistsError,

@@ -12,7 +12,8 @@ from spark_log.errors import NotControllerError, NotCoordinatorError
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import LEASE
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 COORDINATOR = "coordinator"
 """The name of the lease whose holder runs the periodic tasks that are not the controller's."""

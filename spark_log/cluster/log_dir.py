@@ -1,44 +1,23 @@
-"""A log dir is a folder or bucket that holds segment files. All file access goes through this module.
+"""A log dir is a folder or bucket that holds segment files. All file access goes through its class.
 
 Used on the driver and on executors; does not use the metadata store.
 """
 
 import contextlib
-import errno
 import json
 import os
 import re
 import uuid as uuids
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import fs
-
 from spark_log import clock
-from spark_log.cluster.log_dir_uris import asks_for_region
-from spark_log.cluster.new_file import (
-    LocalFile,
-    NewFile,
-    RemoteCopy,
-    RemoteFile,
-    create_whole,
-    fsync,
-    make_folders,
-    make_root,
-)
-from spark_log.cluster.object_puts import can_create, create_object, object_store_options
-from spark_log.errors import (
-    CorruptRecordError,
-    InvalidConfigurationError,
-    LogDirMismatchError,
-    StorageUnavailableError,
-    UnsafePathError,
-    redact,
-    storage_error,
-)
+from spark_log.cluster.files.log_dir_folder import LogDirFolder
+from spark_log.cluster.files.new_file import LocalFile, NewFile, RemoteCopy, RemoteFile, create_whole, fsync, make_root
+from spark_log.cluster.files.object_puts import can_create, create_object, object_store_options
+from spark_log.errors import CorruptRecordError, LogDirMismatchError, StorageUnavailableError, UnsafePathError, redact
 from spark_log.ids import HOME, BrokerId, LogDirId, StoreId
 
 ANSWER_S_MAX = 5.0
@@ -96,21 +75,6 @@ class LogDirInfo:
         return f"LogDirInfo(log_dir_id={self.log_dir_id}, broker_id={self.broker_id}, uri={redact(self.uri)!r})"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file or folder in a log dir. `path` is relative to the log dir."""
-
-    path: str
-    folder: bool
-    bytes: int
-    modified_ms: int
-    """The time of the last modification by the file system's clock, 0 if it is unknown (folders of object stores)."""
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
-
-
 def marker_name(store_id: StoreId) -> str:
     """Return the name of the marker file of a store."""
     return MARKER if store_id == HOME else MARKER.replace(".", f"-{store_id}.")
@@ -137,52 +101,18 @@ def segment_path(folder: str, partition: int, name: str) -> str:
     return path
 
 
-class LogDir:
-    """A log dir, opened by its URI (`file:///…` for a local folder).
-
-    Raises InvalidConfigurationError for a URI that pyarrow.fs does not accept, and StorageUnavailableError if the log
-    dir cannot be opened: the region of an S3 bucket is requested over the network if the URI does not name it.
-
-    Paths are relative to the log dir. A path that leaves it, or crosses a symbolic link, raises UnsafePathError. A disk
-    or object store that cannot be read or written raises StorageUnavailableError.
-    """
+class LogDir(LogDirFolder):
+    """A log dir, opened by its URI (`file:///…` for a local folder). It raises the errors of LogDirFolder."""
 
     def __init__(self, uri: str, store_id: StoreId = HOME) -> None:
         """The marker file is that of the store `store_id`."""
-        self.uri = uri
+        super().__init__(uri)
         self._marker = marker_name(store_id)
-        try:
-            self._opened, self._root = fs.FileSystem.from_uri(uri)
-        except (pa.ArrowInvalid, ValueError) as error:
-            raise InvalidConfigurationError(
-                f"log dir: {redact(uri)!r} is not a URI that pyarrow.fs opens: {error}"
-            ) from error
-        except OSError as error:
-            hint = " (name the bucket's region in the URI: ?region=eu-west-1)" if asks_for_region(uri) else ""
-            raise StorageUnavailableError(redact(f"log dir {uri!r} cannot be opened{hint}: {error}")) from error
-        self._process = os.getpid()
-        self.local = isinstance(self._opened, fs.LocalFileSystem)
         self._verified: tuple[str, tuple[int, int] | None] | None = None
         """The verified id of the log dir, with device and inode of its folder at that time."""
 
     def __repr__(self) -> str:
         return f"LogDir({redact(self.uri)!r})"
-
-    @property
-    def _fs(self) -> fs.FileSystem:
-        """Return the file system. A forked child opens its own, since shared connections could mix up the answers."""
-        if self._process != os.getpid():
-            self._opened, _ = fs.FileSystem.from_uri(self.uri)
-            self._process = os.getpid()
-        return self._opened
-
-    def location(self, relative: str) -> str:
-        """Return the location of a file for people, Delta and Spark: a local path, or a URI without its query."""
-        if self.local:
-            return f"{self._root}/{relative}"
-        base = self.uri.partition("?")[0]
-        scheme, _, rest = base.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{relative}"
 
     def create(self, relative: str) -> NewFile:
         """Begin a file that does not exist yet.
@@ -268,29 +198,6 @@ class LogDir:
                 redact(f"segment {self.location(relative)} cannot be read: {error}")
             ) from error
 
-    def sizes(self, relatives: Sequence[str]) -> list[int | None]:
-        """Return the size of each file in bytes, None for a file that does not exist."""
-        with self._storage_errors("segments"):
-            infos = self._fs.get_file_info([self._resolve(relative) for relative in relatives])
-        return [info.size for info in infos]
-
-    def delete(self, relative: str) -> None:
-        """Remove a file, if it exists. Only clean-up, or its writer before any metadata names it, may call this."""
-        with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
-            self._fs.delete_file(self._resolve(relative))
-
-    def delete_empty_folder(self, relative: str) -> None:
-        """Remove a folder if it is empty. Object stores have no folders."""
-        if self.local:
-            with contextlib.suppress(OSError):
-                os.rmdir(self._resolve(relative))
-
-    def make_folder(self, relative: str) -> None:
-        """Make a folder and force its entry to disk. Object stores have no folders."""
-        if self.local:
-            with self._storage_errors(relative):
-                make_folders(Path(self._resolve(relative)), Path(self._root))
-
     def touch(self, relative: str) -> None:
         """Set the time of the last change of a small file, if it exists, to the present. An object is written again."""
         if self.local:
@@ -370,49 +277,6 @@ class LogDir:
         others = [entry for entry in self.entries() if not _is_of_log_dir(entry.name)]
         return all(entry.folder and set(self.names(entry.path)) <= _TABLE_LOGS for entry in others)
 
-    def _names_at_top(self) -> list[str]:
-        with self._storage_errors("its folder"):
-            infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        return [info.base_name for info in infos]
-
-    def exists(self) -> bool:
-        """Whether its folder exists. In an object store every prefix does."""
-        return not self.local or os.path.isdir(self._root)
-
-    def list_files(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every file below a folder, by path. Empty if there is no such folder."""
-        found: list[fs.FileInfo] = []
-        with self._storage_errors(folder), _if_it_exists():
-            selector = fs.FileSelector(self._resolve(folder), allow_not_found=True, recursive=True)
-            found = self._fs.get_file_info(selector)
-        start = len(self._root.rstrip("/")) + 1
-        return {info.path[start:]: info.size for info in found if info.is_file}
-
-    def entries(self, folder: str = "") -> list[Entry]:
-        """List a folder, or the log dir itself, not recursively. Returns no entries if there is no such folder."""
-        where = self._resolve(folder) if folder else self._root
-        found: list[fs.FileInfo] = []
-        with self._storage_errors(folder or "its folder"), _if_it_exists():
-            found = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
-        start = len(self._root.rstrip("/")) + 1
-        return [
-            Entry(info.path[start:], not info.is_file, info.size or 0, (info.mtime_ns or 0) // 1_000_000)
-            for info in found
-        ]
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder; none if it does not exist. In a local folder it is cheaper than `entries`."""
-        if not self.local:
-            return [entry.name for entry in self.entries(folder)]
-        with self._storage_errors(folder), _if_it_exists():
-            return os.listdir(self._resolve(folder))
-        return []
-
-    def delete_folder(self, relative: str) -> None:
-        """Remove a folder and its contents, if it exists. Only clean-up may call this. Follows no symlink."""
-        with self._storage_errors(relative), _if_it_exists():
-            self._fs.delete_dir(self._resolve(relative))
-
     def try_writing(self, size: int) -> int:
         """Write `size` bytes (1 byte to 64 MiB) to a trial file, force it to disk, and remove it. Returns the time at
         which it was written, in ms since 1970 by the clock of the file system; 0 if that is not known.
@@ -463,38 +327,6 @@ class LogDir:
         except OSError:
             return None
         return found.st_dev, found.st_ino
-
-    def _resolve(self, relative: str) -> str:
-        parts = PurePosixPath(relative)
-        if parts.is_absolute() or ".." in parts.parts or "\0" in relative or not parts.parts:
-            raise UnsafePathError(f"path {relative!r}: must be relative, inside the log dir")
-        path = f"{self._root}/{relative}"
-        if self.local:
-            real_root = os.path.realpath(self._root)
-            if os.path.realpath(path) != os.path.join(real_root, *parts.parts):
-                raise UnsafePathError(f"path {relative!r}: crosses a symbolic link in {self._root}")
-        return path
-
-    @contextlib.contextmanager
-    def _storage_errors(self, relative: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise storage_error(
-                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}"), error
-            ) from error
-
-
-@contextlib.contextmanager
-def _if_it_exists() -> Iterator[None]:
-    """Leave the block where a file or folder is missing, or cannot exist because its name is too long (a topic of an
-    earlier release).
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
-            raise
 
 
 def open_log_dir(info: LogDirInfo) -> LogDir:

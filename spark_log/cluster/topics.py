@@ -19,7 +19,7 @@ from spark_log.ids import HOME, StoreId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.sql_columns import PARTITION, TOPIC
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from spark_log.log.columns.topic_columns import TopicColumns
@@ -79,6 +79,8 @@ class StatedTopic(NamedTuple):
     topic: Topic
     state: str
     move: TopicMove | None = None
+    move_epoch: int = 0
+    """The number of moves until now. The copy with the largest one is the newest."""
 
     @property
     def stores(self) -> set[StoreId]:
@@ -120,7 +122,7 @@ _TOPIC_COLUMNS = (
     TOPIC.typed_columns,
     TOPIC.store_id,
 )
-_STATED = sa.select(*_TOPIC_COLUMNS, TOPIC.state, TOPIC.move).order_by(TOPIC.topic_id)
+_STATED = sa.select(*_TOPIC_COLUMNS, TOPIC.state, TOPIC.move, TOPIC.move_epoch).order_by(TOPIC.topic_id)
 LIVE, CREATING, DELETING = "live", "creating", "deleting"
 """States of a topic. Only live ones are found by the functions of clients (`topic_copies`)."""
 IS_LIVE: sa.ColumnElement[bool] = sa.literal_column(f"'{LIVE}'") == TOPIC.state
@@ -219,7 +221,7 @@ def insert_topic_row(
     return _topic_of(connection.execute(t.topic.insert().returning(*_TOPIC_COLUMNS), values).one())
 
 
-def insert_copy(connection: sa.Connection, topic: Topic, move: TopicMove | None = None) -> None:
+def insert_copy(connection: sa.Connection, topic: Topic, move_epoch: int, move: TopicMove | None = None) -> None:
     """Insert the row of a topic of the home store in the data store that has its partitions, or that gets them by this
     move.
     """
@@ -236,6 +238,7 @@ def insert_copy(connection: sa.Connection, topic: Topic, move: TopicMove | None 
         "store_id": topic.store_id if move is None else move.to,
         "state": LIVE if move is None else CREATING,
         "move": _move_json(move),
+        "move_epoch": move_epoch,
     }
     connection.execute(t.topic.insert(), values)
 
@@ -259,7 +262,7 @@ def stated_topic(connection: sa.Connection, topic_id: int) -> StatedTopic | None
 def moving_topics(connection: sa.Connection) -> list[tuple[Topic, TopicMove]]:
     """Return the topics that are being moved. The connection is to the home store."""
     topics = [_stated(row) for row in connection.execute(_STATED.where(TOPIC.move.is_not(None)))]
-    return [(topic, move) for topic, _state, move in topics if move is not None]
+    return [(stated.topic, stated.move) for stated in topics if stated.move is not None]
 
 
 def topics_left(connection: sa.Connection) -> list[TopicId]:
@@ -273,7 +276,8 @@ def topics_left(connection: sa.Connection) -> list[TopicId]:
 
 
 def _stated(row: Any) -> StatedTopic:
-    return StatedTopic(_topic_of(row), row.state, None if row.move is None else TopicMove(**json.loads(row.move)))
+    move = None if row.move is None else TopicMove(**json.loads(row.move))
+    return StatedTopic(_topic_of(row), row.state, move, row.move_epoch)
 
 
 def _move_json(move: TopicMove | None) -> str | None:
@@ -285,9 +289,9 @@ def set_move(connection: sa.Connection, topic_id: int, move: TopicMove | None) -
     _update(connection, topic_id, move=_move_json(move))
 
 
-def set_store(connection: sa.Connection, topic_id: int, store_id: StoreId) -> None:
+def set_store(connection: sa.Connection, topic_id: int, store_id: StoreId, move_epoch: int) -> None:
     """Record which store has the topic. The connection is to the home store."""
-    _update(connection, topic_id, store_id=store_id, move=None)
+    _update(connection, topic_id, store_id=store_id, move=None, move_epoch=move_epoch)
 
 
 def end_move(connection: sa.Connection, topic_id: int, move: TopicMove) -> bool:
@@ -295,7 +299,7 @@ def end_move(connection: sa.Connection, topic_id: int, move: TopicMove) -> bool:
     cancelled, or has ended. The connection is to the home store.
     """
     here = (TOPIC.topic_id == topic_id, TOPIC.move == _move_json(move), IS_LIVE)
-    ended = t.topic.update().where(*here).values(store_id=move.to, move=None)
+    ended = t.topic.update().where(*here).values(store_id=move.to, move=None, move_epoch=TOPIC.move_epoch + 1)
     return connection.execute(ended).rowcount == 1
 
 

@@ -3,7 +3,8 @@
 from spark_log.config.cluster_settings import ClusterSettings
 from spark_log.config.definition import ConfigDefinition
 from spark_log.config.group_configs import GroupConfig, group_definitions, validate_group_overrides
-from spark_log.config.topic_configs import TopicConfig, canonical, definitions, validate_overrides
+from spark_log.config.topic_config_texts import canonical
+from spark_log.config.topic_configs import TopicConfig, definitions
 from spark_log.config.typed_configs import SOURCES, PartConfigs
 
 __all__ = [
@@ -17,5 +18,4 @@ __all__ = [
     "definitions",
     "group_definitions",
     "validate_group_overrides",
-    "validate_overrides",
 ]

@@ -5,12 +5,12 @@ whose default differs says so and gives the reason. All configs are dynamic: a n
 read plan or maintenance run. Only the overrides are stored, as text; only `TopicConfig` parses them.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from spark_log.config.definition import ConfigDefinition, config
+from spark_log.config.topic_config_texts import OTHER_NAMES, canonical, hint, parse
 from spark_log.config.typed_configs import (
     SOURCES,
     PartConfigs,
@@ -34,12 +34,9 @@ from spark_log.config.values import (
     Decimal,
     Integer,
     Text,
-    ValueType,
     WordSet,
 )
 from spark_log.errors import InvalidConfigurationError
-
-V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -379,49 +376,10 @@ _FIELDS_BY_NAME = {entry.metadata["definition"].name: entry for entry in fields(
 
 def _is_known(name: str, text: str) -> bool:
     try:
-        _parse(_OTHER_NAMES.get(name, name), text)
+        _parse(OTHER_NAMES.get(name, name), text)
     except InvalidConfigurationError:
         return False
     return True
-
-
-_OTHER_NAMES = {"retired.file.retention.ms": "file.delete.delay.ms"}
-"""Other names that are accepted for configs, and may also be stored: other name to name in `definitions`."""
-
-
-def canonical(values: Mapping[str, V]) -> dict[str, V]:
-    """Return `values` under the names in `definitions`.
-
-    Raise InvalidConfigurationError if a config is given under two names.
-    """
-    named: dict[str, V] = {}
-    for name, value in values.items():
-        its_name = _OTHER_NAMES.get(name, name)
-        if its_name in named:
-            raise InvalidConfigurationError(f"config {its_name!r} is given twice, as {name!r} too")
-        named[its_name] = value
-    return named
-
-
-_WITHOUT_MEANING = {
-    "compression.lz4.level": "lz4 is used at its fastest level",
-    "follower.replication.throttled.replicas": "a reassignment takes its throttle as an argument",
-    "index.interval.bytes": "the metadata store is the index",
-    "leader.replication.throttled.replicas": "a reassignment takes its throttle as an argument",
-    "local.retention.ms": "log dirs may be object stores; there is one tier",
-    "local.retention.bytes": "log dirs may be object stores; there is one tier",
-    "max.decompressed.message.bytes": "the gateway's config decompressed.request.max.bytes limits what records become",
-    "message.downconversion.enable": "there is one message format",
-    "message.format.version": "there is one message format",
-    "message.timestamp.difference.max.ms": "see message.timestamp.before.max.ms and message.timestamp.after.max.ms",
-    "preallocate": "segment files are written whole",
-    "remote.copy.lag.bytes": "log dirs may be object stores; there is one tier",
-    "remote.copy.lag.ms": "log dirs may be object stores; there is one tier",
-    "remote.storage.enable": "log dirs may be object stores; there is one tier",
-    "segment.index.bytes": "the metadata store is the index",
-    "segment.jitter.ms": "sealing is spread by the coordinator",
-}
-"""Kafka's configs that have no meaning here, with the reasons. They are refused, not ignored."""
 
 
 def definitions() -> list[ConfigDefinition]:
@@ -429,34 +387,7 @@ def definitions() -> list[ConfigDefinition]:
     return [entry.metadata["definition"] for entry in _FIELDS_BY_NAME.values()]
 
 
-def validate_overrides(overrides: Mapping[str, str]) -> None:
-    """Raise InvalidConfigurationError as `TopicConfig.from_overrides` does. For callers that store the text."""
-    TopicConfig.from_overrides(overrides)
-
-
 def _parse(name: str, text: object) -> Any:
     if name not in _FIELDS_BY_NAME:
-        raise InvalidConfigurationError(f"Unknown topic config {name!r}{_hint(name)}")
-    value_type: ValueType = _FIELDS_BY_NAME[name].metadata["type"]
-    if not isinstance(text, str):
-        raise InvalidConfigurationError(
-            f"Invalid value {text!r} for topic config {name!r}: expected text ({value_type.expected}), "
-            f"not {type(text).__name__}"
-        )
-    try:
-        return value_type.parse(text)
-    except ValueError as error:
-        reason = f" ({error})" if str(error) else ""
-        shown = repr(text if len(text) <= 100 else text[:100] + "…")
-        raise InvalidConfigurationError(
-            f"Invalid value {shown} for topic config {name!r}: expected {value_type.expected}{reason}"
-        ) from None
-
-
-def _hint(name: object) -> str:
-    if not isinstance(name, str):
-        return ": expected text"
-    if name in _WITHOUT_MEANING:
-        return f": a config of Kafka that has no meaning here ({_WITHOUT_MEANING[name]})"
-    near = difflib.get_close_matches(name.lower().replace("_", "."), _FIELDS_BY_NAME, n=3, cutoff=0.6)
-    return f". Did you mean {' or '.join(near)}?" if near else f". Known are {', '.join(_FIELDS_BY_NAME)}"
+        raise InvalidConfigurationError(f"Unknown topic config {name!r}{hint(name, _FIELDS_BY_NAME)}")
+    return parse(name, text, _FIELDS_BY_NAME[name].metadata["type"])

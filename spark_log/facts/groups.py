@@ -20,7 +20,8 @@ from spark_log.groups.consumer.rules import NO_PARTITIONS, Group, Member, Partit
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import positions
 from spark_log.log.segments.slices import Positions
-from spark_log.metadata.store import Store, StoreClock
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 
 State = Literal["Empty", "Assigning", "Reconciling", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"]
 """Kafka's names (KIP-848). Empty: no live members. Assigning: targets are to be computed. Reconciling: members are

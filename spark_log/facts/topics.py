@@ -12,7 +12,7 @@ from spark_log.cluster.topics import Topic, find_topics, unknown_topic
 from spark_log.ids import TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 
 
 @dataclass(frozen=True)

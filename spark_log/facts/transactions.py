@@ -28,7 +28,8 @@ from spark_log.metadata.sql_columns import (
     TRANSACTION_PART,
     TRANSACTION_SEGMENT,
 )
-from spark_log.metadata.store import Store, StoreClock
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions.part_rules import PartState
 from spark_log.transactions.rules import COMMITTED, EMPTY, ONGOING, ProducerRef, TransactionState
 from spark_log.transactions.transaction_rows import read_all_pending, read_pending

@@ -8,14 +8,8 @@ import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared, in_list, in_pairs
-from spark_log.metadata.sql_columns import (
-    CLASSIC_GROUP,
-    CLASSIC_MEMBER,
-    CONSUMER_GROUP,
-    GROUP_MEMBER,
-    GROUP_PARTITION,
-)
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION
+from spark_log.metadata.store_clock import StoreClock
 
 MEMBERS_MAX = 128
 

@@ -27,7 +27,8 @@ from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions.transaction_rows import delete_pending_offsets
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from spark_log.groups.consumer.rules import check_commit, check_member, may_not_
 from spark_log.groups.identity import Identity
 from spark_log.groups.share.group_ids import refuse_share_group
 from spark_log.ids import TopicPartition
-from spark_log.metadata.store import Store, StoreClock
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 
 
 def check_committer(

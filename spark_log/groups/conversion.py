@@ -18,24 +18,12 @@ from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic, save_classic
 from spark_log.groups.classic.rules import advance, begin_rebalance, select_protocol
 from spark_log.groups.consumer import rows
-from spark_log.groups.consumer.rules import (
-    NO_PARTITIONS,
-    TOPICS_MAX,
-    EpochState,
-    Group,
-    Member,
-    Partitions,
-    depart,
-)
+from spark_log.groups.consumer.rules import NO_PARTITIONS, TOPICS_MAX, EpochState, Group, Member, Partitions, depart
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
-from spark_log.groups.consumer_messages import (
-    PROTOCOL_TYPE,
-    decode_assignment,
-    encode_assignment,
-    subscription_of,
-)
+from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_assignment, encode_assignment, subscription_of
 from spark_log.ids import TopicPartition
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 

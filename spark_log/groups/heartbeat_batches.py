@@ -15,7 +15,8 @@ from spark_log.groups.consumer.rules import LEAVING_FOR_A_WHILE, Group, check_me
 from spark_log.groups.consumer.stored_values import epochs_of, facts_of, partitions_of, subscription_of
 from spark_log.ids import TopicPartition
 from spark_log.metadata.prepared import one_message
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 
 class Heartbeat(NamedTuple):

@@ -16,7 +16,8 @@ from spark_log.groups.consumer import rows
 from spark_log.groups.consumer_messages import subscription_of
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC, TRANSACTION_OFFSET
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 _PENDING = sa.exists().where(
     TRANSACTION_OFFSET.group_id == GROUP_OFFSET.group_id,

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC
 from spark_log.log.partitions import partition_rows
 from spark_log.metadata.sql_columns import TOPIC
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.replication.controller.topic_operations import insert_topic
 
 PARTITIONS = 50

@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from kafka.structs import ConsumerGroupMetadata
 
-from spark_log.errors import (
-    CommitFailedError,
-    IllegalGenerationError,
-    UnknownMemberIdError,
-)
+from spark_log.errors import CommitFailedError, IllegalGenerationError, UnknownMemberIdError
 from spark_log.groups.committed_offsets import (
     Commit,
     log_partition_of,
@@ -26,7 +23,8 @@ from spark_log.groups.identity import Identity
 from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
 from spark_log.ids import TopicPartition
 from spark_log.log.append.append_transaction import CommitHook
-from spark_log.metadata.store import Store, StoreClock
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 
 Commits = Mapping[TopicPartition, Commit]
 
@@ -60,6 +58,29 @@ class Committer:
         check_group_id(self.group_id)
         if self.generation >= 0 and not self.member_id:
             raise ValueError(f"group_metadata: generation_id={self.generation} is a member's, and member_id is empty")
+
+
+def committer(group_metadata: Any) -> Committer:
+    """Return the committer of kafka-python's ConsumerGroupMetadata, or of a group id."""
+    if isinstance(group_metadata, str):
+        return Committer(group_metadata)
+    if not isinstance(group_metadata, tuple) or len(group_metadata) < 4:  # a Consumer can be iterated too
+        raise TypeError(
+            f"group_metadata: expected what Consumer.group_metadata() returns, or a group id, got {group_metadata!r}"
+        )
+    group_id, generation, member_id, instance_id, *_ = group_metadata
+    if group_id is None:
+        raise ValueError("group_metadata: the consumer has no group_id")
+    return Committer(group_id, member_id or "", generation, instance_id)
+
+
+def of_topics_read(commits: Commits, group_metadata: Any) -> Commits:
+    """Return the commits with the topic ids that the consumer reads, if the metadata has them."""
+    known = getattr(group_metadata, "topic_ids", {})
+    return {
+        partition: commit if commit.topic_id is not None else commit._replace(topic_id=known.get(partition))
+        for partition, commit in commits.items()
+    }
 
 
 def check_offsets(store: Store, connection: sa.Connection, who: Committer, commits: Commits) -> Commits:

@@ -105,7 +105,7 @@ class Log(LogReader):
         of a topic that has been deleted is UnknownTopicOrPartitionError.
         """
         encoding = Encoding.of(topic)
-        now_ms = self.cluster.store.now().wall_ms
+        now_ms = self.cluster.of(topic).store.now().wall_ms
         prepared = [(topic, replace(item, table=prepare(item.table, encoding, now_ms))) for item in records]
         return self.append_prepared(prepared, acks=acks, timeout_ms=timeout_ms)
 
@@ -235,9 +235,9 @@ class Log(LogReader):
 
     def _encoding(self, topic: Topic, codec: str | None) -> Encoding:
         encoding = Encoding.of(topic, codec)
-        if "inline.max.bytes" in topic.overrides:
+        if "inline.max.bytes" in topic.overrides or encoding.inline_max_bytes >= self._inline_max_bytes_min:
             return encoding
-        return replace(encoding, inline_max_bytes=max(encoding.inline_max_bytes, self._inline_max_bytes_min))
+        return replace(encoding, inline_max_bytes=self._inline_max_bytes_min)
 
     @contextmanager
     def naming(self, written: WrittenBatches, topics: Mapping[int, Topic]) -> Iterator[list[Batch]]:

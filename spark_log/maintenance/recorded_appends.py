@@ -24,7 +24,8 @@ from spark_log.log.log import Records
 from spark_log.log.records.record_limits import RECORD_BYTES_MAX, RecordLimits
 from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, StoreClock
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.replication.controller.topic_operations import alter_configs, create_internal_topic
 
 logger = logging.getLogger(__name__)

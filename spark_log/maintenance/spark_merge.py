@@ -13,7 +13,8 @@ from spark_log.ids import LogDirId
 from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.context import each_store
 from spark_log.maintenance.report import Report
-from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Write, Written, write
+from spark_log.maintenance.rewrite.rewrite_plan import Rewriting
+from spark_log.maintenance.rewrite.segment_rewrite import Write, Written, write
 from spark_log.maintenance.rewrite_tasks import merge_segments
 
 if TYPE_CHECKING:

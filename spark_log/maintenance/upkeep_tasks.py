@@ -14,12 +14,10 @@ from spark_log.log.append.flush import partitions_to_flush
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.first_failure import FirstFailure
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs, CountedLogDirs, Deleted
 from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
 from spark_log.maintenance.removal.retention import Dropped, apply_retention, plan_retention
 from spark_log.maintenance.removal.retired_file_clean_up import (
-    CleanableLogDirs,
-    CountedLogDirs,
-    Deleted,
     delete_left_copies,
     delete_retired_files,
     delete_retired_topics,

@@ -1,8 +1,16 @@
 """Removes the bytes of deleted rows from a SQLite file and its write-ahead log."""
 
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.errors import SparkLogError, redact
+from spark_log.metadata.address import SQLITE_FILE
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 
 WAIT_MS = 5_000
 """How long a scrub waits for another program's transaction. Writers of the store wait during that time."""
@@ -18,7 +26,24 @@ POSTGRESQL_KEEPS = (
 )
 
 
-def scrub_sqlite(driver: Any, path: Path) -> str | None:
+def scrub(store: Store) -> str | None:
+    """Remove the bytes of deleted rows from the store's files.
+
+    Return None if that succeeded, else a message that says which data is left and where. SQLite rewrites its file
+    in about a second for 100 MB; writers wait during that time. On PostgreSQL nothing is removed.
+    """
+    if store.address.folder is None:
+        return POSTGRESQL_KEEPS
+    path = store.address.folder / SQLITE_FILE
+    deadline = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000
+    try:
+        with store.writer_turn(deadline), store.engine.connect() as connection:
+            return _scrub_sqlite(connection.connection.driver_connection, path)
+    except (sqlite3.Error, sa.exc.DBAPIError, SparkLogError) as error:
+        return _still_there(path, f"it could not be rewritten ({redact(str(error))}): when that has ended")
+
+
+def _scrub_sqlite(driver: Any, path: Path) -> str | None:
     """Rewrite the file and empty the write-ahead log. `driver` is a sqlite3 connection to the file at `path`.
 
     Return None if that succeeded, else a message for the user that says what is left, where and why. Raise
@@ -35,10 +60,10 @@ def scrub_sqlite(driver: Any, path: Path) -> str | None:
         return None
     readers = _readers(path)
     by = f"process {', '.join(map(str, readers))}" if readers else "another program"
-    return still_there(path, f"{by} is reading an older state of it: when that has ended")
+    return _still_there(path, f"{by} is reading an older state of it: when that has ended")
 
 
-def still_there(path: Path, why: str) -> str:
+def _still_there(path: Path, why: str) -> str:
     """Return the message about a SQLite file that may still contain deleted data. `why` ends with when to try again."""
     return f"{path} and its write-ahead log {path.name}-wal may still hold deleted data, since {why}, erase again"
 

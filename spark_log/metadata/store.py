@@ -3,8 +3,6 @@
 import contextlib
 import math
 import random
-import sqlite3
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,26 +12,18 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.config import ClusterSettings
-from spark_log.errors import (
-    MetadataStoreError,
-    MetadataStoreUnavailableError,
-    RetriableError,
-    SparkLogError,
-    redact,
-)
+from spark_log.errors import MetadataStoreError, MetadataStoreUnavailableError, RetriableError, SparkLogError
 from spark_log.metadata import commit_tokens
 from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE, Address
 from spark_log.metadata.changes import changes_of, include
-from spark_log.metadata.clock_watch import ClockWatch
 from spark_log.metadata.connections import engine as engines
 from spark_log.metadata.connections.answer_watch import AnswerLimit
 from spark_log.metadata.connections.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.connections.schema_fence import SchemaFence
 from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
-from spark_log.metadata.connections.writer_queue import WriterQueue
+from spark_log.metadata.connections.writer_queue import WriterQueue, writing
 from spark_log.metadata.outage import Outage
-from spark_log.metadata.prepared import Prepared
-from spark_log.metadata.scrub import POSTGRESQL_KEEPS, scrub_sqlite, still_there
+from spark_log.metadata.store_clock import StoreTime
 from spark_log.metadata.store_schema import read_overrides
 
 if TYPE_CHECKING:
@@ -47,54 +37,16 @@ DEFAULT_TIMEOUT_MS = 120_000
 READ_TIMEOUT_MS = 10_000
 """How long a read is retried while the store is unavailable."""
 
-_SERVER_TIME_MS = Prepared(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"))
-
 SILENT_MS = 10_000
 """If other processes wait for its locks, the session of a process that was stopped while it sent statements is ended
 after this time.
 """
-
-_CLOCK_INTERVAL_MS = 5_000
 
 SETTINGS_AGE_S_MAX = 5.0
 """Maximum age of the cluster's settings in an open client, while the store is available."""
 
 _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
 """Driver errors as SQLAlchemy raises them, and the error of an exhausted connection pool."""
-
-
-class _Writing(threading.local):
-    depth = 0
-
-
-_writing = _Writing()
-
-
-def is_writing() -> bool:
-    """Whether the calling thread is inside a write transaction of a store, so that others may wait for its locks."""
-    return _writing.depth > 0
-
-
-@dataclass(frozen=True)
-class StoreClock:
-    """A reading of the store's clock.
-
-    `wall_ms` is for timestamps. Leases are compared with `lease_ms`, whose values are comparable only within one
-    `clock_epoch`. On SQLite, `lease_ms` is the host's boot clock, which is never set back, and the clock epoch is the
-    boot id. On PostgreSQL, `lease_ms` is the server's clock, and the clock epoch is empty.
-    """
-
-    wall_ms: int
-    lease_ms: int
-    clock_epoch: str
-
-    def expired(self, until_ms: int, clock_epoch: str) -> bool:
-        """Return whether a lease until `until_ms` has ended. `clock_epoch` is that in which `until_ms` was written."""
-        return clock_epoch != self.clock_epoch or until_ms <= self.lease_ms
-
-    def has_expired(self, row: Any) -> sa.ColumnElement[bool]:
-        """Return the same condition in SQL, for the columns `until_ms` and `clock_epoch` of a table."""
-        return sa.or_(row.clock_epoch != self.clock_epoch, row.until_ms <= self.lease_ms)
 
 
 @dataclass
@@ -116,12 +68,12 @@ class _InDoubt(Generic[T]):
     result: T
 
 
-class Store:
+class Store(StoreTime):
     """The metadata store of one cluster. It may be shared between threads, but not sent to other processes."""
 
     def __init__(self, address: Address, *, create: bool = False) -> None:
+        super().__init__(sqlite=address.folder is not None)
         self.address = address
-        self.sqlite = address.folder is not None
         self.timeout_ms_max = math.inf  # an upper limit of the timeouts of all calls
         self._last_try_s = math.inf
         self._answer_limit = AnswerLimit(ClusterSettings().store_answer_timeout_ms / 1000)
@@ -129,11 +81,9 @@ class Store:
         self.fence = SchemaFence(address)
         self.engine = engines.create_engine(address, self.fence, create=create, hosts=self._hosts)
         self.changes = changes_of(address, self._hosts)
-        self._ahead = (-_CLOCK_INTERVAL_MS - 1, 0)
         self.settings_of: Store | None = None
         """The home store of a data store: it has the settings of the cluster."""
         self._settings: tuple[float, ClusterSettings] | None = None
-        self._clock_watch = ClockWatch()
         self._outage = Outage()
         self.read_timeout_ms = READ_TIMEOUT_MS
         """How long reads are repeated while the store is unavailable, unless their caller says otherwise."""
@@ -231,9 +181,7 @@ class Store:
         """
         if self.sqlite:
             return self.read(body, timeout_ms=timeout_ms)
-        return self._transact(
-            lambda connection, _attempt: body(connection), timeout_ms, token_unless_none=True, repeatable_read=True
-        )
+        return self._transact(lambda connection, _attempt: body(connection), timeout_ms, as_primary=True)
 
     @contextlib.contextmanager
     def snapshot_as_primary(self) -> Iterator[sa.Connection]:
@@ -283,8 +231,7 @@ class Store:
         durable: bool = True,
         announce: bool = False,
         unlimited: bool = False,
-        token_unless_none: bool = False,
-        repeatable_read: bool = False,
+        as_primary: bool = False,
     ) -> T:
         attempt = Attempt()
         deadline = clock.monotonic_s() + min(timeout_ms, self.timeout_ms_max) / 1000
@@ -300,10 +247,10 @@ class Store:
                         return in_doubt.result
                     in_doubt = None
                 with (
-                    self._writer_turn(min(deadline, self._last_try_s)),
+                    self.writer_turn(min(deadline, self._last_try_s)),
                     self._writing_connection(durable, unlimited) as connection,
                 ):
-                    if repeatable_read:
+                    if as_primary:
                         connection = connection.execution_options(isolation_level="REPEATABLE READ")
                     transaction = connection.begin()
                     try:
@@ -311,7 +258,7 @@ class Store:
                         if not self.sqlite:  # a SQLite commit has no connection to lose
                             pid = engines.pid_of(connection)
                             committing = _InDoubt(commit_tokens.new_token(), clock.boot_ms(), result)
-                            always = token_unless_none and result is not None
+                            always = as_primary and result is not None
                             commit_tokens.commit(
                                 connection, committing.token, self._answered, durable=durable, always=always
                             )
@@ -379,16 +326,11 @@ class Store:
         return committed
 
     @contextlib.contextmanager
-    def _writer_turn(self, deadline: float) -> Iterator[None]:
-        _writing.depth += 1
-        try:
-            if self._queue is None:
-                yield
-            else:
-                with self._queue.turn(deadline - clock.monotonic_s()):
-                    yield
-        finally:
-            _writing.depth -= 1
+    def writer_turn(self, deadline: float) -> Iterator[None]:
+        """Wait for the turn to write, which only SQLite's writers need, and keep it during the block."""
+        turn = contextlib.nullcontext() if self._queue is None else self._queue.turn(deadline - clock.monotonic_s())
+        with writing(), turn:
+            yield
 
     @contextlib.contextmanager
     def _writing_connection(self, durable: bool, unlimited: bool) -> Iterator[sa.Connection]:
@@ -408,68 +350,6 @@ class Store:
                 yield connection
             finally:
                 driver.execute("PRAGMA synchronous=FULL")
-
-    def clock(self, connection: sa.Connection) -> StoreClock:
-        """Return the store's current time, read through this connection."""
-        return self.ask_clock(connection)()
-
-    def ask_clock(self, connection: sa.Connection) -> Callable[[], StoreClock]:
-        """Ask for the store's time, and return a function that returns it. Inside `one_message`, call the function
-        after the block.
-        """
-        if self.sqlite:
-            return self.now
-        answer = _SERVER_TIME_MS.ask(connection, {})
-
-        def read() -> StoreClock:
-            [(now_ms,)] = answer.rows()
-            return StoreClock(now_ms, now_ms, "")
-
-        return read
-
-    def now(self) -> StoreClock:
-        """Return the store's time for the timestamps of records. For leases, use `clock` inside a transaction.
-
-        On SQLite it is the host's time. On PostgreSQL the server is asked every 5 s, and the host's monotonic clock
-        measures the time since then, so the timestamps are right even if the host's wall clock is wrong.
-        """
-        if self.sqlite:
-            return StoreClock(clock.wall_ms(), clock.boot_ms(), clock.boot_id())
-        host_ms = int(clock.monotonic_s() * 1000)
-        asked_ms, ahead_ms = self._ahead
-        if host_ms - asked_ms > _CLOCK_INTERVAL_MS:
-            try:
-                told_ms = self.read(self.clock, timeout_ms=None if asked_ms < 0 else 1_000).wall_ms
-                ahead_ms = told_ms - int(clock.monotonic_s() * 1000)
-                self._ahead = (host_ms, ahead_ms)
-            except MetadataStoreUnavailableError:
-                if asked_ms < 0:  # else the last answer is still used, so that an append survives an unavailable store
-                    raise
-        return StoreClock(host_ms + ahead_ms, host_ms + ahead_ms, "")
-
-    def clock_is_steady(self) -> bool:
-        """Return False if this process has seen that the store's wall clock was set recently (`ClockWatch`).
-
-        Check it before anything is deleted because of its age.
-        """
-        wall_ms = clock.wall_ms() if self.sqlite else self.read(self.clock).wall_ms
-        return self._clock_watch.is_steady(wall_ms, clock.boot_ms())
-
-    def scrub(self) -> str | None:
-        """Remove the bytes of deleted rows from the store's files.
-
-        Return None if that succeeded, else a message that says which data is left and where. SQLite rewrites its file
-        in about a second for 100 MB; writers wait during that time. On PostgreSQL nothing is removed.
-        """
-        if self.address.folder is None:
-            return POSTGRESQL_KEEPS
-        path = self.address.folder / SQLITE_FILE
-        deadline = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000
-        try:
-            with self._writer_turn(deadline), self.engine.connect() as connection:
-                return scrub_sqlite(connection.connection.driver_connection, path)
-        except (sqlite3.Error, sa.exc.DBAPIError, SparkLogError) as error:
-            return still_there(path, f"it could not be rewritten ({redact(str(error))}): when that has ended")
 
     def close(self) -> None:
         self.changes.close()

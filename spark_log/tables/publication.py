@@ -34,6 +34,7 @@ from spark_log.tables.iceberg.catalog import create_table
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, TableKey
+from spark_log.tables.seen_offsets import listed_above_tail
 from spark_log.tables.table_changes import (
     Changes,
     ConflictingCommitError,
@@ -104,7 +105,7 @@ def publish_above_tails(cluster: Cluster, topic: Topic) -> None:
     """Publish the topic if a table lists files above records that were inline then (`listed_above_tail`), and are in
     files by now: until then these files are not written again. A failure is logged: it does not stop the caller.
     """
-    if cluster.store.read(lambda connection: publication_state.listed_above_tail(connection, topic)):
+    if cluster.store.read(lambda connection: listed_above_tail(connection, topic)):
         try_publish(cluster, [topic], eager=True)
 
 

@@ -5,7 +5,7 @@
     settle    the table has this version, so this intent was carried out: its cursors become the recorded state
 
 A publisher that dies after its commit leaves an intent, which the next one finds by the version in the table. Until it
-is settled, no new file crosses its seen offsets (`publication_state.seen_offsets`). A note is always forced to disk,
+is settled, no new file crosses its seen offsets (`tables/seen_offsets.py`). A note is always forced to disk,
 and with it everything that was committed before: a table never lists a segment that the metadata could still
 lose. Settling is not forced to disk: if a power loss reverts it, the next publication settles again.
 """

@@ -16,15 +16,7 @@ from spark_log.ids import LogDirId, TopicId
 from spark_log.log.partitions.partition_rows import frozen_topics
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_or_replace
-from spark_log.metadata.sql_columns import (
-    LOG_DIR,
-    PARTITION,
-    PUBLICATION,
-    PUBLICATION_CURSOR,
-    REPLICA,
-    RETIRED_FILE,
-    SEGMENT,
-)
+from spark_log.metadata.sql_columns import PARTITION, PUBLICATION, PUBLICATION_CURSOR, REPLICA, RETIRED_FILE, SEGMENT
 
 REPLICA_LIMIT = sa.case(
     (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark), else_=REPLICA.log_end_offset
@@ -284,52 +276,6 @@ def cursors(connection: sa.Connection, table: TableKey, numbers: Collection[int]
     if numbers is not None and len(numbers) <= _FEW:
         query = _CURSORS.where(PUBLICATION_CURSOR.partition.in_(list(numbers)))
     return {partition: Cursor(*facts) for partition, *facts in connection.execute(query, parameters)}
-
-
-def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> list[int]:
-    """Return the distinct offsets up to which the topic's tables have shown the partition's records, or may have shown
-    them after a commit that was noted and not recorded.
-
-    If a file crossed such an offset, only some of its records would be new to that table.
-    """
-    known, noted = (
-        sa.select(table.c.seen_offset).where(
-            table.c.topic_id == topic.topic_id, table.c.partition == partition, table.c.target != CURRENT
-        )
-        for table in (t.publication_cursor, t.publication_intent_cursor)
-    )
-    return list(connection.execute(sa.union(known, noted)).scalars())
-
-
-def listed_above_tail(
-    connection: sa.Connection, topic: Topic, partition: int | None = None, *, offline: bool = False
-) -> list[tuple[int, int]]:
-    """Return the ranges [seen offset, limit) of the topic's tables, also of commits that were noted and not recorded;
-    with `partition`, those of this partition; with `offline`, those of tables in log dirs that are offline, which no
-    publication can end now.
-
-    The tables list the files in such a range, above records that were inline then and may be a file now. A file that
-    two of these files were merged into would hold both old and new records for a stream that reads the table; and one
-    that is written again would be new to it (`Cursor.has_seen`). So only an erase writes such files again.
-    """
-    numbers = sa.true() if partition is None else sa.column("partition") == partition
-    offline_dirs = sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online)
-    known, noted = (
-        sa.select(table.c.seen_offset, table.c.high_watermark).where(
-            table.c.topic_id == topic.topic_id,
-            numbers,
-            table.c.log_dir_id.in_(offline_dirs) if offline else sa.true(),
-            table.c.target != CURRENT,
-            table.c.seen_offset < table.c.high_watermark,
-        )
-        for table in (t.publication_cursor, t.publication_intent_cursor)
-    )
-    return [(seen, limit) for seen, limit in connection.execute(sa.union(known, noted))]
-
-
-def overlaps(base_offset: int, end_offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
-    """Whether a file with these offsets is partly in one of the ranges [first, limit)."""
-    return any(base_offset < limit and end_offset > first for first, limit in ranges)
 
 
 def all_segments(connection: sa.Connection, table: TableKey) -> list[PublishedFile]:

@@ -1,12 +1,18 @@
-"""Says which tables a topic has by its configs, and in which log dirs.
+"""Says which tables a topic has by its configs, and in which log dirs; and whether these tables can be made.
 
 Each format has a table in each log dir with replicas of the topic. A catalog has one Iceberg table for a topic: that in
 an online log dir with a replica of every partition, which stays the same one while it is that.
 """
 
+import importlib.util
+
 import sqlalchemy as sa
 
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.files.object_puts import can_create
 from spark_log.cluster.topics import Topic
+from spark_log.config import TopicConfig
+from spark_log.errors import InvalidConfigurationError, install_extra, redact
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA
@@ -99,3 +105,45 @@ def _tables_in_catalogs(topic_id: sa.ColumnElement[int] | None = None) -> sa.Sel
         .select_from(complete.outerjoin(t.publication, published))
         .group_by(here.c.topic_id)
     )
+
+
+TABLE_CONFIGS = {
+    "table.formats",
+    "table.current",
+    "table.current.order",
+    "value.envelope",
+    "cleanup.policy",
+    "retention.ms",
+    "retention.bytes",
+}
+"""The configs on which the topic's tables depend."""
+
+
+def check_tables(cluster: Cluster, config: TopicConfig) -> None:
+    """Raise InvalidConfigurationError if a table that the configs demand cannot be made in the cluster's log dirs."""
+    unlimited = config.retention_ms == -1 and config.retention_bytes == -1
+    if config.table_current != "none" and config.deletes and not unlimited:
+        raise InvalidConfigurationError(
+            "table.current=delta: retention would remove the last records of keys: it needs cleanup.policy=compact, or"
+            " retention.ms=-1 and retention.bytes=-1"
+        )
+    if config.table_current_order == "sequence" and "none" in (config.table_current, config.value_envelope):
+        raise InvalidConfigurationError(
+            "table.current.order=sequence: it needs table.current=delta, and value.envelope=debezium, whose events have"
+            " sequences"
+        )
+    for name, package, extra in (
+        ("table.formats=delta,iceberg", "fastavro", "iceberg"),
+        ("table.current=delta", "pyroaring", "current"),
+    ):
+        config_name, _, value = name.partition("=")
+        if config.as_text()[config_name] != value:
+            continue
+        if importlib.util.find_spec(package) is None:
+            raise InvalidConfigurationError(f"{name} needs a package: {install_extra(extra)}")
+        for info in cluster.log_dirs().values():
+            if not (info.uri.startswith("file:") or can_create(info.uri)):
+                raise InvalidConfigurationError(
+                    f"{name}: log dir {redact(info.uri)} is an object store: S3 needs the package obstore, and no other"
+                    " is supported"
+                )

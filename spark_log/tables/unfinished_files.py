@@ -1,5 +1,5 @@
 """Temporary files of publishers that were killed while they wrote metadata of a table. Files below their own names are
-created whole (`cluster.new_file`), so no reader needs these.
+created whole (`cluster.files.new_file`), so no reader needs these.
 """
 
 from collections.abc import Mapping, Sequence

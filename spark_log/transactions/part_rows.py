@@ -11,7 +11,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import TRANSACTION, TRANSACTION_PART, TRANSACTION_SEGMENT
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions.part_rules import Part, PartState
 from spark_log.transactions.pending_sequences import remember_aborted
 from spark_log.transactions.rules import COMMITTED

@@ -63,4 +63,4 @@ def remember_aborted(state: ProducerState, last: RememberedBatch) -> ProducerSta
         known for known in epoch if known.base_offset < known.end_offset and known.first_sequence != last.first_sequence
     ]
     end = max((known.end_offset for known in there), default=0)
-    return replace(state, batches=(*there, replace(last, base_offset=end, end_offset=end)))
+    return replace(state, batches=(*there, last._replace(base_offset=end, end_offset=end)))

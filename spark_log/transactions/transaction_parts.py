@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
+from spark_log.cluster.store_directory import keep_store
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.errors import (
     CrossStoreTransactionError,
@@ -35,14 +36,11 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.log import Log
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.metadata.prepared import one_message
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.process import in_parallel
 from spark_log.transactions import part_rules, rules, transaction_store
-from spark_log.transactions.part_rows import (
-    lock_part,
-    read_part,
-    save_part,
-)
+from spark_log.transactions.part_rows import lock_part, read_part, save_part
 from spark_log.transactions.part_rules import Part, PartState
 from spark_log.transactions.rules import Parts, ProducerRef, Transaction
 from spark_log.transactions.transaction_rows import (
@@ -64,7 +62,7 @@ ABORT_TIMEOUT_MS = 3_000
 
 def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> int:
     """Give the transaction a part in a data store, and return the number of its parts. Raises the errors of
-    `rules.join`.
+    `rules.join`, and TopicMovedError if the store was removed.
     """
     home = cluster.home.store
     across = may_cross(home)
@@ -72,6 +70,7 @@ def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: i
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
         now = home.clock(connection)
         before = lock_transaction(connection, now, ref.producer_id)
+        keep_store(connection, store_id)
         after = rules.join(before.transaction, ref, store_id, across=across, now_ms=now.wall_ms)
         save_transaction(connection, now, before, after)
         return after.parts.number

@@ -12,18 +12,13 @@ from spark_log.errors import InvalidProducerIdMappingError
 from spark_log.ids import StoreId
 from spark_log.log.append.producer_rows import set_epoch
 from spark_log.log.append.rules import Batch
-from spark_log.log.append.sequence_rules import (
-    REMEMBERED_BATCHES,
-    ProducerSequence,
-    RememberedBatch,
-    sequence_after,
-)
+from spark_log.log.append.sequence_rules import REMEMBERED_BATCHES, ProducerSequence, RememberedBatch, sequence_after
 from spark_log.log.segments.segment_rows import delete_blobs
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.prepared import Prepared, in_list, one_message
 from spark_log.metadata.sql_columns import PRODUCER, TRANSACTION, TRANSACTION_OFFSET, TRANSACTION_SEGMENT
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions.rules import ONGOING, Parts, Transaction, TransactionState
 
 _ROW = (

@@ -34,7 +34,8 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.metadata.prepared import in_list, one_message, sent_with_commit
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions import fencing_rules, rules
 from spark_log.transactions.fencing_rules import FencingToken, Role
 from spark_log.transactions.rules import EPOCH_MAX, NO_PARTS, ONGOING, Parts, ProducerRef

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.store_directory import keep_store
 from spark_log.errors import InvalidProducerIdMappingError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, StoreId
@@ -126,7 +127,7 @@ def begin(
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> None:
     """Begin a transaction unless one is open, with parts in the data stores among `stores`. Raises the errors of
-    `rules.join`, and FencedConnectionError.
+    `rules.join`, TopicMovedError for a store that was removed, and FencedConnectionError.
     """
     across = may_cross(store)
 
@@ -135,6 +136,7 @@ def begin(
         before = locked(connection, store, producer, token)
         after = rules.begin(before.transaction, producer.ref)
         for store_id in sorted(stores, reverse=True):  # home last
+            keep_store(connection, store_id)
             after = rules.join(after, producer.ref, store_id, across=across, now_ms=now.wall_ms)
         save_transaction(connection, now, before, after)
 
@@ -146,7 +148,7 @@ def join(
     home: Store, producers: Sequence[WireProducer], store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> dict[WireProducer, int | SparkLogError]:
     """Give the open transactions of producers a part in a data store. Return the numbers of their parts, or the errors
-    of `rules.check_open` and `rules.join`.
+    of `rules.check_open` and `rules.join`, and TopicMovedError if the store was removed.
     """
     across = may_cross(home)
 
@@ -156,6 +158,7 @@ def join(
             try:
                 before = locked(connection, home, producer)
                 rules.check_open(before.transaction, producer.ref)
+                keep_store(connection, store_id)
                 now_ms = home.clock(connection).wall_ms
                 after = rules.join(before.transaction, producer.ref, store_id, across=across, now_ms=now_ms)
             except SparkLogError as error:

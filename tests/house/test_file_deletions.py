@@ -43,10 +43,10 @@ refused, by `failed_append_files.delete_files`; only this append has written the
 """
 
 MECHANISM = {
-    "maintenance/removal/retired_file_clean_up.py:_delete_files",
-    "maintenance/removal/retired_file_clean_up.py:delete",
-    "maintenance/removal/retired_file_clean_up.py:delete_folder",
-    "maintenance/removal/retired_file_clean_up.py:delete_empty_folder",
+    "maintenance/removal/cleanable_log_dirs.py:_delete_files",
+    "maintenance/removal/cleanable_log_dirs.py:delete",
+    "maintenance/removal/cleanable_log_dirs.py:delete_folder",
+    "maintenance/removal/cleanable_log_dirs.py:delete_empty_folder",
 }
 """Methods of the class through which clean-up deletes."""
 

@@ -6,7 +6,7 @@ from spark_log.spark.datasource.options.topic_choice import SubscribePattern, Su
 from spark_log.spark.jobs.mirror import JOB
 from spark_log.spark.jobs.options.job_arguments import MirrorArguments
 from spark_log.spark.jobs.options.run_options import AvailableNow, Every
-from spark_log.spark.mirror.mirror import MirrorSettings
+from spark_log.spark.mirror.mirror_topics import MirrorSettings
 
 BASE = ["--cluster", "a", "--to-cluster", "b"]
 

@@ -25,10 +25,11 @@ from spark_log.maintenance.compaction import local_compaction as task
 from spark_log.maintenance.compaction import passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.maintenance.rewrite.segment_rewrite import discard, plan_rewriting, segments, swap, write
+from spark_log.maintenance.rewrite.rewrite_plan import plan_rewriting, segments
+from spark_log.maintenance.rewrite.segment_rewrite import discard, swap, write
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
-from spark_log.tables.publication_state import seen_offsets
+from spark_log.tables.seen_offsets import seen_offsets
 
 RETENTION_MS = 100
 Patch = Callable[[Any, str, Any], None]

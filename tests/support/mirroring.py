@@ -20,10 +20,12 @@ from spark_log.log.log import Records
 from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
+from spark_log.maintenance.rewrite.rewrite_plan import plan_rewriting, segments
+from spark_log.maintenance.rewrite.segment_rewrite import swap, write
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
-from spark_log.spark.mirror.mirror import Mirror, MirrorSettings, Step
+from spark_log.spark.mirror.mirror import Mirror, Step
+from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.records import NOON_MS, ranges_of, table
 
 PARTITIONS = 4

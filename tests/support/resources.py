@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.topics import find_topics
-from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.metadata import tables as t
 from tests.support.waiting import LIMIT_S
 

@@ -33,7 +33,7 @@ def give_up_at_once(patch: pytest.MonkeyPatch) -> None:
         return opened, path
 
     impatient = SimpleNamespace(**{**vars(fs), "FileSystem": SimpleNamespace(from_uri=from_uri)})
-    patch.setattr("spark_log.cluster.log_dir.fs", impatient)
+    patch.setattr("spark_log.cluster.files.log_dir_folder.fs", impatient)
 
 
 class S3Server:

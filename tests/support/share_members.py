@@ -8,10 +8,11 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share import rows
+from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
 from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range, Request
+from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Attempt
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from spark_log.config import ClusterSettings, TopicConfig, definitions, validate_overrides
+from spark_log.config import ClusterSettings, TopicConfig, definitions
 from spark_log.errors import InvalidConfigurationError
 
 INT64_MAX = 2**63 - 1
@@ -97,7 +97,7 @@ BAD_VALUES = [
 @pytest.mark.parametrize(("name", "text"), BAD_VALUES)
 def test_bad_value_names_config_value_and_what_is_expected(name: str, text: str) -> None:
     with pytest.raises(InvalidConfigurationError) as raised:
-        validate_overrides({name: text})
+        TopicConfig.from_overrides({name: text})
     message = str(raised.value)
     assert repr(name) in message
     assert repr(text[:50])[:-1] in message
@@ -108,7 +108,7 @@ def test_bad_value_names_config_value_and_what_is_expected(name: str, text: str)
 @pytest.mark.parametrize("value", [True, 5, None, 1.5, b"5", ["5"]])
 def test_values_are_text(value: object) -> None:
     with pytest.raises(InvalidConfigurationError, match=r"retention.ms.*expected text"):
-        validate_overrides({"retention.ms": value})  # type: ignore[dict-item]
+        TopicConfig.from_overrides({"retention.ms": value})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,18 @@ def test_values_are_text(value: object) -> None:
 )
 def test_unknown_name_is_named_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(InvalidConfigurationError, match=f"Unknown topic config {name!r}.*{re.escape(hint)}"):
-        validate_overrides({name: "1"})
+        TopicConfig.from_overrides({name: "1"})
 
 
 def test_producer_codec_is_refused_with_its_reason() -> None:
     with pytest.raises(InvalidConfigurationError, match=r"'producer'.*no producer's codec to retain"):
-        validate_overrides({"compression.type": "producer"})
+        TopicConfig.from_overrides({"compression.type": "producer"})
 
 
 def test_compaction_lags_must_be_in_order() -> None:
-    validate_overrides({"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "5"})
+    TopicConfig.from_overrides({"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "5"})
     with pytest.raises(InvalidConfigurationError, match=r"min.compaction.lag.ms \(6\).*max.compaction.lag.ms \(5\)"):
-        validate_overrides({"min.compaction.lag.ms": "6", "max.compaction.lag.ms": "5"})
+        TopicConfig.from_overrides({"min.compaction.lag.ms": "6", "max.compaction.lag.ms": "5"})
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "5", 2**63])

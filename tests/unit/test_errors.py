@@ -6,12 +6,11 @@ import pytest
 
 from spark_log import errors
 
-ERRORS = [
-    value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, errors.SparkLogError)
-]
+CLASSES = [value for value in vars(errors).values() if inspect.isclass(value)]
+ERRORS = [value for value in CLASSES if issubclass(value, errors.SparkLogError) and value is not errors.SparkLogError]
 
 
-@pytest.mark.parametrize("error", ERRORS[1:], ids=lambda error: error.__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_docstring_says_when_it_is_raised_and_what_to_do(error: type[errors.SparkLogError]) -> None:
     when, separator, remedy = inspect.getdoc(error).partition("\n\nRemedy: ")  # type: ignore[union-attr]
     assert when.endswith((".", ".)")) and separator and remedy, error.__doc__

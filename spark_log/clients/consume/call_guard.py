@@ -1,6 +1,7 @@
 """Decorators and argument checks of a consumer's methods: they translate errors and forbid concurrent calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 from spark_log.clients.kafka_errors import kafka_errors
@@ -21,6 +22,18 @@ class Guarded:
     def check_open(self) -> None:
         """Raise IllegalStateError if it is closed."""
         raise NotImplementedError
+
+    @contextmanager
+    def after_running_call(self, timeout_s: float) -> Iterator[None]:
+        """Wait until the call of another thread returns, and allow no other one in the block. Raises IllegalStateError
+        if it does not return in time.
+        """
+        if not self.lock.acquire(timeout=max(0.0, timeout_s)):
+            raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
+        try:
+            yield
+        finally:
+            self.lock.release()
 
 
 S = TypeVar("S", bound=Guarded)

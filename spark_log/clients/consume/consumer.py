@@ -132,14 +132,16 @@ class Consumer(ConsumerQueries):
         topics = self._subscription.topics
         return None if topics is None else set(topics)
 
+    @translated
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`. They stay assigned."""
         for partition in partitions:
-            self._state(partition).paused = True
+            self._subscription.state(partition).paused = True
 
+    @translated
     def resume(self, *partitions: TopicPartition) -> None:
         for partition in partitions:
-            self._state(partition).paused = False
+            self._subscription.state(partition).paused = False
 
     def paused(self) -> set[TopicPartition]:
         return {partition for partition, state in list(self._subscription.partitions.items()) if state.paused}
@@ -158,7 +160,9 @@ class Consumer(ConsumerQueries):
         of deserializers: the position is then at the failed record, and `seek` skips it.
         """
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
-        self._raise_deferred()
+        if self._deferred is not None:  # a deserializer failed after the records of the previous poll
+            failure, self._deferred = self._deferred, None
+            raise failure
         polled: dict[TopicPartition, list[ConsumerRecord]] = {}
         self._polls += 1
         self._polling.fetching.choose(None)
@@ -328,11 +332,6 @@ class Consumer(ConsumerQueries):
 
     # --- cluster and metrics ------------------------------------------------------------------------------------
 
-    @property
-    def client_id(self) -> str:
-        """The setting client_id."""
-        return self.settings.client_id
-
     def metrics(self, raw: bool = False) -> dict[str, dict[str, float]] | None:
         """Return metrics by group and name, or None with metrics_enabled=False. Totals and averages are since the
         start, latencies in milliseconds, lags as of the last fetch. May be called from any thread.
@@ -340,13 +339,6 @@ class Consumer(ConsumerQueries):
         if not self.settings.metrics_enabled:
             return None
         return {"consumer-metrics": {"poll-total": self._polls}, **self._polling.metrics(self._records)}
-
-    def bootstrap_connected(self) -> bool:
-        """Whether the cluster is open."""
-        return not self._closed
-
-    def bootstrap(self, timeout_ms: float | None = None, refresh: bool = False) -> None:
-        """Do nothing: the constructor has opened the cluster."""
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """Commit (if commits are automatic and `autocommit` is True), call the listener, leave the group and end the
@@ -360,23 +352,18 @@ class Consumer(ConsumerQueries):
             return
         self._polling.closed.set()
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
-        with kafka_errors():
-            if not self.lock.acquire(timeout=max(0.0, timeout_ms / 1000)):
-                raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
+        with kafka_errors(), self.after_running_call(timeout_ms / 1000):
+            if self._closing:  # also if the listener calls it
+                return
+            self._closing = True
             try:
-                if self._closing:  # also if the listener calls it
-                    return
-                self._closing = True
-                try:
-                    left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
-                    self._polling.commits.finish(self._polling.to_commit() if autocommit else {}, left_ms)
-                finally:
-                    try:
-                        self._polling.leave_and_drop_partitions()
-                    finally:
-                        self._release(max(0.0, deadline_s - clock.monotonic_s()))
+                left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
+                self._polling.commits.finish(self._polling.to_commit() if autocommit else {}, left_ms)
             finally:
-                self.lock.release()
+                try:
+                    self._polling.leave_and_drop_partitions()
+                finally:
+                    self._release(max(0.0, deadline_s - clock.monotonic_s()))
 
     def _release(self, timeout_s: float) -> None:
         self._closed = True
@@ -395,20 +382,10 @@ class Consumer(ConsumerQueries):
         if self._process != os.getpid():
             raise IllegalStateError(FORKED)
 
-    def _raise_deferred(self) -> None:
-        """Raise the error of a deserializer that failed after the records of the previous poll."""
-        if self._deferred is not None:
-            error, self._deferred = self._deferred, None
-            raise error
-
     def _moved(self) -> None:
         self._deferred = None
         self._polling.positions_changed()
         self._iterator = None
-
-    def _state(self, partition: TopicPartition) -> Any:
-        with kafka_errors():
-            return self._subscription.state(partition)
 
     def _to_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> dict[TopicPartition, Commit]:
         self.required_group()

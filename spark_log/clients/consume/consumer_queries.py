@@ -1,4 +1,4 @@
-"""Defines a consumer's read-only queries about topics, partitions and its group."""
+"""Defines a consumer's read-only queries about topics, partitions, its group and the client."""
 
 from __future__ import annotations
 
@@ -26,10 +26,18 @@ from spark_log.log.segments.timed_offsets import first_records
 
 
 class ConsumerQueries(Guarded):
-    """The consumer's methods that only read the store. Any thread may call them. `timeout_ms` has no effect."""
+    """The consumer's methods that only read the store or the settings. Any thread may call them. `timeout_ms` has no
+    effect.
+    """
 
     cluster: Cluster
     settings: ConsumerSettings
+    _closed: bool
+
+    @property
+    def client_id(self) -> str:
+        """The setting client_id."""
+        return self.settings.client_id
 
     @translated
     def beginning_offsets(
@@ -87,6 +95,13 @@ class ConsumerQueries(Guarded):
     def partitions_for_topic(self, topic: str) -> set[int]:
         """Return the numbers of a topic's partitions; empty if there is no such topic."""
         return set(range(_partition_count(self.cluster, topic)))
+
+    def bootstrap_connected(self) -> bool:
+        """Whether the cluster is open."""
+        return not self._closed
+
+    def bootstrap(self, timeout_ms: float | None = None, refresh: bool = False) -> None:
+        """Do nothing: the constructor has opened the cluster."""
 
     def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
         return _all_ends(self.cluster, [checked_partition(partition) for partition in partitions])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import os
-import socket
 import threading
-import uuid
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,65 +17,28 @@ from spark_log.clients.client_settings import parse_settings
 from spark_log.clients.consume.background import FORKED, Background
 from spark_log.clients.consume.call_guard import Guarded, exclusive, record_count, timeout_s
 from spark_log.clients.consume.python_records import Deserializers, python_records
-from spark_log.clients.consume.share_deliveries import (
-    Deliveries,
-    Delivery,
-    acknowledged_offsets,
-    acknowledgements,
-)
+from spark_log.clients.consume.share_deliveries import acknowledgements
+from spark_log.clients.consume.share_membership import ShareMembership
+from spark_log.clients.consume.share_poll_loop import Callback, SharePolling
 from spark_log.clients.consume.share_settings import ShareConsumerSettings
-from spark_log.clients.kafka_errors import kafka_error, kafka_errors
+from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_topic_name
 from spark_log.config.values import INT32_MAX
-from spark_log.errors import (
-    FencedMemberEpochError,
-    GroupIdNotFoundError,
-    IllegalStateError,
-    RetriableError,
-    SparkLogError,
-    UnknownMemberIdError,
-    WakeupError,
-    redact,
-)
-from spark_log.groups.consumer.rules import JOINING, TopicFacts
-from spark_log.groups.share.dead_letters import DeadLetters
-from spark_log.groups.share.members import ShareHeartbeat, leave_share_group, share_heartbeat
-from spark_log.groups.share.polling import Result, SharePolls
-from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import AcknowledgeType, Request
+from spark_log.errors import IllegalStateError
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.transacted import ShareAcknowledgements, ShareGroupMetadata
-from spark_log.log.partitions.partition_rows import Key
-from spark_log.maintenance.client_log import ClientLog
 from spark_log.process import Finalizer
 
 __all__ = ["AcknowledgeType", "ShareConsumer", "ShareRecord"]
 
-logger = logging.getLogger(__name__)
-
 _ITERATION_POLL_MS = 1_000
-_WAIT_S = 0.5
-"""The longest time that a poll waits before it looks for a new assignment."""
-
-Callback = Callable[[Mapping[TopicPartition, Sequence[int]], Exception | None], Any]
 
 
 class ShareRecord(ConsumerRecord):  # type: ignore[misc]  # kafka-python has no types
     """A ConsumerRecord with `delivery_count`: the number of its deliveries, from 1."""
 
     delivery_count: int = 0
-
-
-class _KeepAlive:
-    """The heartbeat of a consumer, which may be garbage-collected meanwhile."""
-
-    def __init__(self, consumer: ShareConsumer) -> None:
-        self._consumer = weakref.ref(consumer)
-
-    def __call__(self) -> None:
-        consumer = self._consumer()
-        if consumer is not None:
-            consumer.keep_alive()
 
 
 class ShareConsumer(Guarded):
@@ -107,30 +65,16 @@ class ShareConsumer(Guarded):
         with kafka_errors():
             self.cluster = Cluster.open(address)
         self.lock = threading.RLock()
-        self.member_id = str(uuid.uuid4())
-        self._dead_letters = DeadLetters(lambda: ClientLog(self.cluster, holder="share consumer"))
-        reads = ShareReads(self.cluster, self.settings.client_rack or None)
-        self._polls = SharePolls(self.cluster, reads, dead_letters=self._dead_letters)
         self._background = Background(f"spark-log-share-consumer-{self.settings.group_id}")
+        self._membership = ShareMembership(self.cluster, self.settings, self._background)
+        self.member_id = self._membership.member_id
+        self._polling = SharePolling(self.cluster, self.settings, self._membership)
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
-        self._deliveries = Deliveries()
-        self._topics: frozenset[str] = frozenset()
-        self._epoch = JOINING
-        self._heartbeat_lock = threading.Lock()
-        self._told: frozenset[str] | None = None
-        """The subscription in the last heartbeat."""
-        self._assigned: dict[Key, str] = {}
-        self._partitions: dict[Key, TopicPartition] = {}
-        self._lock_ms: int | None = None
-        self._callback: Callback | None = None
-        self._callback_thread: int | None = None
-        """The thread that runs the callback now."""
         self._closed = False
-        self._closing = threading.Event()
-        self._woken = threading.Event()
         self._process = os.getpid()
         self._deferred: Exception | None = None
-        self._counts = {"poll-total": 0, "records-consumed-total": 0, "acknowledgements-total": 0}
+        self._polls = 0
+        self._records = 0
         self._iterator: Iterator[ShareRecord] | None = None
         self._forgotten = Finalizer(self, self._background.abandon)
         try:
@@ -155,7 +99,7 @@ class ShareConsumer(Guarded):
             raise IllegalStateError("the consumer is closed")
         if self._process != os.getpid():
             raise IllegalStateError(FORKED)
-        if self._callback_thread is not None:
+        if self._polling.callback_thread is not None:
             raise IllegalStateError("an acknowledgement callback must not call its consumer")
 
     # --- subscription -------------------------------------------------------------------------------------------
@@ -173,7 +117,7 @@ class ShareConsumer(Guarded):
             return
         for topic in topics:
             validate_topic_name(topic)
-        self._topics = frozenset(topics)
+        self._membership.topics = frozenset(topics)
 
     @exclusive
     def unsubscribe(self) -> None:
@@ -181,12 +125,12 @@ class ShareConsumer(Guarded):
         self._unsubscribe()
 
     def subscription(self) -> set[str]:
-        return set(self._topics)
+        return set(self._membership.topics)
 
     def _unsubscribe(self) -> None:
-        self._release_all(accept=True)
-        self._leave()
-        self._topics = frozenset()
+        self._polling.release_all(accept=True)
+        self._membership.leave()
+        self._membership.topics = frozenset()
 
     # --- records ------------------------------------------------------------------------------------------------
 
@@ -203,7 +147,7 @@ class ShareConsumer(Guarded):
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
         self._begin_poll(timeout_ms, rows_max)
         polled: dict[TopicPartition, list[ShareRecord]] = {}
-        for delivery, batch in self._take(rows_max):
+        for delivery, batch in self._polling.take(rows_max):
             name, number = delivery.partition
             converted = python_records(batch, name, number, self._deserializers, record_class=ShareRecord)
             for record in converted.records:
@@ -213,12 +157,12 @@ class ShareConsumer(Guarded):
             if converted.error is not None:
                 failed = int(batch.column("offset")[len(converted.records)].as_py())
                 delivery.returned -= batch.num_rows - len(converted.records) - 1
-                self._deliveries.mark(name, number, failed, AcknowledgeType.RELEASE)
+                self._polling.deliveries.mark(name, number, failed, AcknowledgeType.RELEASE)
                 if not polled:
                     raise converted.error
                 self._deferred = converted.error
                 break
-        self._counts["records-consumed-total"] += sum(map(len, polled.values()))
+        self._records += sum(map(len, polled.values()))
         return polled
 
     @exclusive
@@ -229,10 +173,10 @@ class ShareConsumer(Guarded):
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
         self._begin_poll(timeout_ms, rows_max)
         polled: dict[TopicPartition, list[pa.RecordBatch]] = {}
-        for delivery, batch in self._take(rows_max):
+        for delivery, batch in self._polling.take(rows_max):
             counts = pa.repeat(pa.scalar(delivery.acquired.deliveries, pa.int32()), batch.num_rows)
             polled.setdefault(delivery.partition, []).append(batch.append_column("delivery_count", counts))
-            self._counts["records-consumed-total"] += batch.num_rows
+            self._records += batch.num_rows
         return {partition: pa.Table.from_batches(batches) for partition, batches in polled.items()}
 
     def __iter__(self) -> ShareConsumer:
@@ -254,7 +198,7 @@ class ShareConsumer(Guarded):
             try:
                 records = self.poll(min(left_ms, _ITERATION_POLL_MS), None if self.settings.explicit else 1)
             except IllegalStateError:
-                if self._closing.is_set():
+                if self._polling.closed.is_set():
                     raise StopIteration("the consumer is closed") from None
                 raise
             self._iterator = iter([record for found in records.values() for record in found])
@@ -265,76 +209,13 @@ class ShareConsumer(Guarded):
     def _begin_poll(self, timeout_ms: float, rows_max: int) -> None:
         """Acknowledge, and acquire records unless some are buffered."""
         limit_s = timeout_s(timeout_ms)
-        if not self._topics:
+        if not self._membership.topics:
             raise IllegalStateError("the consumer is not subscribed to any topics: call subscribe first")
-        self._counts["poll-total"] += 1
+        self._polls += 1
         if self._deferred is not None:
             error, self._deferred = self._deferred, None
             raise error
-        if self.settings.explicit:
-            if self._deliveries.unacknowledged:
-                raise IllegalStateError("All records must be acknowledged in explicit acknowledgement mode.")
-        else:
-            self._deliveries.accept_returned()
-        now_s = clock.monotonic_s()
-        half_s = (self._lock_ms or 0) / 2000
-        due_s = self._deliveries.due_s
-        if any(True for _ in self._deliveries.buffered(now_s)):
-            if due_s is not None and due_s - now_s < half_s:
-                self._commit()
-            return
-        self._acquire(now_s + limit_s, rows_max)
-
-    def _acquire(self, deadline_s: float, rows_max: int) -> None:
-        """Acknowledge, and wait for records. While the store or a log dir is unavailable it tries again, as Kafka's
-        clients do.
-        """
-        while True:
-            self._check_woken()
-            try:
-                acquired = self._acquire_some(deadline_s, rows_max)
-            except RetriableError as error:
-                acquired = False
-                logger.warning("poll: tried again in %d ms: %s", self.settings.retry_backoff_ms, redact(str(error)))
-                left_s = deadline_s - clock.monotonic_s()
-                self._closing.wait(max(0.0, min(left_s, self.settings.retry_backoff_ms / 1000)))
-            if acquired or clock.monotonic_s() >= deadline_s or self._closing.is_set():
-                return
-
-    def _acquire_some(self, deadline_s: float, rows_max: int) -> bool:
-        """Acknowledge, and wait for records until it is time to look for a new assignment. Return whether some came."""
-        settings = self.settings
-        self._join()
-        marked = self._deliveries.marked()
-        whole = settings.share_acquire_mode == "batch_optimized"
-        most = max(rows_max, settings.max_poll_records) if whole else rows_max
-        result = self._polls.poll(
-            settings.group_id,
-            Request(self.member_id, most, settings.fetch_max_bytes, whole),
-            self._assigned,
-            acknowledgements(marked, self.member_id),
-            min(max(0.0, deadline_s - clock.monotonic_s()), _WAIT_S),
-            lambda: self._woken.is_set() or self._closing.is_set(),
-        )
-        ends_s = result.began_s + result.lock_ms / 1000
-        for taken in result.taken:
-            for acquired, batch in taken.parts:
-                self._deliveries.add(self._partitions[taken.key], taken.key, acquired, batch, ends_s)
-        self._acknowledged(marked, result)  # it may raise the error of a callback
-        return bool(result.taken)
-
-    def _take(self, rows_max: int) -> Iterator[tuple[Delivery, pa.RecordBatch]]:
-        """Yield buffered records, and count them as returned."""
-        whole = self.settings.share_acquire_mode == "batch_optimized" and rows_max == self.settings.max_poll_records
-        left = math.inf if whole else rows_max
-        for delivery in list(self._deliveries.buffered(clock.monotonic_s())):
-            if left <= 0:
-                return
-            count = int(min(left, len(delivery.offsets) - delivery.returned))
-            batch = delivery.records.slice(delivery.returned, count)
-            delivery.returned += count
-            left -= count
-            yield delivery, batch
+        self._polling.begin(limit_s, rows_max)
 
     # --- acknowledgements ---------------------------------------------------------------------------------------
 
@@ -353,7 +234,7 @@ class ShareConsumer(Guarded):
         """
         self._check_explicit()
         if isinstance(record, pa.Table):
-            self._deliveries.mark_table(record, AcknowledgeType(type))
+            self._polling.deliveries.mark_table(record, AcknowledgeType(type))
         else:
             self._mark(record.topic, record.partition, record.offset, type, delay_ms)
 
@@ -371,7 +252,7 @@ class ShareConsumer(Guarded):
             raise ValueError(f"delay_ms: only a RELEASE can be delayed, not {AcknowledgeType(kind).name}")
         if not 0 <= delay_ms <= INT32_MAX:
             raise ValueError(f"delay_ms: {delay_ms} is outside [0, {INT32_MAX}]")
-        self._deliveries.mark(topic, partition, offset, AcknowledgeType(kind), delay_ms)
+        self._polling.deliveries.mark(topic, partition, offset, AcknowledgeType(kind), delay_ms)
 
     def _check_explicit(self) -> None:
         if not self.settings.explicit:
@@ -384,34 +265,34 @@ class ShareConsumer(Guarded):
         """
         del timeout_ms  # a transaction of the store has its own limit
         if not self.settings.explicit:
-            self._deliveries.accept_returned()
-        return self._commit()
+            self._polling.deliveries.accept_returned()
+        return self._polling.send()
 
     @exclusive
     def commit_async(self) -> None:
         """Send the acknowledgements. The callback gets the result, before this returns."""
         if not self.settings.explicit:
-            self._deliveries.accept_returned()
-        self._commit()
+            self._polling.deliveries.accept_returned()
+        self._polling.send()
 
     @exclusive
     def set_acknowledgement_commit_callback(self, callback: Callback | None) -> None:
         """Call `callback(offsets, error)` for each partition whose acknowledgements were sent, with the offsets by
         partition. The callback must not call the consumer.
         """
-        self._callback = callback
+        self._polling.callback = callback
 
     @exclusive
     def acknowledge_rest(self, type: AcknowledgeType = AcknowledgeType.ACCEPT) -> None:
         """Acknowledge each record of the last poll that is not acknowledged. As `acknowledge`."""
         self._check_explicit()
-        self._deliveries.mark_rest(AcknowledgeType(type))
+        self._polling.deliveries.mark_rest(AcknowledgeType(type))
 
     @exclusive
     def release_all(self) -> None:
         """Let other members have all records that this consumer holds, also acknowledged ones that were not sent."""
-        self._deliveries.release_all()
-        self._release_all(accept=False)
+        self._polling.deliveries.release_all()
+        self._polling.release_all(accept=False)
 
     @exclusive
     def acknowledgements_for_transaction(self) -> ShareAcknowledgements:
@@ -421,134 +302,36 @@ class ShareConsumer(Guarded):
         Raises IllegalStateError in implicit mode, or for a RENEW.
         """
         self._check_explicit()
-        marked = self._deliveries.marked()
+        marked = self._polling.deliveries.marked()
         by_partition = acknowledgements(marked, self.member_id)
         if any(ack.type == AcknowledgeType.RENEW for acks in by_partition.values() for ack in acks):
             raise IllegalStateError("a RENEW cannot be part of a transaction: call commit_sync first")
-        self._deliveries.sent(marked, 0.0)
+        self._polling.deliveries.sent(marked, 0.0)
         return ShareAcknowledgements(self.settings.group_id, by_partition)
 
     def share_group_metadata(self) -> ShareGroupMetadata:
         """Return the identity of this member, for a transaction."""
         return ShareGroupMetadata(self.settings.group_id, self.member_id)
 
-    def _commit(self) -> dict[TopicPartition, Exception | None]:
-        marked = self._deliveries.marked()
-        result = self._polls.acknowledge(
-            self.settings.group_id, self.member_id, acknowledgements(marked, self.member_id)
-        )
-        return self._acknowledged(marked, result)
-
-    def _acknowledged(self, marked: Sequence[Delivery], result: Result) -> dict[TopicPartition, Exception | None]:
-        """Note what became of sent acknowledgements, and call the callback."""
-        if result.lock_ms:
-            self._lock_ms = result.lock_ms
-        if not marked:
-            return {}
-        errors = {
-            self._partitions[key]: None if error is None else kafka_error(error) for key, error in result.errors.items()
-        }
-        offsets = acknowledged_offsets(marked)
-        until_s = clock.monotonic_s() + result.lock_ms / 1000
-        self._deliveries.sent([each for each in marked if result.errors.get(each.key) is None], until_s)
-        self._deliveries.lost([each for each in marked if result.errors.get(each.key) is not None])
-        self._counts["acknowledgements-total"] += sum(map(len, offsets.values()))
-        if self._callback is not None:
-            self._callback_thread = threading.get_ident()
-            try:
-                for partition, mine in offsets.items():
-                    self._callback({partition: mine}, errors.get(partition))
-            finally:
-                self._callback_thread = None
-        return errors
-
-    def _release_all(self, *, accept: bool) -> None:
-        """Send the acknowledgements, and end the locks of all other records."""
-        if self.settings.explicit or not accept:
-            self._deliveries.mark_rest(AcknowledgeType.RELEASE)
-        else:
-            self._deliveries.accept_returned()
-        marked = self._deliveries.marked()
-        locks = self._deliveries.locks()
-        if marked or locks:
-            acks = acknowledgements(marked, self.member_id)
-            result = self._polls.acknowledge(self.settings.group_id, self.member_id, acks, locks)
-            self._deliveries.drop_buffered()
-            self._acknowledged(marked, result)
-        self._deliveries = Deliveries()
-
-    # --- membership ---------------------------------------------------------------------------------------------
-
-    def _join(self) -> None:
-        """Join, or report another subscription. The background thread sends the other heartbeats."""
-        if self._epoch == JOINING or self._told != self._topics:
-            first = self._epoch == JOINING and self._told is None
-            with self._heartbeat_lock:
-                self._heartbeat()
-            if first:
-                self._background.call_every(self._interval_s, _KeepAlive(self))
-
-    def _heartbeat(self) -> None:
-        """The caller holds the lock of heartbeats, so that none joins again after `_leave`."""
-        topics = self._topics
-        news = None if self._told == topics and self._epoch != JOINING else topics
-        heartbeat = ShareHeartbeat(
-            self.settings.group_id, self.member_id, self._epoch, news, None, self.settings.client_id,
-            socket.gethostname(),
-        )  # fmt: skip
-        try:
-            answer = share_heartbeat(self.cluster, heartbeat)
-        except (UnknownMemberIdError, FencedMemberEpochError, GroupIdNotFoundError):
-            if heartbeat.epoch == JOINING:
-                raise
-            self._epoch = JOINING  # the session ended: the next poll joins again
-            return
-        self._epoch, self._told = answer.epoch, topics
-        self._interval_s = answer.heartbeat_interval_ms / 1000
-        if answer.assignment is not None:
-            self._assign(answer.assignment)
-
-    def _assign(self, assignment: Mapping[str, TopicFacts]) -> None:
-        assigned = {
-            (facts.topic_id, number): name
-            for name, facts in assignment.items()
-            for number in range(facts.partition_count)
-        }
-        self._partitions |= {key: TopicPartition(name, key[1]) for key, name in assigned.items()}
-        self._assigned = assigned
-
-    def keep_alive(self) -> None:
-        """Send a heartbeat, if it is a member. The background thread calls it."""
-        with self._heartbeat_lock:
-            if self._topics and self._epoch != JOINING:
-                self._heartbeat()
-
-    def _leave(self) -> None:
-        with self._heartbeat_lock:
-            if self._epoch != JOINING:
-                with contextlib.suppress(SparkLogError):  # the session ends by itself then
-                    leave_share_group(self.cluster.store, self.settings.group_id, self.member_id)
-            self._epoch = JOINING
-            self._assigned = {}
-
     # --- others -------------------------------------------------------------------------------------------------
 
     def wakeup(self) -> None:
         """Make the running poll of another thread, or the next one, raise WakeupError."""
-        self._woken.set()
-
-    def _check_woken(self) -> None:
-        if self._woken.is_set():
-            self._woken.clear()
-            raise WakeupError("woken by wakeup()")
+        self._polling.woken.set()
 
     def acquisition_lock_timeout_ms(self) -> int | None:
         """Return the duration of the locks as of the last poll; None before it."""
-        return self._lock_ms
+        return self._polling.lock_ms
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Return totals since the start, by group and name."""
-        return {"share-consumer-metrics": dict(self._counts)}
+        return {
+            "share-consumer-metrics": {
+                "poll-total": self._polls,
+                "records-consumed-total": self._records,
+                "acknowledgements-total": self._polling.acknowledged_count,
+            }
+        }
 
     def close(self, timeout_ms: float | None = None, *, accept: bool = True) -> None:
         """Send acknowledgements, release all other records, leave the group and end the background thread. In implicit
@@ -561,24 +344,20 @@ class ShareConsumer(Guarded):
         if self._closed or self._process != os.getpid():
             return
         with kafka_errors():
-            if self._callback_thread == threading.get_ident():
+            if self._polling.callback_thread == threading.get_ident():
                 self.check_open()
-            self._closing.set()
-            if not self.lock.acquire(timeout=max(0.0, timeout_ms / 1000)):
-                raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
-            try:
+            self._polling.closed.set()
+            with self.after_running_call(timeout_ms / 1000):
                 if self._closed:
                     return
                 try:
                     try:
-                        self._release_all(accept=accept)
+                        self._polling.release_all(accept=accept)
                     finally:
-                        self._leave()
+                        self._membership.leave()
                 finally:
                     self._closed = True
                     self._background.close(timeout_ms / 1000)
-                    self._dead_letters.close()
+                    self._polling.close()
                     self.cluster.close()
                     self._forgotten.detach()
-            finally:
-                self.lock.release()

@@ -51,6 +51,8 @@ class Accumulator:
         self._sleeping = False
         self._woken = False
         self._closing = False
+        self.refusal: str | None = None
+        """The reason why the producer refuses records, or None while it accepts them."""
         self.sender: threading.Thread | None = None
 
     @property

@@ -3,10 +3,12 @@
 import contextlib
 import random
 import threading
+from typing import Any
 
 from kafka import errors as theirs
 
 from spark_log import clock
+from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.clients.produce.accumulator import Accumulator, Queue
 from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.cluster.cluster import Cluster
@@ -65,6 +67,7 @@ class KnownTopics:
         self._lock = threading.Lock()
         self.by_name: dict[str, KnownTopic] = {}
 
+    @kafka_errors()
     def find(self, name: str) -> KnownTopic:
         """Return the cached topic, or read it; wait up to max_block_ms until it exists.
 
@@ -112,6 +115,20 @@ class KnownTopics:
             if topic is None:
                 create_topic(self._cluster, name)  # its name collides with another topic's: this raises the error
         return self._know(topic)
+
+    def checked_partition(self, name: str, given: Any) -> int:
+        """Return the number of a partition of a cached topic. Raises TypeError, or ValueError if there is none."""
+        if isinstance(given, bool) or not hasattr(given, "__index__"):
+            raise TypeError(f"partition: expected a whole number, got {given!r}")
+        number = int(given)
+        if number < 0:
+            raise ValueError(f"partition must be >= 0, got {number}")
+        if number >= self.by_name[name].topic.partition_count:
+            with kafka_errors():
+                known = self.read_topic(name)  # it may have more partitions now
+            if known is None or number >= known.topic.partition_count:
+                raise ValueError(f"Unrecognized partition {number} for topic {name}")
+        return number
 
     def refresh(self, name: str, *, force: bool = False) -> KnownTopic | None:
         """Return the cached topic, read again if it is outdated or with `force`; None if it is missing and not created.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from kafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError, TransactionAbortedError
-from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 from spark_log import clock
@@ -21,21 +20,21 @@ from spark_log.clients.produce.future import SendFuture, TableFuture, Written
 from spark_log.clients.produce.known_topics import KnownTopics
 from spark_log.clients.produce.partitioner_setting import ClusterView, choose_with
 from spark_log.clients.produce.producer_batch import RECORD_BYTES, Headers
-from spark_log.clients.produce.producer_settings import KAFKA_DEFAULTS, ProducerSettings, parse, serialize_with
+from spark_log.clients.produce.producer_settings import KAFKA_DEFAULTS, parse, serialize_with
 from spark_log.clients.produce.record_checks import (
     check_delivery_time,
     check_timestamp,
     checked_bytes,
     checked_headers,
+    checked_size,
     deliver_at_header,
 )
 from spark_log.clients.produce.sender import Sender
 from spark_log.clients.produce.table_batches import checked, topic_batches
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import MessageSizeTooLargeError, SparkLogError
-from spark_log.log.append.partitioner import partition_of
+from spark_log.errors import SparkLogError
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.metadata.store import is_writing
+from spark_log.metadata.connections.writer_queue import is_writing
 from spark_log.process import Finalizer
 
 if TYPE_CHECKING:
@@ -74,17 +73,20 @@ class Producer:
         self.config = {"bootstrap_servers": address, **vars(settings)}
         cluster = Cluster.open(address)
         self._cluster = cluster
-        self._state = _State()
         self._accumulator = Accumulator(settings)
         self._topics = KnownTopics(cluster, settings, self._accumulator)
         self._view = ClusterView(self._topics.by_name)
         log = ClientLog(cluster, holder=f"producer {settings.client_id}", in_thread=True)
         self._log = log
-        self._transaction = _transaction(cluster, settings)
+        self._transaction: ProducerTransaction | None = None
+        if settings.transactional_id is not None:
+            from spark_log.clients.produce import producer_transaction  # imports the groups, which few need
+
+            self._transaction = producer_transaction.ProducerTransaction(cluster, settings)
         self._sender = Sender(cluster, log, settings, self._accumulator, self._topics, self._transaction)
         _living.add(self)
         # runs when the producer is garbage-collected, and when the interpreter ends
-        self._finalizer = Finalizer(self, _close_forgotten, self._state, self._accumulator, self._sender)
+        self._finalizer = Finalizer(self, _close, self._accumulator, self._sender, AT_EXIT_S, True)
         self._sender.start()
 
     def send(
@@ -109,8 +111,8 @@ class Producer:
         no room within max_block_ms, IllegalStateError after `close` and in a forked child. A record that only this
         topic refuses fails its future. In a transaction all errors except TypeError and ValueError fail the commit too.
         """
-        if self._state.refusal is not None:
-            raise IllegalStateError(self._state.refusal)
+        if self._accumulator.refusal is not None:
+            raise IllegalStateError(self._accumulator.refusal)
         if self._transaction is not None and not self._transaction.may_send:
             self._transaction.check("send")
         try:
@@ -133,14 +135,18 @@ class Producer:
                 timestamp_ms = clock.wall_ms()
             else:
                 check_timestamp(timestamp_ms)
-            known_topic = self._topics.by_name.get(topic) or self._find(topic)
+            known_topic = self._topics.by_name.get(topic) or self._topics.find(topic)
             if deliver_at_ms is not None:
                 check_delivery_time(deliver_at_ms, known_topic.topic, clock.wall_ms())
             size = RECORD_BYTES + (len(key_bytes) if key_bytes else 0) + (len(value_bytes) if value_bytes else 0)
             if headers or size > self._settings.max_request_size:
-                size = self._checked_size(key_bytes, value_bytes, headers)
-            if partition is not None or self._choose is not None:
-                partition = self._partition(topic, partition, key, key_bytes, value, value_bytes)
+                size = checked_size(key_bytes, value_bytes, headers, self._settings.max_request_size)
+            if partition is None and self._choose is not None:
+                partition = self._choose(topic, key, key_bytes, value, value_bytes, self._view)
+                if partition is None:
+                    raise ValueError(f"Partitioner did not assign a partition for topic {topic}!")
+            if partition is not None:
+                partition = self._topics.checked_partition(topic, partition)
             try:
                 topic_batch, row = self._accumulator.add(
                     known_topic.queue, key_bytes, value_bytes, headers, partition, timestamp_ms, size
@@ -163,8 +169,8 @@ class Producer:
         fit into the buffer waits for room, up to max_block_ms for each of its slices. Raises InvalidRecordError or a
         subclass for a record that the topic refuses; then nothing of the table is sent.
         """
-        if self._state.refusal is not None:
-            raise IllegalStateError(self._state.refusal)
+        if self._accumulator.refusal is not None:
+            raise IllegalStateError(self._accumulator.refusal)
         if self._transaction is not None:
             self._transaction.check("send")
         if not isinstance(table, pa.Table | pa.RecordBatch):
@@ -173,8 +179,6 @@ class Producer:
             target = self._topics.find(topic)
             now_ms = self._cluster.store.now().wall_ms
             records, explicit = checked(table, target.topic, now_ms, self._settings.max_request_size)
-            if explicit is not None:
-                self._check_partitions(target.topic.partition_count, explicit)
             future = TableFuture()
             run_bytes = self._settings.batch_size
             bytes_max = max(1, self._settings.buffer_memory // 2)  # one slice is written while the next one waits
@@ -193,7 +197,7 @@ class Producer:
 
         Raises KafkaTimeoutError after `timeout` seconds, IllegalStateError in a callback, which would wait for itself.
         """
-        if self._state.forked:
+        if self._accumulator.refusal == _FORKED:
             raise IllegalStateError(_FORKED)
         if threading.current_thread() is self._sender:
             raise IllegalStateError("flush in a callback would wait for itself")
@@ -209,7 +213,7 @@ class Producer:
             raise ValueError(f"Invalid timeout: {timeout}")
         if not self._finalizer.detach():
             return
-        _close(self._state, self._accumulator, self._sender, timeout)
+        _close(self._accumulator, self._sender, timeout)
         for serializer in (self._settings.key_serializer, self._settings.value_serializer):
             if hasattr(serializer, "close"):
                 serializer.close()
@@ -217,8 +221,8 @@ class Producer:
     @kafka_errors()
     def partitions_for(self, topic: str) -> set[int]:
         """Return a topic's partition numbers. Raises MissingTopicError, or IllegalStateError after `close`."""
-        if self._state.refusal is not None:
-            raise IllegalStateError(self._state.refusal)
+        if self._accumulator.refusal is not None:
+            raise IllegalStateError(self._accumulator.refusal)
         return set(range(self._topics.find(topic).topic.partition_count))
 
     def bootstrap_connected(self) -> bool:
@@ -277,8 +281,8 @@ class Producer:
         Raises, now or in the commit, CommitFailedError if the consumer does not own the partitions any more, or
         UnknownTopicOrPartitionError if the topic that it read has been deleted. Abort the transaction after either.
         """
-        from spark_log.clients.produce.producer_transaction import committer, of_topics_read
         from spark_log.groups.committed_offsets import check_commits
+        from spark_log.groups.transacted_offsets import committer, of_topics_read
 
         commits = of_topics_read(check_commits(offsets, self._cluster.store.settings), group_metadata)
         self._transactional().add_offsets(committer(group_metadata), commits)
@@ -335,8 +339,8 @@ class Producer:
         transaction.abort(number)
 
     def _transactional(self) -> "ProducerTransaction":
-        if self._state.refusal is not None:
-            raise IllegalStateError(self._state.refusal)
+        if self._accumulator.refusal is not None:
+            raise IllegalStateError(self._accumulator.refusal)
         if self._transaction is None:
             raise IllegalStateError("Cannot use transactional methods without setting a transactional_id")
         if threading.current_thread() is self._sender:
@@ -352,84 +356,21 @@ class Producer:
     def __repr__(self) -> str:
         return f"<Producer client_id={self._settings.client_id} cluster={self._cluster.store.address}>"
 
-    @kafka_errors()
-    def _find(self, topic: Any) -> Any:
-        return self._topics.find(topic)
-
-    def _partition(
-        self, topic: str, explicit: Any, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
-    ) -> int:
-        number = explicit
-        if number is None:
-            assert self._choose is not None
-            number = self._choose(topic, key, key_bytes, value, value_bytes, self._view)
-            if number is None:
-                raise ValueError(f"Partitioner did not assign a partition for topic {topic}!")
-        if isinstance(number, bool) or not hasattr(number, "__index__"):
-            raise TypeError(f"partition: expected a whole number, got {number!r}")
-        number = int(number)
-        if number < 0:
-            raise ValueError(f"partition must be >= 0, got {number}")
-        if number >= self._topics.by_name[topic].topic.partition_count:
-            with kafka_errors():
-                known = self._topics.read_topic(topic)  # it may have more partitions now
-            if known is None or number >= known.topic.partition_count:
-                raise ValueError(f"Unrecognized partition {number} for topic {topic}")
-        return number
-
-    def _checked_size(self, key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
-        size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers or [])
-        if size > self._settings.max_request_size:
-            raise kafka_error(
-                MessageSizeTooLargeError(
-                    f"The message is {size} bytes when serialized, max_request_size is"
-                    f" {self._settings.max_request_size}"
-                )
-            )
-        return size
-
-    @staticmethod
-    def _check_partitions(count: int, explicit: pa.ChunkedArray) -> None:
-        """Check explicit partitions before the first slice is sent, so that nothing of an invalid table is sent."""
-        partition_of(pa.nulls(len(explicit), pa.binary()), explicit, count)
-
-
-def _transaction(cluster: Cluster, settings: ProducerSettings) -> "ProducerTransaction | None":
-    """Return the transactions of a producer with a transactional_id, or None without one."""
-    if settings.transactional_id is None:
-        return None
-    from spark_log.clients.produce.producer_transaction import ProducerTransaction  # imports the groups, which few need
-
-    return ProducerTransaction(cluster, settings)
-
-
-class _State:
-    """The reason why records are refused, or None while they are accepted. It must outlive the producer object."""
-
-    def __init__(self) -> None:
-        self.refusal: str | None = None
-        self.forked = False
-
 
 _FORKED = "this producer belongs to the process that this one was forked from: make one here"
 _living: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
-def _close_forgotten(state: _State, accumulator: Accumulator, sender: Sender) -> None:
-    """Close a producer that was garbage-collected, or at the exit of the interpreter.
+def _close(accumulator: Accumulator, sender: Sender, timeout_s: float | None, forgotten: bool = False) -> None:
+    """Close a producer, which was garbage-collected if it is `forgotten`, or the interpreter exits.
 
     A garbage collection may run anywhere. Inside a transaction of another client it does not wait for the sender, which
     may wait for the locks of the transaction: the exit of the interpreter waits for it.
     """
-    _close(state, accumulator, sender, AT_EXIT_S, waits=not is_writing())
-
-
-def _close(
-    state: _State, accumulator: Accumulator, sender: Sender, timeout_s: float | None, *, waits: bool = True
-) -> None:
-    if state.forked:
+    if accumulator.refusal == _FORKED:
         return
-    state.refusal = "KafkaProducer already closed!"
+    waits = not (forgotten and is_writing())
+    accumulator.refusal = "KafkaProducer already closed!"
     accumulator.close()
     if not waits or threading.current_thread() is sender:
         return
@@ -447,7 +388,7 @@ def _close(
 
 def _after_fork() -> None:
     for producer in list(_living):
-        producer._state.refusal, producer._state.forked = _FORKED, True
+        producer._accumulator.refusal = _FORKED
         for topic_batch in producer._accumulator.outstanding():
             topic_batch.abandon(IllegalStateError(_FORKED))
 

@@ -1,22 +1,10 @@
-"""Keeps the producer's state of its transaction: the registered batches, and the calls that are possible next.
-
-    UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -settled-> IN_DOUBT -answer-> READY
-                            ^                  |                      |                    |
-                            |             failed send, abort         same            failed commit
-                            |                  v                      v                    v
-                            +---abort--- ABORTABLE_ERROR <------------+--------------------+    fenced: FATAL_ERROR
-
-After commit or abort has been called, no more records can be sent; the records sent before are settled first. If the
-answer of a commit is lost, the state is IN_DOUBT. A second call then finds out whether the transaction is
-committed, and commits it if not. So nothing may be added to the transaction in this state.
-"""
+"""Keeps the producer's state of its transaction: the registered batches, offsets and acknowledgements."""
 
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import pyarrow as pa
@@ -29,87 +17,29 @@ from spark_log.clients.produce.future import Written, merged
 from spark_log.clients.produce.producer_batch import ProducerBatch
 from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.clients.produce.store_parts import StoreParts
+from spark_log.clients.produce.transaction_states import CALLS, FATAL, HINTS, State, after_error, may_commit_again
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
-    CommitFailedError,
     IllegalStateError,
     InvalidProducerIdMappingError,
-    InvalidRecordStateError,
     InvalidTxnStateError,
-    ProducerFencedError,
     SparkLogError,
-    TopicMovedError,
     TransactionAbortableError,
     TransactionCommitPendingError,
-    UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import failpoint
 from spark_log.groups.committed_offsets import Commit
-from spark_log.groups.share.rules import Acknowledgement
-from spark_log.groups.share.service import Poll, acknowledge_hook, move_locks, run_polls
-from spark_log.groups.share.transacted import ShareAcknowledgements
+from spark_log.groups.share.transacted import ShareAcknowledgements, TransactedAcknowledgements
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.ids import HOME, StoreId
 from spark_log.log.append.producer_rows import find_transactional_producer
-from spark_log.log.append.rules import (
-    Appended,
-    Batch,
-)
+from spark_log.log.append.rules import Appended, Batch
 from spark_log.log.log import Log, Records, WrittenBatches
-from spark_log.log.partitions.partition_rows import Key
 from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.transaction_rows import PendingBatch
-
-
-class State(Enum):
-    """States of a producer's transaction, with kafka-python's names."""
-
-    UNINITIALIZED = "UNINITIALIZED"
-    READY = "READY"
-    IN_TRANSACTION = "IN_TRANSACTION"
-    COMMITTING = "COMMITTING_TRANSACTION"
-    IN_DOUBT = "COMMITTING_TRANSACTION, which has been tried"
-    ABORTABLE_ERROR = "ABORTABLE_ERROR"
-    FATAL_ERROR = "FATAL_ERROR"
-
-
-CALLS: Mapping[str, frozenset[State]] = {
-    "init_transactions": frozenset({State.UNINITIALIZED, State.READY}),
-    "begin_transaction": frozenset({State.READY}),
-    "send": frozenset({State.IN_TRANSACTION}),
-    "register": frozenset({State.IN_TRANSACTION, State.COMMITTING}),
-    "send_offsets_to_transaction": frozenset({State.IN_TRANSACTION}),
-    "send_share_acknowledgements_to_transaction": frozenset({State.IN_TRANSACTION}),
-    "commit_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT}),
-    "abort_transaction": frozenset({State.IN_TRANSACTION, State.COMMITTING, State.IN_DOUBT, State.ABORTABLE_ERROR}),
-}
-"""The states in which each call is possible."""
-
-_HINTS = {
-    State.UNINITIALIZED: "call init_transactions first",
-    State.READY: "call begin_transaction first",
-    State.IN_TRANSACTION: "commit or abort the open transaction first",
-    State.IN_DOUBT: "call commit_transaction again, or abort_transaction",
-}
-
-_FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
-
-
-def after_error(state: State, error: Exception) -> State:
-    """Return the state after the error of a send or a call. Then abort or, in FATAL_ERROR, make a new producer."""
-    if isinstance(error, _FATAL):
-        return State.FATAL_ERROR
-    if state in CALLS["commit_transaction"]:
-        return State.ABORTABLE_ERROR
-    return state
-
-
-def may_commit_again(error: SparkLogError) -> bool:
-    """Whether a commit that failed with this error may be called again. It may not if a topic was deleted or moved."""
-    return error.retriable and not isinstance(error, UnknownTopicOrPartitionError | TopicMovedError)
 
 
 class ProducerTransaction:
@@ -142,7 +72,7 @@ class ProducerTransaction:
         if state is State.ABORTABLE_ERROR:
             reason = TransactionAbortableError(f"{call}: the transaction has failed, abort it: {self._error}")
             raise kafka_error(reason) from self._error
-        hint = _HINTS.get(state, "another thread commits or aborts")
+        hint = HINTS.get(state, "another thread commits or aborts")
         raise kafka_error(
             IllegalStateError(f"{self._transactional_id!r}: {call}: not possible in the state {state.value}: {hint}")
         )
@@ -210,15 +140,7 @@ class ProducerTransaction:
             with self.fail_on_error():
                 self._check_in_store()
                 owner = f"transaction {self._ref.producer_id}-{self._ref.epoch}"
-                lasts_ms = self._settings.transaction_timeout_ms
-                group_id, given = acknowledgements.group_id, acknowledgements.by_partition
-                try:
-                    moved = move_locks(self._cluster.store, group_id, given, owner, lasts_ms)
-                except (InvalidRecordStateError, UnknownTopicOrPartitionError) as error:
-                    raise CommitFailedError(f"acknowledgements of share group {group_id!r}: {error}") from error
-            mine = self._acknowledgements.setdefault(group_id, {})
-            for key, acks in moved.items():
-                mine[key] = [*mine.get(key, ()), *acks]
+                self._acknowledgements.add(acknowledgements, owner, self._settings.transaction_timeout_ms)
 
     def register(self, log: Log, producer_batches: Sequence[ProducerBatch], timeout_ms: int) -> None:
         """Make the records of the producer batches pending: they are stored, and no reader sees them.
@@ -238,7 +160,7 @@ class ProducerTransaction:
         items = [
             (
                 group[0].topic,
-                Records(group[0].partition, pa.concat_tables([_table(producer_batch) for producer_batch in group])),
+                Records(group[0].partition, pa.concat_tables([producer_batch.table for producer_batch in group])),
             )
             for group in groups.values()
         ]
@@ -343,7 +265,7 @@ class ProducerTransaction:
             self._blobs,
             after=[
                 commit_offsets_hook(self._cluster.store, self._offsets),
-                acknowledge_hook(self._cluster.store, self._acknowledgements),
+                self._acknowledgements.hook(),
             ],
             durable=durable,
             parts=parts,
@@ -371,24 +293,14 @@ class ProducerTransaction:
             try:
                 if self._reached:
                     transaction_parts.abort(self._cluster, self._ref, timeout_ms=self._timeout_ms)
-                self._release_locks()
-            except _FATAL as error:
+                self._acknowledgements.release()
+            except FATAL as error:
                 self._state, self._error = State.FATAL_ERROR, kafka_error(error)
                 raise
             except InvalidTxnStateError:  # the transaction was committed: only the answer was lost
                 self._over()
                 raise
             self._over()
-
-    def _release_locks(self) -> None:
-        """Let other members have the records that the transaction would have acknowledged."""
-        polls = []
-        for group_id, by_key in self._acknowledgements.items():
-            owners = {ack.member for acks in by_key.values() for ack in acks}
-            locks = {key: frozenset(ack.lock for ack in acks) for key, acks in by_key.items()}
-            polls += [Poll(group_id, owner, release=locks) for owner in owners]
-        if polls:
-            run_polls(self._cluster.store, polls)
 
     @property
     def may_send(self) -> bool:
@@ -447,8 +359,7 @@ class ProducerTransaction:
         self._sent: dict[int, _Sent] = {}
         self._blobs: dict[str, bytes] = {}
         self._offsets: dict[Committer, dict[Any, Commit]] = {}
-        self._acknowledgements: dict[str, dict[Key, list[Acknowledgement]]] = {}
-        """Acknowledgements of share groups, by group id, with the locks of this transaction."""
+        self._acknowledgements = TransactedAcknowledgements(self._cluster)
         self._reached = False
         """Whether the store may have rows of the transaction."""
         self._parts = StoreParts(self._cluster)
@@ -475,33 +386,6 @@ class _Sent:
             producer_batch.base_offset = base_offset
             if base_offset >= 0:
                 base_offset += producer_batch.count
-
-
-def committer(group_metadata: Any) -> Committer:
-    """Return the committer of kafka-python's ConsumerGroupMetadata, or of a group id."""
-    if isinstance(group_metadata, str):
-        return Committer(group_metadata)
-    if not isinstance(group_metadata, tuple) or len(group_metadata) < 4:  # a Consumer can be iterated too
-        raise TypeError(
-            f"group_metadata: expected what Consumer.group_metadata() returns, or a group id, got {group_metadata!r}"
-        )
-    group_id, generation, member_id, instance_id, *_ = group_metadata
-    if group_id is None:
-        raise ValueError("group_metadata: the consumer has no group_id")
-    return Committer(group_id, member_id or "", generation, instance_id)
-
-
-def of_topics_read(commits: Commits, group_metadata: Any) -> Commits:
-    """Return the commits with the topic ids that the consumer reads, if the metadata has them."""
-    known = getattr(group_metadata, "topic_ids", {})
-    return {
-        partition: commit if commit.topic_id is not None else commit._replace(topic_id=known.get(partition))
-        for partition, commit in commits.items()
-    }
-
-
-def _table(producer_batch: ProducerBatch) -> Any:
-    return producer_batch.table
 
 
 def _written(producer_batch: ProducerBatch) -> Written:

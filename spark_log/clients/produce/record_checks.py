@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.clients.produce.producer_batch import Headers
 from spark_log.cluster.topics import Topic
-from spark_log.errors import InvalidRecordError, InvalidTimestampError
+from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageSizeTooLargeError
 from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
 from spark_log.log.records.schema import DELIVER_AT
 
@@ -32,6 +34,16 @@ def checked_bytes(field: str, data: Any) -> bytes | None:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"Unsupported type for serialized {field}: {type(data)}")
     return bytes(data)
+
+
+def checked_size(key: bytes | None, value: bytes | None, headers: Headers | None, size_max: int) -> int:
+    """Return the bytes of a record. Raises MessageSizeTooLargeError above max_request_size."""
+    size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers or [])
+    if size > size_max:
+        raise kafka_error(
+            MessageSizeTooLargeError(f"The message is {size} bytes when serialized, max_request_size is {size_max}")
+        )
+    return size
 
 
 def deliver_at_header(deliver_at_ms: object) -> tuple[str, bytes]:

@@ -12,7 +12,6 @@ not delayed.
 import contextlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from spark_log.clients.produce.producer_identity import Identity
 from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.clients.produce.store_appends import Result, StoreAppends, timed
 from spark_log.clients.produce.table_batches import TableBatch
+from spark_log.clients.produce.waiting_batches import WaitingBatches
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
@@ -44,10 +44,7 @@ from spark_log.errors import (
 )
 from spark_log.ids import HOME, StoreId
 from spark_log.log.append.producer_rows import register_producer
-from spark_log.log.append.rules import (
-    Appended,
-    Rejected,
-)
+from spark_log.log.append.rules import Appended, Rejected
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -82,10 +79,6 @@ def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
                 batch.own_table()
 
 
-FULL_DISK_RETRY_S = 5.0
-"""Maximum time of retries after a full disk. It is shorter than the default delivery_timeout_ms, because only a user
-can free the disk, and needs the error for that."""
-_WAIT_S_MAX = 60.0
 _NO_FAULTS: dict[int, SparkLogError] = {}
 
 
@@ -108,13 +101,11 @@ class Sender(threading.Thread):
         self._cluster, self._log, self._settings = cluster, log, settings
         self._accumulator, self._topics, self._transaction = accumulator, topics, transaction
         self._identity = Identity(lambda: register_producer(cluster.store, int(settings.request_timeout_ms)))
-        self._queues: dict[tuple[str, int], deque[ProducerBatch]] = {}
         self._appends = StoreAppends(accumulator.wake)
+        self._waiting = WaitingBatches(self._appends, all_at_once=transaction is not None)
         self._has_data_stores = False
         """Whether a topic of a data store has been seen: then each store's appends have a thread."""
         self._failing = FailingAppends()
-        self._full_since_s: dict[tuple[str, int], float] = {}
-        """Partitions whose last append failed because a disk is full, with the time of the first such failure."""
         accumulator.sender = self
         stop_at_exit(self)
 
@@ -132,14 +123,14 @@ class Sender(threading.Thread):
     def run(self) -> None:
         try:
             while True:
-                topic_batches = self._accumulator.take(self._next_try_s())
+                topic_batches = self._accumulator.take(self._waiting.next_try_s())
                 if topic_batches is None:
                     return
                 for ended in self._appends.take_ended():
                     self._settle(*ended)
                 for topic_batch in topic_batches:
                     self._assemble(topic_batch)
-                batches = self._due()
+                batches = self._waiting.due()
                 if batches:
                     self._append(batches)
         except BaseException as error:  # a bug: no caller may wait without end
@@ -160,21 +151,6 @@ class Sender(threading.Thread):
                 logger.warning("write id not given back, it will expire: %s", error)
             self._cluster.close()
 
-    def _next_try_s(self) -> float | None:
-        """Return the monotonic time at which the first batch (in a transaction, every batch) may be appended; None if
-        there is none. While appends run, it is not None.
-        """
-        if self._appends.running:
-            return min(self._try_times(), default=clock.monotonic_s() + _WAIT_S_MAX)
-        if self._transaction is not None:
-            return max((batch.retry_at_s for queue in self._queues.values() for batch in queue), default=None)
-        return min(self._try_times(), default=None)
-
-    def _try_times(self) -> list[float]:
-        """Return the times at which the first batches of partitions may be appended, whose stores are not busy."""
-        heads = [queue[0] for queue in self._queues.values()]
-        return [head.retry_at_s for head in heads if not self._appends.is_busy(head.topic.store_id)]
-
     def _has_new_columns(self, topic: Topic) -> bool:
         """Whether the topic, read again, decodes records differently, because a schema may have been registered."""
         fresh = self._topics.refresh(topic.name, force=True)
@@ -183,9 +159,7 @@ class Sender(threading.Thread):
     def _assemble(self, topic_batch: TopicBatch) -> None:
         try:
             target = self._topics.by_name[topic_batch.topic]
-            with contextlib.suppress(
-                MetadataStoreUnavailableError
-            ):  # the append waits for it, up to delivery_timeout_ms
+            with contextlib.suppress(MetadataStoreUnavailableError):  # the append waits up to delivery_timeout_ms
                 target = self._topics.refresh(topic_batch.topic) or target
             topic, now_ms = target.topic, self._cluster.store.now().wall_ms
             deadline_s = topic_batch.made_s + self._settings.delivery_timeout_ms / 1000
@@ -229,25 +203,9 @@ class Sender(threading.Thread):
         for batch in batches:
             if self._settings.acks == 0:
                 topic_batch.resolve(batch, -1, None)
-            self._queues.setdefault(batch.key, deque()).append(batch)
+            self._waiting.add(batch)
         if not batches:
             self._accumulator.finished(topic_batch)
-
-    def _due(self) -> list[ProducerBatch]:
-        """Return the first batch of each partition that need not wait, or one alone after a common failure. In a
-        transaction return all batches or none: they become visible, or fail, together.
-        """
-        now_s = clock.monotonic_s()
-        if self._transaction is not None:
-            batches = [batch for queue in self._queues.values() for batch in queue]
-            return batches if all(batch.retry_at_s <= now_s for batch in batches) else []
-        heads = [
-            queue[0]
-            for queue in self._queues.values()
-            if queue[0].retry_at_s <= now_s and not self._appends.is_busy(queue[0].topic.store_id)
-        ]
-        alone = next((batch for batch in heads if batch.alone), None)
-        return heads if alone is None else [alone]
 
     def _append(self, heads: Sequence[ProducerBatch]) -> None:
         now_s = clock.monotonic_s()
@@ -263,7 +221,7 @@ class Sender(threading.Thread):
             batch.attempts += 1
         if self._transaction is not None:
             self._register(self._transaction, batches, timeout_ms)
-            if self._queues:
+            if self._waiting:
                 _own_remaining_tables(batches)
             return
         self._has_data_stores |= any(batch.topic.store_id != HOME for batch in batches)
@@ -294,7 +252,7 @@ class Sender(threading.Thread):
         else:
             self.metrics.record_append(seconds, len(batches))
             self._appended(batches, result)
-        if self._queues:
+        if self._waiting:
             _own_remaining_tables(batches)
 
     def _appended(self, batches: Sequence[ProducerBatch], outcomes: Sequence[Appended | Rejected]) -> None:
@@ -388,7 +346,9 @@ class Sender(threading.Thread):
                 self._retry_later(batch, error)
             elif retriable:
                 if isinstance(error, DiskFullError):
-                    self._note_full_disk(batch, error)
+                    # it fails soon, also if later attempts fail with another error, as when the log dir goes offline
+                    batch.disk_full = error
+                    self._failing.disk_full(batch.key, f"{batch.topic.name}-{batch.partition}", error)
                 self._retry_later(batch, error)
             else:
                 self._finish(batch, -1, error)
@@ -397,7 +357,7 @@ class Sender(threading.Thread):
         logger.debug("%s-%s: tried again", batch.topic.name, batch.partition, exc_info=error)
         _drop_traceback(error)
         batch.last_error = error
-        full = batch.disk_full is not None and clock.monotonic_s() - self._full_since_s[batch.key] >= FULL_DISK_RETRY_S
+        full = batch.disk_full is not None and self._failing.is_full_for_long(batch.key)
         if not isinstance(error, DiskFullError):
             self._failing.failed(batch.key, f"{batch.topic.name}-{batch.partition}", error)
         if full or batch.attempts > self._settings.retries:
@@ -405,16 +365,6 @@ class Sender(threading.Thread):
             return
         self.metrics.retried += batch.count
         batch.retry_at_s = clock.monotonic_s() + self._settings.retry_backoff_ms / 1000
-
-    def _note_full_disk(self, batch: ProducerBatch, error: DiskFullError) -> None:
-        """Note a full disk. The batch fails after FULL_DISK_RETRY_S without any append to its partition, even if later
-        attempts fail with another error, for example because the log dir has been taken offline.
-        """
-        batch.disk_full = error
-        if batch.key not in self._full_since_s:
-            self._full_since_s[batch.key] = clock.monotonic_s()
-            place = f"{batch.topic.name}-{batch.partition}"
-            logger.warning("%s: %s; trying again for %.0f s", place, error, FULL_DISK_RETRY_S)
 
     def _finish(self, batch: ProducerBatch, base_offset: int, error: Exception | None) -> None:
         """Set the outcome of the first batch of a partition, or in a transaction of any batch."""
@@ -425,13 +375,10 @@ class Sender(threading.Thread):
         if error is not None and batch.in_doubt and self._settings.enable_idempotence:
             # it may have been appended: its sequences must not be used for other records
             self._identity.reset((batch.topic.topic_id, batch.partition))
-        queue = self._queues[batch.key]
-        queue.remove(batch)
-        if not queue:
-            del self._queues[batch.key]
+        self._waiting.remove(batch)
         self._failing.ended(batch.key)
         if error is None:
-            self._full_since_s.pop(batch.key, None)
+            self._failing.appended(batch.key)
             self.metrics.sent += batch.count
             self.metrics.sent_bytes += batch.bytes
         else:

@@ -45,7 +45,7 @@ def checked(
     """Return (records as they will be stored, explicit partitions).
 
     Columns are value, and optionally key, partition, timestamp, headers. Raises InvalidRecordError for any other
-    column, and it or a subclass for a record that the topic refuses.
+    column or partition, and it or a subclass for a record that the topic refuses.
     """
     strangers = [name for name in table.schema.names if name not in _COLUMNS]
     if strangers:
@@ -55,6 +55,8 @@ def checked(
     encoding = replace(encoding, limits=replace(encoding.limits, max_message_bytes=limit))
     records = prepare(normalise(table, timestamp_ms=now_ms), encoding, now_ms)
     explicit = table.column("partition") if "partition" in table.schema.names else None
+    if explicit is not None:  # all of them now, so that nothing of an invalid table is sent
+        partition_of(pa.nulls(len(explicit), pa.binary()), explicit, topic.partition_count)
     return records, explicit
 
 

@@ -19,16 +19,8 @@ from spark_log.groups.share.rows import parsed_configs
 from spark_log.ids import HOME, HOME_NAME, LogDirId, StoreId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
-from spark_log.metadata.sql_columns import (
-    GATEWAY,
-    GROUP_OFFSET,
-    PARTITION,
-    REPLICA,
-    SEGMENT,
-    TOPIC,
-    TRANSACTION,
-)
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.sql_columns import GATEWAY, GROUP_OFFSET, PARTITION, REPLICA, SEGMENT, TOPIC, TRANSACTION
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.tables.publication_state import DELTA, TableKey
 from spark_log.tables.table_lag import TableLag, publications, table_lags
 from spark_log.transactions.rules import ONGOING

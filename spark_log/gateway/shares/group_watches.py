@@ -11,8 +11,8 @@ from spark_log import clock
 from spark_log.errors import SparkLogError
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.groups.share import rows
+from spark_log.groups.share.looks import has_work, next_change_ms
 from spark_log.groups.share.polling import SharePolls
-from spark_log.groups.share.service import has_work, next_change_ms
 from spark_log.log.partitions.partition_rows import Key
 
 logger = logging.getLogger(__name__)

@@ -38,8 +38,9 @@ from spark_log.gateway.shares.share_sessions import (
     deadline_s,
     note_acknowledged,
 )
+from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.polling import Result, Steps, Taken
-from spark_log.groups.share.rules import Acknowledgement, Range, Request
+from spark_log.groups.share.rules import Acknowledgement, Range
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.schema import TimestampType
 

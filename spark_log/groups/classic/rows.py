@@ -14,7 +14,7 @@ from spark_log.groups.consumer.stored_values import facts_json, protocols_json, 
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_GROUP
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 
 EXPIRED_MS = 0
 """Replaces a time that was written in another clock epoch, because it is over."""

@@ -21,7 +21,8 @@ from spark_log.groups.classic.rules import advance, check_commit, join, leave, n
 from spark_log.groups.consumer import rows
 from spark_log.groups.share.group_ids import refuse_classic_member
 from spark_log.metadata.prepared import one_message
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 Step = Callable[[ClassicGroup, int], ClassicGroup]
 """A function that takes a group and a time of the store's lease clock, and returns the group after a request."""

@@ -18,7 +18,8 @@ from spark_log.groups.conversion import downgrade
 from spark_log.groups.share.members import remove_share_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 

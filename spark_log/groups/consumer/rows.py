@@ -31,7 +31,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 
 _NAMES_MAX = 1_000
 """The maximum number of names to search for. For more, all topics are read: clients choose how many they use."""

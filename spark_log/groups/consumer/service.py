@@ -43,7 +43,8 @@ from spark_log.groups.consumer.topic_patterns import matching
 from spark_log.groups.conversion import check_upgrade, downgrade, upgrade
 from spark_log.groups.identity import Identity
 from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 _TRIES = 4
 """The maximum number of attempts at a heartbeat. A stale target is computed between two of them; the last attempt uses

@@ -14,11 +14,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topics
 from spark_log.config.group_configs import GroupConfig, check_group_config_names, validate_group_overrides
-from spark_log.errors import (
-    GroupIdNotFoundError,
-    SparkLogError,
-    UnknownTopicOrPartitionError,
-)
+from spark_log.errors import GroupIdNotFoundError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import refuse_unknown
 from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.group_names import check_group_id
@@ -48,7 +44,8 @@ from spark_log.log.segments.plan import find_positions
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import GROUP_CONFIG
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 
 def reset_share_offsets(

@@ -30,7 +30,7 @@ from spark_log.failpoints import failpoint
 from spark_log.groups.share import rows, rules
 from spark_log.groups.share.rules import REJECTED, Range
 from spark_log.groups.share.service import Poll, run_polls
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import HOME, HOME_NAME, OffsetRange, TopicPartition
 from spark_log.log.append.append_transaction import AppendRequest, CommitHook
 from spark_log.log.append.encoding import Encoding, prepare
 from spark_log.log.log import Log, Records
@@ -38,7 +38,7 @@ from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.schema import DEAD_LETTER_CAUSE, RECORD_SCHEMA, read_schema
 from spark_log.log.segments.plan import find_positions
 from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.replication.controller.topic_operations import create_topic
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class DeadLetters:
             end = _end(log, row, ranges, 0)
             store.transact(lambda connection, _: end(connection, store.clock(connection)))
             return sum(r.length for r in ranges)
-        target = _usable_topic(log, config.errors_deadletterqueue_topic_name)
+        target = usable_topic(log, config.errors_deadletterqueue_topic_name)
         letters = _accepted_letters(log, target, group_id, TopicPartition(source, key[1]), key, ranges, config)
         records = Records(key[1] % target.partition_count, letters)
         topics: Mapping[int, Topic] = {target.topic_id: target}
@@ -160,7 +160,7 @@ def _first(ranges: Sequence[Range], most: int) -> list[Range]:
     return found
 
 
-def _usable_topic(log: Log, name: str) -> Topic:
+def usable_topic(log: Log, name: str) -> Topic:
     """Return the dead letter topic. Creates it if the cluster allows that. Raises DeadLetterTopicError."""
     settings = log.cluster.store.settings
     prefix = settings.errors_deadletterqueue_topic_name_prefix
@@ -172,13 +172,18 @@ def _usable_topic(log: Log, name: str) -> Topic:
     topic = log.cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
     if topic is None and settings.errors_deadletterqueue_auto_create_topics_enable:
         try:
-            topic = create_topic(log.cluster, name, configs={ENABLE: "true"})
+            topic = create_topic(log.cluster, name, configs={ENABLE: "true"}, store=HOME_NAME)
         except TopicAlreadyExistsError:
             topic = log.find_topic(name)
     if topic is None:
         raise DeadLetterTopicError(f"dead letter topic {name!r} does not exist")
     if not topic.config.errors_deadletterqueue_group_enable:
         raise DeadLetterTopicError(f"topic {name!r} is no dead letter topic: set its config {ENABLE}=true")
+    if topic.store_id != HOME:  # a letter and the end of its record are one transaction
+        raise DeadLetterTopicError(
+            f"dead letter topic {name!r} is in a data store, and share groups are in the home store: move it"
+            f" (`spark-log topic move {name} --store {HOME_NAME}`)"
+        )
     return topic
 
 

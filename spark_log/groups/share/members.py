@@ -35,7 +35,8 @@ from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import PARTITION, TOPIC
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 

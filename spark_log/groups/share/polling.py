@@ -11,26 +11,14 @@ import pyarrow as pa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import (
-    MetadataStoreUnavailableError,
-    SparkLogError,
-    UnknownTopicOrPartitionError,
-    redact,
-)
+from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.groups.share import rows
+from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.dead_letters import DeadLetters
+from spark_log.groups.share.looks import Look, Looks, Seen, has_work, next_change_ms
 from spark_log.groups.share.reading import ShareReads, near
-from spark_log.groups.share.rules import AVAILABLE, Acknowledgement, Delayed, Range, Request
-from spark_log.groups.share.service import (
-    Look,
-    Outcome,
-    Poll,
-    Readable,
-    has_work,
-    look,
-    next_change_ms,
-    run_polls,
-)
+from spark_log.groups.share.rules import AVAILABLE, Acknowledgement, Delayed, Range
+from spark_log.groups.share.service import Outcome, Poll, Readable, run_polls
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Store
 
@@ -41,9 +29,6 @@ _PARTITIONS_MAX = 16
 _AVAILABLE_MAX = 1_000
 """The number of Available records that are read at once, also if a poll takes fewer."""
 _WAIT_S_MAX = 5.0
-_REMEMBERED_S = 0.2
-_SHARED_S = 1.0
-_GROUPS_MAX = 1_000
 _TURNS_MAX = 10_000
 """The number of members whose turn is remembered: those that polled last."""
 _WARN_S = 60.0
@@ -73,16 +58,6 @@ class Result:
     """Assigned partitions that the group does not read: no heartbeat has made their rows, or they were deleted."""
     archived: frozenset[Key] = frozenset()
     """Partitions in which the poll archived records, which wait for their dead letters."""
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A look, with the polls that were made since, and the time at which it was made."""
-
-    look: Look
-    looked_s: float
-    change: int = -1
-    """The number of the store's last change before the look."""
 
 
 Run = Callable[[Poll], Outcome]
@@ -129,10 +104,7 @@ class SharePolls:
         self._reads = reads
         self._transact = run or (lambda poll: run_polls(cluster.store, [poll])[0])
         self._dead_letters = dead_letters
-        self._seen: dict[str, _Seen] = {}
-        """By group: what its last poll saw and left."""
-        self._looks: dict[str, _Seen] = {}
-        """By group: the last look."""
+        self._looks = Looks(cluster.store)
         self._turns: dict[str, int] = {}
         self._warned_s: dict[Key, float] = {}
         self._lock = threading.Lock()
@@ -225,11 +197,11 @@ class SharePolls:
         """The steps of `attempt`. The dead letters are not written."""
         errors: dict[Key, SparkLogError | None] = {}
         waiting, archived, lock_ms = dict(acknowledgements), frozenset[Key](), 0
-        before = self._remembered(group_id)
-        seen: _Seen | None
+        before = self._looks.left_by_last_poll(group_id)
+        seen: Seen | None
         try:
             while True:
-                seen = before or self._shared_look(group_id, assigned)
+                seen = before or self._looks.shared(group_id, assigned)
                 if seen is None:
                     yield None
                     seen = self._look(group_id)
@@ -250,7 +222,7 @@ class SharePolls:
                     for key in outcome.stale:
                         self._reads.forget(key)
                     if outcome.acquired:
-                        self._remember(group_id, seen, outcome)
+                        self._looks.note_poll(group_id, seen, outcome)
                         taken = _taken(poll, outcome)
                         return Result(errors, taken, lock_ms, began_s=began_s, archived=archived)
                     if outcome.stale and before is None:
@@ -276,38 +248,10 @@ class SharePolls:
         """Read what a poll of the group may find. The next polls use it too if nothing is committed meanwhile."""
         return self._look(group_id).look
 
-    def _look(self, group_id: str) -> _Seen:
-        began_s, change = clock.monotonic_s(), self._store.changes.current()
-        seen = self._looks[group_id] = _Seen(look(self._store, group_id), began_s, change)
-        if len(self._looks) > _GROUPS_MAX:
-            self._looks = {group_id: seen}
+    def _look(self, group_id: str) -> Seen:
+        seen = self._looks.new(group_id)
         self._write_letters_of_others(group_id, seen.look)
         return seen
-
-    def _shared_look(self, group_id: str, assigned: Mapping[Key, str]) -> _Seen | None:
-        """Return the last look of any member if nothing has been committed since, as far as the store can tell."""
-        seen = self._looks.get(group_id)
-        if seen is None or not self._store.changes.exact or not assigned.keys() <= seen.look.offers.keys():
-            return None
-        lasts_s = _SHARED_S
-        next_ms = next_change_ms(seen.look, seen.look.offers)
-        if next_ms is not None:
-            lasts_s = min(lasts_s, next_ms / 1000)
-        is_over = clock.monotonic_s() - seen.looked_s >= lasts_s or self._store.changes.current() != seen.change
-        return None if is_over else seen
-
-    def _remembered(self, group_id: str) -> _Seen | None:
-        """Return what the last poll of the group saw and left, so that the next one saves a read of the store. The
-        transaction decides in any case. What it says of other polls and of the log is at most _REMEMBERED_S old.
-        """
-        seen = self._seen.get(group_id)
-        return seen if seen is not None and clock.monotonic_s() - seen.looked_s < _REMEMBERED_S else None
-
-    def _remember(self, group_id: str, seen: _Seen, outcome: Outcome) -> None:
-        left = replace(seen.look, offers={**seen.look.offers, **outcome.offers}, due={})
-        self._seen[group_id] = _Seen(left, seen.looked_s)
-        if len(self._seen) > _GROUPS_MAX:
-            self._seen.clear()
 
     def _write_letters_of_others(self, group_id: str, seen: Look) -> None:
         """Write dead letters that the process which archived their records has not written in a second."""

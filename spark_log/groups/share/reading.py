@@ -1,7 +1,7 @@
 """Reads partitions ahead of what a share group has acquired, for all members in a process.
 
-A poll acquires only records that its process has read (`rules.acquire`). So gaps never reach a member, limits of bytes
-are exact, and no retention or merge can take an acquired record away.
+A poll acquires only records that its process has read (`acquisition_rules.acquire`). So gaps never reach a member,
+limits of bytes are exact, and no retention or merge can take an acquired record away.
 """
 
 import threading
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import StorageUnavailableError, UnknownTopicOrPartitionError
-from spark_log.groups.share.rules import Numbers, Stretch
+from spark_log.groups.share.acquisition_rules import Numbers, Stretch
 from spark_log.groups.share.service import Readable
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.partitions.partition_rows import Key

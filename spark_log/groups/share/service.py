@@ -3,9 +3,8 @@
 All functions block. Several polls may share a transaction: they run one after the other on the same rows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +12,17 @@ import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import GroupConfig
-from spark_log.errors import CommitFailedError, InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError
 from spark_log.failpoints import failpoint
 from spark_log.groups.share import rows, rules
-from spark_log.groups.share.rules import Acknowledgement, Change, Delayed, Limits, Range, Request, Stretch, Time
-from spark_log.log.append.append_transaction import CommitHook
+from spark_log.groups.share.acquisition_rules import Request, Stretch, acquire, parts
+from spark_log.groups.share.rules import Acknowledgement, Change, Delayed, Limits, Range, Time
 from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.truncations import read_truncations
 from spark_log.metadata.prepared import Answer, one_message, sent_with_commit
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class _Transaction:
             if work is None or work.truncated or work.log.version != readable.version:
                 outcome.stale.add(key)
                 continue
-            gained = rules.acquire(work.row.window, readable.stretches, work.due, left, limits, self._time)
+            gained = acquire(work.row.window, readable.stretches, work.due, left, limits, self._time)
             work.row = replace(work.row, window=gained.window)
             work.delayed += gained.delayed
             work.came_due += gained.came_due
@@ -257,7 +257,7 @@ class _Transaction:
                 left = replace(
                     left, records_max=left.records_max - records, bytes_max=left.bytes_max - gained.bytes, has_some=True
                 )
-                alone = any(rules.parts(r.batch, r.deliveries - 1, limits) for r in gained.acquired)
+                alone = any(parts(r.batch, r.deliveries - 1, limits) for r in gained.acquired)
                 if alone or left.records_max <= 0 or left.bytes_max <= 0:
                     break
 
@@ -275,129 +275,3 @@ class _Transaction:
             for work in changed:
                 rows.end_delays(self.connection, work.row.group_id, work.row.key, work.came_due)
                 rows.delay(self.connection, work.row.group_id, work.row.key, work.delayed)
-
-
-def move_locks(
-    store: Store, group_id: str, acknowledgements: Mapping[Key, Sequence[Acknowledgement]], owner: str, lasts_ms: int
-) -> dict[Key, tuple[Acknowledgement, ...]]:
-    """Let acquired records belong to `owner`, a producer's transaction, for this time. Returns the acknowledgements
-    with their new locks. Raises InvalidRecordStateError, without a change, if a lock has ended.
-    """
-
-    def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, tuple[Acknowledgement, ...]]:
-        now = store.clock(connection)
-        moved, changed = {}, []
-        for key, found in _locked(connection, group_id, acknowledgements, now).items():
-            time = Time(now.lease_ms, now.wall_ms)
-            until_ms, log_start = now.lease_ms + lasts_ms, found.log.log_start_offset
-            window, moved[key] = rules.move(found.row.window, acknowledgements[key], log_start, owner, until_ms, time)
-            changed.append(replace(found.row, window=window))
-        rows.save(connection, changed, now)
-        return moved
-
-    done = store.transact(body, durable=False)
-    failpoint("share.locks-moved")
-    return done
-
-
-def acknowledge_hook(
-    store: Store, acknowledgements: Mapping[str, Mapping[Key, Sequence[Acknowledgement]]]
-) -> CommitHook:
-    """Return an append hook that acknowledges records of groups, by group id. It raises CommitFailedError if one of
-    their locks has ended: then nothing of the append is committed.
-    """
-
-    def acknowledge(connection: sa.Connection, now: StoreClock) -> bool:
-        for group_id in sorted(acknowledgements):
-            config = rows.configs_of(rows.ask_configs(connection, group_id), store.settings)
-            limits, changed = rows.limits_of(config), []
-            try:
-                for key, found in _locked(connection, group_id, acknowledgements[group_id], now).items():
-                    acks, time = acknowledgements[group_id][key], Time(now.lease_ms, now.wall_ms)
-                    change = rules.acknowledge(found.row.window, acks, found.log.log_start_offset, limits, time)
-                    changed.append(replace(found.row, window=change.window))
-                    rows.delay(connection, group_id, key, change.delayed)
-            except (InvalidRecordStateError, UnknownTopicOrPartitionError) as error:
-                raise CommitFailedError(f"acknowledgements of share group {group_id!r}: {error}") from error
-            rows.save(connection, changed, now)
-        return True
-
-    return acknowledge
-
-
-class _Locked(NamedTuple):
-    row: rows.ShareRow
-    log: rows.LogFacts
-
-
-def _locked(connection: sa.Connection, group_id: str, keys: Iterable[Key], now: StoreClock) -> dict[Key, _Locked]:
-    """Lock and return the rows of partitions. Raises UnknownTopicOrPartitionError if one is missing."""
-    found = {}
-    for key in sorted(keys):
-        row = rows.row_of(rows.ask_row(connection, group_id, key, lock=True), group_id, key, now)
-        log = rows.log_of(rows.ask_log(connection, key))
-        if row is None or log is None:
-            raise UnknownTopicOrPartitionError(f"group {group_id!r} reads no such partition, or it was deleted")
-        found[key] = _Locked(row, log)
-    return found
-
-
-@dataclass(frozen=True)
-class Look:
-    """The offers of all partitions of a group to its members, as of one read."""
-
-    offers: dict[Key, rows.Offer]
-    due: dict[Key, list[Delayed]]
-    """The records whose time has come, of partitions that have some."""
-    config: GroupConfig
-    now: StoreClock
-
-
-def look(store: Store, group_id: str) -> Look:
-    """Read what a poll of the group may find. It writes nothing."""
-
-    def read(connection: sa.Connection) -> Look:
-        with one_message(connection):
-            clock = store.ask_clock(connection)
-            configs = rows.ask_configs(connection, group_id)
-            answer = rows.ask_offers(connection, group_id)
-        now, offers = clock(), rows.offers_of(answer)
-        due = {
-            key: rows.due_of(rows.ask_due(connection, group_id, key, now.wall_ms))
-            for key, offer in offers.items()
-            if offer.due_ms is not None and offer.due_ms <= now.wall_ms
-        }
-        return Look(offers, due, rows.configs_of(configs, store.settings), now)
-
-    return store.read(read)
-
-
-def has_work(offer: rows.Offer, now: StoreClock, limits: Limits) -> bool:
-    """Return whether a poll may acquire records of the partition now, or must follow an election, after which the log
-    may have other records below `next_offset`.
-    """
-    ended = offer.wake_ms is not None and now.expired(offer.wake_ms, offer.clock_epoch)
-    due = offer.due_ms is not None and offer.due_ms <= now.wall_ms
-    room = offer.unfinished < limits.record_locks and offer.delayed < limits.delayed
-    new = offer.next_offset < offer.log.high_watermark and room
-    elected = offer.leader_epoch != offer.log.leader_epoch
-    return bool(offer.available) or ended or new or elected or (due and offer.unfinished < limits.record_locks)
-
-
-def next_change_ms(look: Look, keys: Iterable[Key]) -> int | None:
-    """Return in how many milliseconds the first lock ends in these partitions, or the first delayed record is due that
-    has room among the unfinished ones.
-    """
-    offers = [look.offers[key] for key in keys if key in look.offers]
-    record_locks = rows.limits_of(look.config).record_locks
-    times = [
-        offer.wake_ms - look.now.lease_ms
-        for offer in offers
-        if offer.wake_ms is not None and offer.clock_epoch == look.now.clock_epoch
-    ]
-    times += [
-        offer.due_ms - look.now.wall_ms
-        for offer in offers
-        if offer.due_ms is not None and offer.unfinished < record_locks
-    ]
-    return max(0, min(times)) if times else None

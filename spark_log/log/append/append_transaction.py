@@ -22,14 +22,7 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
-from spark_log.log.append.rules import (
-    Acks,
-    Appended,
-    Batch,
-    Rejected,
-    decide,
-    remember,
-)
+from spark_log.log.append.rules import Acks, Appended, Batch, Rejected, decide, remember
 from spark_log.log.append.sequence_rules import ProducerState
 from spark_log.log.append.write_ids import take
 from spark_log.log.partitions.partition_rows import (
@@ -43,7 +36,8 @@ from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.segments.segment_rows import insert_blobs, insert_segments
 from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.sql_columns import WRITE_ID
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store, StoreClock
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 CommitHook = Callable[[sa.Connection, StoreClock], bool]
 """Runs inside the append transaction, before partitions are locked. It returns False if an earlier call has committed

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log.cluster.files.new_file import NewFile
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
-from spark_log.cluster.new_file import NewFile
 from spark_log.errors import (
     InvalidRecordError,
     LogDirMismatchError,

@@ -11,7 +11,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 ProducerKey = tuple[int, int, int]
 """The producer id, the topic id and the partition."""
@@ -19,6 +20,7 @@ ProducerKey = tuple[int, int, int]
 
 _KEY = ("producer_id", "topic_id", "partition")
 _BATCH_KEY = (*_KEY, "producer_epoch", "first_sequence")
+_KEYS_OF_GONE = tuple(f"key_{name}" for name in _BATCH_KEY)
 _PRODUCER = Prepared(
     sa.select(PRODUCER.epoch, PRODUCER.transactional_id, PRODUCER.owner)
     .where(PRODUCER.producer_id == bindparam("producer_id"))
@@ -37,7 +39,9 @@ _REMEMBERED = Prepared(
     .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.base_offset, PRODUCER_BATCH.end_offset)
 )
 _FORGET = Prepared(
-    t.producer_batch.delete().where(*(PRODUCER_BATCH[name] == bindparam(f"key_{name}") for name in _BATCH_KEY))
+    t.producer_batch.delete().where(
+        *(PRODUCER_BATCH[name] == bindparam(gone) for name, gone in zip(_BATCH_KEY, _KEYS_OF_GONE, strict=True))
+    )
 )
 _REMEMBER = Prepared(t.producer_batch.insert())
 _SET_EPOCH = Prepared(
@@ -247,14 +251,15 @@ def save_producer_states(
         saved = before[key]
         if state is saved:
             continue
-        here = dict(zip(_KEY, key, strict=True))
         gone += [
-            {f"key_{name}": value for name, value in {**vars(old), **here}.items() if name in _BATCH_KEY}
+            dict(zip(_KEYS_OF_GONE, (*key, old.producer_epoch, old.first_sequence), strict=True))
             for old in saved.batches
             if old not in state.batches
         ]
         new += [
-            {**here, **vars(batch), "appended_ms": now.wall_ms} for batch in state.batches if batch not in saved.batches
+            {**dict(zip(_KEY, key, strict=True)), **batch._asdict(), "appended_ms": now.wall_ms}
+            for batch in state.batches
+            if batch not in saved.batches
         ]
         if state.transactional and state.epoch is not None and state.epoch != saved.epoch:
             set_epoch(connection, key[0], state.epoch)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from spark_log.errors import OutOfOrderSequenceNumberError, ProducerFencedError, UnknownProducerIdError
 
@@ -31,8 +32,7 @@ class ProducerSequence:
     principal: str | None = None
 
 
-@dataclass(frozen=True)
-class RememberedBatch:
+class RememberedBatch(NamedTuple):
     producer_epoch: int
     first_sequence: int
     last_sequence: int

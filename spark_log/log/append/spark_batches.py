@@ -15,7 +15,8 @@ from spark_log.log.append.spark_batch_rules import SparkBatch, topics_without
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.sql_columns import SPARK_BATCH
-from spark_log.metadata.store import Store, StoreClock
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 
 NO_TOPIC = 0
 

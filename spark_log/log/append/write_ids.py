@@ -16,7 +16,8 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import WRITE_ID
-from spark_log.metadata.store import Attempt, Store, StoreClock
+from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store_clock import StoreClock
 
 
 def register(store: Store, holder: str, lease_ms: int, write_id: WriteId | None = None) -> WriteId:

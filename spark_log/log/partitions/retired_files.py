@@ -16,7 +16,7 @@ from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 
 DUE_MS = -INT64_MAX
 """The retired_ms of files to delete now, whatever file.delete.delay.ms is."""

@@ -23,7 +23,8 @@ from spark_log.log.partitions.retired_files import DUE_MS
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.sql_columns import RETIRED_REPLICA, TOPIC
-from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 

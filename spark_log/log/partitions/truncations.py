@@ -13,7 +13,8 @@ from spark_log.log.partitions.replication_rules import PartitionState, Truncatio
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import TOPIC, TRUNCATION
-from spark_log.metadata.store import Store, StoreClock
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 
 
 @dataclass(frozen=True)

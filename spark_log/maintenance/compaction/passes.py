@@ -28,12 +28,13 @@ from spark_log.maintenance.compaction.rules import (
 from spark_log.maintenance.compaction.unit import Compacted, Unit
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.rewrite.segment_rewrite import Segment, discard, plan_rewriting, segments, swap
+from spark_log.maintenance.rewrite.rewrite_plan import Segment, plan_rewriting, segments
+from spark_log.maintenance.rewrite.segment_rewrite import discard, swap
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import COMPACTION, PARTITION
 from spark_log.tables.publication import publish_above_tails, try_publish
-from spark_log.tables.publication_state import listed_above_tail, overlaps, seen_offsets
+from spark_log.tables.seen_offsets import listed_above_tail, overlaps, seen_offsets
 from spark_log.text import count_of
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_log.config import TopicConfig
-from spark_log.maintenance.rewrite.segment_rewrite import Segment
+from spark_log.maintenance.rewrite.rewrite_plan import Segment
 
 _SPACING = 16
 """Number of intervals in delete.retention.ms. Of passes that are closer together than one interval, fewer are kept."""

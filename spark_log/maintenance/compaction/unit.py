@@ -12,7 +12,8 @@ from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.compaction.rules import has_expired, is_last
-from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written, write
+from spark_log.maintenance.rewrite.rewrite_plan import Rewriting
+from spark_log.maintenance.rewrite.segment_rewrite import Written, write
 
 Offsets = npt.NDArray[np.int64]
 

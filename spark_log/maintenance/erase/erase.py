@@ -42,7 +42,8 @@ from spark_log.maintenance.erase.purge import purge_old_files
 from spark_log.maintenance.erase.remaining_records import in_open_transactions
 from spark_log.maintenance.erase.workers import ThreadWorkers, Workers
 from spark_log.maintenance.report import Amount
-from spark_log.maintenance.rewrite.segment_rewrite import Segment, plan_rewriting, segments, swap
+from spark_log.maintenance.rewrite.rewrite_plan import Segment, plan_rewriting, segments
+from spark_log.maintenance.rewrite.segment_rewrite import swap
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT

@@ -19,7 +19,8 @@ from spark_log.log.records.key_set import KeySet
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import LogDirs, Slice
-from spark_log.maintenance.rewrite.segment_rewrite import Keep, Rewriting, Written, write
+from spark_log.maintenance.rewrite.rewrite_plan import Rewriting
+from spark_log.maintenance.rewrite.segment_rewrite import Keep, Written, write
 
 logger = logging.getLogger(__name__)
 

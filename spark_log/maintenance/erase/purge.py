@@ -27,13 +27,10 @@ from spark_log.log.partitions.retired_replicas import delete_retired_replicas, m
 from spark_log.maintenance.erase.key_matches import OldFile, old_file_holds
 from spark_log.maintenance.erase.remaining_records import after_purge, previous_folders
 from spark_log.maintenance.erase.workers import Workers
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs, Deleted
 from spark_log.maintenance.removal.orphans import delete_orphans
-from spark_log.maintenance.removal.retired_file_clean_up import (
-    CleanableLogDirs,
-    Deleted,
-    delete_left_copies,
-    delete_retired_files,
-)
+from spark_log.maintenance.removal.retired_file_clean_up import delete_left_copies, delete_retired_files
+from spark_log.metadata.scrub import scrub
 from spark_log.metadata.sql_columns import RETIRED_FILE
 from spark_log.text import count_of
 
@@ -79,7 +76,7 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Col
     notes = [*deleted.notes, *after_purge(cluster, log_dirs, topic, workers)]
     if waiting:
         notes.append(f"not deleted yet in some log dir: {count_of(waiting, 'retired file')}: erase again")
-    in_store = store.scrub()
+    in_store = scrub(store)
     if in_store is not None:
         notes.append(in_store)
     unreachable = tuple(redact(log_dirs.infos[each].uri) for each in sorted(log_dirs.failures))

@@ -16,8 +16,8 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
 from spark_log.maintenance.erase.key_matches import OldFile, old_file_holds
 from spark_log.maintenance.erase.workers import Workers
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.maintenance.removal.orphans import is_copy, write_id_of
-from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID

@@ -20,7 +20,7 @@ from spark_log.log.append.rules import Appended
 from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance.removal.retention import next_to_delete
 from spark_log.maintenance.removal.retention_rules import is_expired, time_of
-from spark_log.maintenance.rewrite.segment_rewrite import Segment
+from spark_log.maintenance.rewrite.rewrite_plan import Segment
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store

@@ -23,7 +23,8 @@ from spark_log import clock
 from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store, store_names
-from spark_log.cluster.log_dir import Entry, LogDir
+from spark_log.cluster.files.log_dir_folder import Entry
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import TopicConfig
 from spark_log.errors import SparkLogError, UnsafePathError, redact
@@ -31,7 +32,8 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, LogDirId, StoreId
 from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.log.partitions.partition_rows import topic_here
-from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER, CleanableLogDirs, Deleted
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs, Deleted
+from spark_log.maintenance.removal.retired_file_clean_up import TOPIC_FOLDER
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT, WRITE_ID

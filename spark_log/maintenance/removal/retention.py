@@ -37,11 +37,12 @@ from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_files import insert_retired, retired_rows
 from spark_log.log.segments.segment_rows import delete_blobs, delete_segments_below
 from spark_log.maintenance.removal.retention_rules import Reason, leaving, time_of
-from spark_log.maintenance.rewrite.segment_rewrite import Segment
+from spark_log.maintenance.rewrite.rewrite_plan import Segment
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
-from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.tables.publication import try_publish
 
 SEGMENTS_MAX = 1_000

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from spark_log.config import TopicConfig
-from spark_log.maintenance.rewrite.segment_rewrite import Segment
+from spark_log.maintenance.rewrite.rewrite_plan import Segment
 from spark_log.text import bytes_of, exact_duration_of
 
 

@@ -8,11 +8,12 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ask_stores
-from spark_log.cluster.log_dir import Entry, LogDir, is_topic_folder
+from spark_log.cluster.files.log_dir_folder import Entry
+from spark_log.cluster.log_dir import LogDir, is_topic_folder
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import LogDirId
-from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 
 

@@ -13,14 +13,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.log.append.write_ids import Writer
-from spark_log.maintenance.rewrite.segment_rewrite import (
-    Rewriting,
-    Segment,
-    Written,
-    files_below_tail,
-    plan_rewriting,
-    write_and_swap,
-)
+from spark_log.maintenance.rewrite.rewrite_plan import Rewriting, Segment, files_below_tail, plan_rewriting
+from spark_log.maintenance.rewrite.segment_rewrite import Written, write_and_swap
 from spark_log.metadata.sql_columns import SEGMENT
 
 

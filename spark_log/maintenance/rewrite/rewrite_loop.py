@@ -11,7 +11,8 @@ from spark_log.errors import NotCoordinatorError, SparkLogError, redact
 from spark_log.ids import TopicId
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.report import Amount, Report
-from spark_log.maintenance.rewrite.segment_rewrite import Rewriting, Written
+from spark_log.maintenance.rewrite.rewrite_plan import Rewriting
+from spark_log.maintenance.rewrite.segment_rewrite import Written
 from spark_log.tables.publication import try_publish
 
 logger = logging.getLogger(__name__)

@@ -23,18 +23,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.topics import Topic
 from spark_log.log.append.write_ids import Writer
-from spark_log.maintenance.rewrite.segment_rewrite import (
-    Rewriting,
-    Segment,
-    Write,
-    Written,
-    files_below_tail,
-    may_follow,
-    plan_rewriting,
-    write_and_swap,
-)
+from spark_log.maintenance.rewrite.rewrite_plan import Rewriting, Segment, files_below_tail, may_follow, plan_rewriting
+from spark_log.maintenance.rewrite.segment_rewrite import Write, Written, write_and_swap
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.tables import publication_state
+from spark_log.tables.seen_offsets import seen_offsets
 
 GROWTH = 2
 BACKGROUND_GROWTH = 8
@@ -117,7 +109,7 @@ def runs_of(
 ) -> list[list[Segment]]:
     """Return the runs of a partition that may be merged (`files_below_tail`)."""
     files = files_below_tail(connection, topic, partition)
-    seen = publication_state.seen_offsets(connection, topic, partition)
+    seen = seen_offsets(connection, topic, partition)
     return runs(files, bytes_max or topic.config.segment_bytes, seen, growth)
 
 

@@ -3,6 +3,7 @@
 Sealing, merging, compaction and erasing all use it. It has three steps, which may run in three places:
 
     plan     in one snapshot: the segments, their files, and the log dirs of the ISR that are to have the new file
+             (`rewrite_plan`)
     write    anywhere, also in a Spark task: reads the inputs, writes the file into all those log dirs
     swap     one transaction, which changes nothing unless the inputs are still the log and the ISR is still the same
 
@@ -10,10 +11,10 @@ So appends, readers and other maintenance do not notice: until the swap no metad
 names the inputs, which stay on disk for file.delete.delay.ms.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
 from spark_log.cluster.log_dir_failures import report_failure
-from spark_log.cluster.topics import Topic
 from spark_log.errors import WriteIdExpiredError
 from spark_log.failpoints import failpoint
-from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.append.append_transaction import check_write_id
 from spark_log.log.append.encoding import Encoding, SegmentFiles
 from spark_log.log.append.write_ids import Writer
-from spark_log.log.partitions.partition_rows import lock_partitions, read_partition, save_partitions
+from spark_log.log.partitions.partition_rows import lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import rewrite
 from spark_log.log.partitions.retired_files import is_fresh, retire_files
 from spark_log.log.records.arrow_numpy import from_numpy, to_numpy
@@ -41,86 +40,18 @@ from spark_log.log.records.inline import decoded_bytes
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema, typed_fields
 from spark_log.log.records.segment_file import SegmentFacts
 from spark_log.log.records.segment_write import ROW_GROUP_BYTES
-from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.segment_rows import delete_blobs, delete_segments, insert_segments
 from spark_log.log.segments.slices import LogDirs, Slice
 from spark_log.log.segments.typed_columns import has_present_columns
-from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import PARTITION, SEGMENT
-from spark_log.tables import publication_state
-
-OFFSETS_MAX = 2**31 - 1
-"""Maximum number of offsets in one file: offset_delta is an int32."""
+from spark_log.maintenance.rewrite.rewrite_plan import Rewriting
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.tables.seen_offsets import listed_above_tail, overlaps, seen_offsets
 
 _TABLE_RECORDS = 65_536
 _TYPED_ZSTD_LEVEL = 8
 """Typed columns make files 1.44 times as large, but only 1.24 times with level 8. Level 9 gains nothing more."""
 _READ = ("offset", *RECORD_SCHEMA.names)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A segment of a partition, as its row describes it. It holds record_count of the offsets [base_offset,
-    end_offset).
-    """
-
-    base_offset: int
-    end_offset: int
-    record_count: int
-    bytes: int
-    min_timestamp_ms: int
-    max_timestamp_ms: int
-    timestamp_type: int
-    leader_epoch: int
-    name: str
-    checksum: str
-    inline: bool
-    appended_ms: int
-    columns_version: int | None = None
-
-
-_SEGMENT_COLUMNS = tuple(SEGMENT[name] for name in Segment.__dataclass_fields__)
-
-
-def may_follow(first: Segment, last: Segment, following: Segment, seen: Collection[int] = ()) -> bool:
-    """Whether a file with the segments from `first` to `last` may also include `following`: the offsets meet, the
-    timestamp type is the same, and the span fits into an offset_delta.
-
-    Not if `following` begins at one of `seen` (`publication_state.seen_offsets`): a file with records on both sides of
-    such an offset would hold both old and new records for a stream that reads the Delta table.
-    """
-    return (
-        last.end_offset == following.base_offset
-        and last.timestamp_type == following.timestamp_type
-        and following.base_offset not in seen
-        and following.end_offset - first.base_offset <= OFFSETS_MAX
-    )
-
-
-@dataclass(frozen=True)
-class Rewriting:
-    """The input of a rewriting: segments of a partition that one file is to replace, and all data that is needed to
-    write it. It is sent to executors.
-
-    The inputs' offsets meet, they have one timestamp type, and are all files or all inline. `log_dirs` are the ISR's,
-    by broker, as of `partition_epoch`.
-    """
-
-    topic: Topic
-    partition: int
-    inputs: tuple[Segment, ...]
-    slices: tuple[Slice, ...]
-    log_dirs: Mapping[int, LogDirId]
-    partition_epoch: int
-
-    @property
-    def base_offset(self) -> int:
-        return self.inputs[0].base_offset
-
-    @property
-    def end_offset(self) -> int:
-        return self.inputs[-1].end_offset
 
 
 @dataclass(frozen=True)
@@ -138,59 +69,6 @@ Write = Callable[[Rewriting, str, LogDirs], Written]
 
 Keep = Callable[[pa.Int64Array, pa.Table], pa.BooleanArray]
 """Marks the records that stay, given their offsets and the records (RECORD_SCHEMA). The result has no nulls."""
-
-
-def segments(connection: sa.Connection, topic: Topic, partition: int, *, inline: bool) -> list[Segment]:
-    """Return the partition's segments below the high watermark, by offset: its tail (`inline`), or its files."""
-    query = (
-        sa.select(*_SEGMENT_COLUMNS)
-        .join(t.partition, (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition))
-        .where(
-            SEGMENT.topic_id == topic.topic_id,
-            SEGMENT.partition == partition,
-            SEGMENT.end_offset <= PARTITION.high_watermark,
-        )
-        .where(SEGMENT.inline if inline else ~SEGMENT.inline)
-        .order_by(SEGMENT.base_offset)
-    )
-    return [Segment(*row) for row in connection.execute(query)]
-
-
-def files_below_tail(connection: sa.Connection, topic: Topic, partition: int) -> list[Segment]:
-    """Return the files that may be rewritten: those below the inline tail, by offset. Delta tables list a file above
-    it, but cannot tell later which of the records there they have shown (`publication_state.Cursor`): such a file is
-    left out until the tail is sealed and published.
-    """
-    tail = segments(connection, topic, partition, inline=True)
-    end = tail[0].base_offset if tail else None
-    listed = publication_state.listed_above_tail(connection, topic, partition)
-    files = segments(connection, topic, partition, inline=False)
-    files = [each for each in files if end is None or each.base_offset < end]
-    return [each for each in files if not publication_state.overlaps(each.base_offset, each.end_offset, listed)]
-
-
-def plan_rewriting(
-    connection: sa.Connection, topic: Topic, partition: int, inputs: Sequence[Segment]
-) -> Rewriting | None:
-    """Return the rewriting of these segments, in the snapshot that `connection` reads; None if the log has changed
-    since.
-
-    It contains the bytes of inline segments.
-    """
-    assert all(a.end_offset == b.base_offset for a, b in pairwise(inputs)), "offsets meet"
-    assert len({(each.timestamp_type, each.inline) for each in inputs}) == 1, "of one kind"
-    state = read_partition(connection, (topic.topic_id, partition))
-    if state is None:
-        return None
-    where = OffsetRange(inputs[0].base_offset, inputs[-1].end_offset)
-    slices = planner.plan(connection, {topic.name: topic}, {TopicPartition(topic.name, partition): where})
-    if [piece.name for piece in slices] != [each.name for each in inputs]:
-        return None
-    slices = planner.with_inline_data(connection, slices)
-    log_dirs = {each.broker_id: LogDirId(each.log_dir_id) for each in state.replicas if each.in_sync}
-    if not log_dirs:
-        return None
-    return Rewriting(topic, partition, tuple(inputs), tuple(slices), log_dirs, state.partition_epoch)
 
 
 def write(
@@ -381,11 +259,11 @@ def _swap(
     names = list(appended_ms)
     if names != [each.name for each in inputs]:
         return False
-    if any(start < offset < end for offset in publication_state.seen_offsets(connection, topic, key[1])):
+    if any(start < offset < end for offset in seen_offsets(connection, topic, key[1])):
         return False  # for the stream of a Delta table, some records of the file would be new and some not
     if not inputs[0].inline and not erases:
-        listed = publication_state.listed_above_tail(connection, topic, key[1])
-        if publication_state.overlaps(start, end, listed):
+        listed = listed_above_tail(connection, topic, key[1])
+        if overlaps(start, end, listed):
             return False  # the same, or all of them would be new again
     check_write_id(connection, write_id, release=False)
     delete_segments(connection, *key, start, end)

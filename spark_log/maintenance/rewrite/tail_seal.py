@@ -16,15 +16,8 @@ from spark_log.ids import TopicId
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.columns.framing import unframed
 from spark_log.log.records.inline import decode as decode_inline
-from spark_log.maintenance.rewrite.segment_rewrite import (
-    Rewriting,
-    Segment,
-    Written,
-    may_follow,
-    plan_rewriting,
-    segments,
-    write_and_swap,
-)
+from spark_log.maintenance.rewrite.rewrite_plan import Rewriting, Segment, may_follow, plan_rewriting, segments
+from spark_log.maintenance.rewrite.segment_rewrite import Written, write_and_swap
 from spark_log.maintenance.rewrite.table_schedule import Tail
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.registry.external_ids import learn_schemas, unknown_ids
@@ -37,7 +30,7 @@ def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) ->
     offsets meet, there is one timestamp type, at most OFFSETS_MAX offsets, and at most `bytes_max` bytes unless a
     single segment is larger.
 
-    No run of files crosses one of `seen` (`publication_state.seen_offsets`).
+    No run of files crosses one of `seen` (`tables/seen_offsets.py`).
     """
     seal_runs: list[list[Segment]] = []
     size = 0

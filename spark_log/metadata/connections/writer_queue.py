@@ -1,4 +1,4 @@
-"""The queue in which writers of a SQLite file wait."""
+"""The threads that write: whether one does, and the queue in which writers of a SQLite file wait."""
 
 import fcntl
 import os
@@ -13,6 +13,28 @@ from spark_log.errors import MetadataStoreUnavailableError, storage_error
 from spark_log.process import start_thread
 
 _POLL_S = 0.001
+
+
+class _Writing(threading.local):
+    depth = 0
+
+
+_writing = _Writing()
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Let `is_writing` return True during the block."""
+    _writing.depth += 1
+    try:
+        yield
+    finally:
+        _writing.depth -= 1
+
+
+def is_writing() -> bool:
+    """Whether the calling thread is inside a write transaction of a store, so that others may wait for its locks."""
+    return _writing.depth > 0
 
 
 class WriterQueue:

@@ -12,7 +12,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, Truncatio
 from spark_log.log.partitions.retired_files import retire_files
 from spark_log.log.partitions.truncations import record_truncation
 from spark_log.log.segments.segment_rows import delete_segments_above
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.tables.publication_resets import lower_seen_offsets
 
 

@@ -5,7 +5,7 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import alive_log_dirs, keep_brokers
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.replication.controller.placement import BrokerLoad
 
 

@@ -24,9 +24,9 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.names import collision_key
-from spark_log.cluster.topics import LIVE, Topic, insert_copy, set_store, stated_topic, topics_of_store
+from spark_log.cluster.topics import LIVE, StatedTopic, insert_copy, set_store, stated_topic, topics_of_store
 from spark_log.errors import InvalidConfigurationError
-from spark_log.ids import TopicId
+from spark_log.ids import HOME, TopicId
 from spark_log.log.append.producer_rows import use_up_epochs
 from spark_log.log.partitions.partition_rows import (
     Key,
@@ -42,7 +42,8 @@ from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Identity
 from spark_log.metadata.id_generators import skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
-from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions.left_over_parts import finish_lost_parts, learn_commits
 from spark_log.transactions.rules import EPOCH_MAX
 
@@ -64,7 +65,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
     store = cluster.store
     gives_epochs_again = cluster is cluster.home and len(cluster.store_ids()) > 1
     if cluster is cluster.home:
-        in_each_store(cluster, lambda data: _adopt(cluster, data), cluster.store_ids()[1:])
+        _adopt(cluster)
         learn_commits(cluster)
     else:
         finish_lost_parts(cluster)
@@ -88,34 +89,52 @@ def accept_store(cluster: Cluster) -> Identity | None:
     return store.transact(accept, announce=True)
 
 
-def _adopt(home: Cluster, data: Cluster) -> None:
-    """Insert the rows of topics of the data store that home does not have. A topic that home has in another store was
-    moved to the data store later, if its partitions may change there.
+def _adopt(home: Cluster) -> None:
+    """Insert the rows of topics that only data stores have, and let each topic be in the store with its newest copy.
+
+    Backups of several stores are of different times, so a topic that was moved may be in both stores, or home may not
+    know of the move. The copy with the largest `move_epoch` is the newest.
     """
-
-    def read(connection: sa.Connection) -> dict[TopicId, Topic]:
-        live = {i: each.topic for i, each in topics_of_store(connection, data.store_id).items() if each.state == LIVE}
-        return {topic_id: live[topic_id] for topic_id in live.keys() - set(frozen_topics(connection))}
-
-    copies = data.store.read(read)
+    held = in_each_store(home, _held_topics, home.store_ids()[1:])
+    newest: dict[TopicId, StatedTopic] = {}
+    for copies in held.values():
+        for topic_id, copy in copies.items():
+            if topic_id not in newest or copy.move_epoch > newest[topic_id].move_epoch:
+                newest[topic_id] = copy
 
     def adopt(connection: sa.Connection, _attempt: Attempt) -> None:
-        for topic_id, topic in copies.items():
-            known = stated_topic(connection, topic_id)
-            if known is not None:
-                if known.topic.store_id != data.store_id:
-                    set_store(connection, topic_id, data.store_id)
+        for topic_id, copy in newest.items():
+            stated = stated_topic(connection, topic_id)
+            if stated is None:
+                _check_name_is_free(connection, copy)
+                insert_copy(connection, copy.topic, copy.move_epoch)
                 continue
-            key = TOPIC.collision_key == collision_key(topic.name)
-            if (taken := connection.execute(sa.select(TOPIC.name).where(key)).scalar()) is not None:
-                raise InvalidConfigurationError(
-                    f"topic {topic.name!r}: store {data.store_id} has a newer topic than topic {taken!r} of the home"
-                    f" store: delete that one first (`spark-log topic delete {taken}`)"
-                )
-            insert_copy(connection, topic)
+            stays = stated.topic.store_id == HOME or topic_id in held.get(stated.topic.store_id, {})
+            if stated.topic.store_id != copy.topic.store_id and (copy.move_epoch > stated.move_epoch or not stays):
+                set_store(connection, topic_id, copy.topic.store_id, copy.move_epoch)
 
-    if copies:
+    if newest:
         home.store.transact(adopt, announce=True)
+
+
+def _held_topics(data: Cluster) -> dict[TopicId, StatedTopic]:
+    """Return the topics of a data store whose partitions may change there: it did not give them to another store."""
+
+    def read(connection: sa.Connection) -> dict[TopicId, StatedTopic]:
+        frozen = set(frozen_topics(connection))
+        topics = topics_of_store(connection, data.store_id)
+        return {topic_id: each for topic_id, each in topics.items() if each.state == LIVE and topic_id not in frozen}
+
+    return data.store.read(read)
+
+
+def _check_name_is_free(connection: sa.Connection, copy: StatedTopic) -> None:
+    key = TOPIC.collision_key == collision_key(copy.topic.name)
+    if (taken := connection.execute(sa.select(TOPIC.name).where(key)).scalar()) is not None:
+        raise InvalidConfigurationError(
+            f"topic {copy.topic.name!r}: store {copy.topic.store_id} has a newer topic than topic {taken!r} of the home"
+            f" store: delete that one first (`spark-log topic delete {taken}`)"
+        )
 
 
 def _begin_epoch(connection: sa.Connection, key: Key, before: PartitionState, now: StoreClock) -> PartitionState:

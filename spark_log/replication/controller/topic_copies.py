@@ -110,7 +110,7 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
     stated = home.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
     for each in copies.keys() - stated.keys():
         _delete_copy(data, each)
-    for each, (topic, state, _move) in stated.items():
+    for each, (topic, state, *_) in stated.items():
         copy = copies.get(each)
         if state == DELETING:
             if copy is not None:
@@ -178,7 +178,7 @@ def _create(data: Cluster, topic: Topic) -> None:
             set_deleting(connection, deleted)
         loads = read_loads(connection, data.store.clock(connection))
         placement = place_replicas(loads, topic.partition_count, topic.replication_factor)
-        insert_copy(connection, topic)
+        insert_copy(connection, topic, stated.move_epoch)
         insert_partitions(connection, topic.topic_id, 0, placement)
 
     change_copy(data, topic.topic_id, create)

@@ -87,7 +87,7 @@ def begin_move(cluster: Cluster, name: str, store: str) -> tuple[Topic, TopicMov
 
     Raises UnknownTopicOrPartitionError, StoreNotFoundError, PolicyViolationError for an internal topic, and
     InvalidConfigurationError for a topic that is being moved to another store, a store that takes no topics, and a
-    topic of a share group.
+    topic of share groups, also of their dead letters.
     """
     validate_user_topic(name, "move")
     home = cluster.home
@@ -109,6 +109,11 @@ def begin_move(cluster: Cluster, name: str, store: str) -> tuple[Topic, TopicMov
             raise InvalidConfigurationError(
                 f"topic {name!r}: share group {group!r} reads it, and share groups read topics of the home store:"
                 " delete the group's offsets of it first"
+            )
+        if to != HOME and topic.config.errors_deadletterqueue_group_enable:
+            raise InvalidConfigurationError(
+                f"topic {name!r}: share groups send dead letters to it, and write to topics of the home store only:"
+                " set errors.deadletterqueue.group.enable=false first"
             )
         move = TopicMove(uuid.uuid4().hex, to, home.store.clock(connection).wall_ms)
         set_move(connection, topic.topic_id, move)
@@ -228,7 +233,7 @@ def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> No
                 for deleted in topics_with_name(connection, topic.name):  # home has freed the name
                     set_deleting(connection, deleted)
                 now = replace(stated.topic, partition_count=numbers[0], replication_factor=numbers[1])
-                insert_copy(connection, now, move)
+                insert_copy(connection, now, stated.move_epoch + 1, move)
             copy_producers_of_topic(reading, connection, topic.topic_id)
             copy_rows_of_topic(reading, connection, topic.topic_id)
         failpoint("move.copying")

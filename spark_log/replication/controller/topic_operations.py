@@ -1,7 +1,6 @@
 """Creates, alters and deletes topics, with Kafka's rules and terms."""
 
 import contextlib
-import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import collision_key, validate_user_topic
-from spark_log.cluster.object_puts import can_create
 from spark_log.cluster.store_directory import find_active_store, lock_active_store
 from spark_log.cluster.topics import (
     CREATING,
@@ -23,7 +21,7 @@ from spark_log.cluster.topics import (
     set_overrides,
     set_partition_count,
 )
-from spark_log.config import TopicConfig, canonical, validate_overrides
+from spark_log.config import TopicConfig, canonical
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidPartitionsError,
@@ -34,7 +32,6 @@ from spark_log.errors import (
     TopicAlreadyExistsError,
     TopicMovedError,
     UnknownTopicOrPartitionError,
-    install_extra,
     redact,
 )
 from spark_log.failpoints import failpoint
@@ -43,7 +40,8 @@ from spark_log.log.partitions.partition_rows import are_frozen, insert_partition
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.sql_columns import PARTITION, TOPIC
-from spark_log.metadata.store import Attempt, StoreClock
+from spark_log.metadata.store import Attempt
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.topic_schemas import (
     asks_registry,
@@ -56,6 +54,7 @@ from spark_log.registry.topic_schemas import (
 from spark_log.replication.controller.placement import place_replicas
 from spark_log.replication.controller.replica_loads import read_loads
 from spark_log.replication.controller.topic_copies import follow
+from spark_log.tables.topic_tables import TABLE_CONFIGS, check_tables
 
 logger = logging.getLogger(__name__)
 
@@ -133,11 +132,10 @@ def _plan_topic(
     """Check the topic, and return a function that checks and plans it in the transaction that may insert it."""
     _check_partition_count(partitions)
     overrides = canonical(configs or {})
-    validate_overrides(overrides)
     config = TopicConfig.from_overrides(overrides)
     _check_replication_factor(replication_factor)
     _check_min_isr(config, replication_factor)
-    _check_tables(cluster, config)
+    check_tables(cluster, config)
     check_registry_url(config, cluster.store.settings.schema_registry_urls_allowed)
     external = external_subjects(config)
     if store != HOME_NAME:
@@ -210,7 +208,7 @@ def alter_configs(
     With `seen`, from which the changes follow, raises MetadataConflictError if the topic has other configs now.
     """
     changes = canonical(changes)
-    validate_overrides({key: value for key, value in changes.items() if value is not None})
+    TopicConfig.from_overrides({key: value for key, value in changes.items() if value is not None})
     # a name to be put back is checked too
     unknown = [key for key, value in changes.items() if value is None and key not in TopicConfig().as_text()]
     if unknown:  # a newer release may have set it
@@ -219,8 +217,8 @@ def alter_configs(
     if unknown:
         raise InvalidConfigurationError(f"config {unknown[0]!r}: no such topic config")
 
-    if changes.keys() & _TABLES:
-        _check_tables(cluster, _merged(cluster.store.read(lambda c: find_topic(c, name)), changes)[1])
+    if changes.keys() & TABLE_CONFIGS:
+        check_tables(cluster, _merged(cluster.store.read(lambda c: find_topic(c, name)), changes)[1])
     sources = parts_changed_by(changes)
     external = None
     if sources:
@@ -360,45 +358,3 @@ def _check_min_isr(config: TopicConfig, replication_factor: int) -> None:
             f"min.insync.replicas: {config.min_insync_replicas} is above the replication factor {replication_factor}:"
             " no append with acks=all could ever succeed"
         )
-
-
-_TABLES = {
-    "table.formats",
-    "table.current",
-    "table.current.order",
-    "value.envelope",
-    "cleanup.policy",
-    "retention.ms",
-    "retention.bytes",
-}
-"""The configs on which the topic's tables depend."""
-
-
-def _check_tables(cluster: Cluster, config: TopicConfig) -> None:
-    """Raise InvalidConfigurationError if a table that the configs demand cannot be made."""
-    unlimited = config.retention_ms == -1 and config.retention_bytes == -1
-    if config.table_current != "none" and config.deletes and not unlimited:
-        raise InvalidConfigurationError(
-            "table.current=delta: retention would remove the last records of keys: it needs cleanup.policy=compact, or"
-            " retention.ms=-1 and retention.bytes=-1"
-        )
-    if config.table_current_order == "sequence" and "none" in (config.table_current, config.value_envelope):
-        raise InvalidConfigurationError(
-            "table.current.order=sequence: it needs table.current=delta, and value.envelope=debezium, whose events have"
-            " sequences"
-        )
-    for name, package, extra in (
-        ("table.formats=delta,iceberg", "fastavro", "iceberg"),
-        ("table.current=delta", "pyroaring", "current"),
-    ):
-        config_name, _, value = name.partition("=")
-        if config.as_text()[config_name] != value:
-            continue
-        if importlib.util.find_spec(package) is None:
-            raise InvalidConfigurationError(f"{name} needs a package: {install_extra(extra)}")
-        for info in cluster.log_dirs().values():
-            if not (info.uri.startswith("file:") or can_create(info.uri)):
-                raise InvalidConfigurationError(
-                    f"{name}: log dir {redact(info.uri)} is an object store: S3 needs the package obstore, and no other"
-                    " is supported"
-                )

@@ -8,7 +8,7 @@ from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.ids import BrokerId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, TOPIC
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 
 # The statements are built once: each poll of each broker runs them.
 

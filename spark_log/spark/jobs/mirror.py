@@ -96,7 +96,7 @@ class _CopyOptions:
 
 
 def _build(clusters: _ClusterOptions, topics: TopicChoice, given: _CopyOptions) -> MirrorArguments:
-    from spark_log.spark.mirror.mirror import MirrorSettings
+    from spark_log.spark.mirror.mirror_topics import MirrorSettings
 
     if given.replication_factor is not None and not given.create_topics:
         raise usage_error("--replication-factor", "only with --create-topics")

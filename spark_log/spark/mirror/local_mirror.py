@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append.transfer import Transfer, Transferred, transfer
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
-from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
+from spark_log.spark.mirror.mirror import Mirror
+from spark_log.spark.mirror.mirror_topics import MirrorSettings
 
 
 def mirror_topics(source: Cluster, target: Cluster, *topics: str, prefix: str = "") -> int:

@@ -19,17 +19,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import by_store
-from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import (
-    DataLossError,
-    InvalidOptionError,
-    InvalidPartitionsError,
-    OffsetOutOfRangeError,
-    SparkLogError,
-    TopicAlreadyExistsError,
-    UnknownTopicOrPartitionError,
-)
+from spark_log.cluster.topics import Topic
+from spark_log.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, StoreId, TopicPartition
 from spark_log.log.append import write_ids
@@ -46,10 +37,7 @@ from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Positions, Slice
 from spark_log.maintenance.client_log import ClientLog, TaskReader
-from spark_log.replication.controller.topic_operations import add_partitions, create_topic
-from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.datasource.read.rate_limit import rate_limit
-from spark_log.spark.mirror.mirror_columns import configs_for_target, copy_columns
 from spark_log.spark.mirror.mirror_positions import (
     IDENTICAL,
     MirrorPosition,
@@ -62,33 +50,13 @@ from spark_log.spark.mirror.mirror_positions import (
     save_positions_hook,
     write_positions,
 )
+from spark_log.spark.mirror.mirror_topics import MirroredTopics, MirrorSettings, Pair, recreated
 
 logger = logging.getLogger(__name__)
 
 _COMPARED_OFFSETS = 100
 """Number of offsets at the end of the target whose records are compared with the source's."""
 _COMPARED_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
-
-
-@dataclass(frozen=True)
-class MirrorSettings:
-    """The topics to mirror, and how to mirror them."""
-
-    topics: SubscribeTopics | SubscribePattern
-    prefix: str = ""
-    """Text in front of each topic's name in the target."""
-    create: bool = False
-    """Create topics and partitions that the target lacks, with the source's configs."""
-    replication_factor: int | None = None
-    """Replication factor of the topics that are created. With None, it is the source's."""
-    offsets_per_step_max: int = 5_000_000
-    allow_data_loss: bool = False
-    """Continue after records that the source deleted before they were copied. The target then has a gap there."""
-
-
-class Pair(NamedTuple):
-    source: Topic
-    target: Topic
 
 
 class Step(NamedTuple):
@@ -129,64 +97,20 @@ class Mirror:
     source: Cluster
     target: Cluster
     settings: MirrorSettings
+    topics: MirroredTopics = field(init=False)
     _source_log: TaskReader = field(init=False)
     _target_log: ClientLog = field(init=False)
-    _seen: dict[str, Pair] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.source.cluster_id == self.target.cluster_id:
             raise InvalidOptionError("the source and the target are the same cluster")
+        self.topics = MirroredTopics(self.source, self.target, self.settings)
         self._source_log = TaskReader(self.source, holder="mirror")
         self._target_log = ClientLog(self.target, holder="mirror")
 
     def close(self) -> None:
         self._source_log.close()
         self._target_log.close()
-
-    def pairs(self) -> dict[str, Pair]:
-        """Return the mirrored topics, by their names in the source. Missing ones are created if the settings allow it.
-
-        Raises UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number of partitions),
-        DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
-        """
-        wanted = self.settings.topics
-        everything = self.source.store.read(find_topics)
-        names = wanted.select(everything) if isinstance(wanted, SubscribePattern) else list(wanted.topics)
-        for name in names:
-            validate_user_topic(name, "mirror")
-            if name not in everything:
-                raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition, in the source")
-        there = self.target.store.read(lambda connection: find_topics(connection, map(self._named, names)))
-        by_name: dict[str, Pair] = {}
-        for name in names:
-            pair = Pair(everything[name], self._in_target(everything[name], there.get(self._named(name))))
-            known = self._seen.setdefault(name, pair)
-            if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
-                raise _recreated(name)
-            by_name[name] = pair
-        return by_name
-
-    def _named(self, name: str) -> str:
-        return self.settings.prefix + name
-
-    def _in_target(self, source: Topic, target: Topic | None) -> Topic:
-        name, settings = self._named(source.name), self.settings
-        if target is None:
-            if not settings.create:
-                raise UnknownTopicOrPartitionError(
-                    f"topic {name!r}: unknown topic or partition, in the target (--create-topics makes it)"
-                )
-            factor = settings.replication_factor or source.replication_factor
-            with contextlib.suppress(TopicAlreadyExistsError):  # find_topic raises if the name only collides
-                create_topic(self.target, name, source.partition_count, factor, configs_for_target(source))
-            target = self._target_log.find_topic(name)
-        target = copy_columns(self.target, source, target, missing=settings.create)
-        if target.partition_count < source.partition_count and settings.create:
-            target = add_partitions(self.target, name, source.partition_count)
-        if target.partition_count != source.partition_count:
-            counts = f"{target.partition_count} in the target and {source.partition_count} in the source"
-            raise InvalidPartitionsError(f"partitions: topic {name!r} has {counts}")
-        return target
 
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
         """Return the records that each partition of the target lacks, by the source's topics.
@@ -209,7 +133,7 @@ class Mirror:
                 tp = TopicPartition(name, number)
                 where, here = f"{pair.target.name}-{number}", source.get(tp)
                 if here is None:
-                    raise _recreated(name)
+                    raise recreated(name)
                 comparison = compare(where, here, target)
                 if comparison.diverged_from is not None:
                     self._report_divergence(where, comparison.diverged_from, target.log.end)
@@ -305,7 +229,7 @@ class Mirror:
                 return self._step(run, until)
 
     def _step(self, run: Run, until: Mapping[TopicPartition, int] | None) -> Step | None:
-        pairs = self.pairs()
+        pairs = self.topics.pairs()
         found = self._lacking(pairs)
         lacking = {tp: each.range for tp, each in found.items()}
         if until is not None:
@@ -376,10 +300,10 @@ class Mirror:
             limits |= self.source.at(store_id).store.read(partial(planner.positions, topics=topics))
         gone = [tp.topic for tp in taken if tp not in limits]
         if gone:
-            raise _recreated(gone[0])
+            raise recreated(gone[0])
         if not self.settings.allow_data_loss:
             for tp in begun:  # retention may have deleted records since the ranges were decided
-                refuse_gap(self._named(str(tp)), limits[tp], taken[tp].start)
+                refuse_gap(self.topics.named(str(tp)), limits[tp], taken[tp].start)
         readable = {tp: OffsetRange(max(start, limits[tp].log_start_offset), end) for tp, (start, end) in taken.items()}
         plan = self._source_log.plan(readable, topics={name: pair.source for name, pair in pairs.items()})
         slices: dict[TopicPartition, list[Slice]] = {}
@@ -435,7 +359,3 @@ def _most_behind(pairs: Mapping[str, Pair], lacking: Mapping[TopicPartition, Off
         store_id = pairs[tp.topic].target.store_id
         sizes[store_id] = sizes.get(store_id, 0) + found.size
     return max(sizes, key=lambda store_id: sizes[store_id])
-
-
-def _recreated(name: str) -> DataLossError:
-    return DataLossError(f"topic {name!r} was deleted and created again while it was mirrored")

@@ -20,7 +20,7 @@ from spark_log.log.segments.slices import Positions
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import MIRROR_POSITION
-from spark_log.metadata.store import StoreClock
+from spark_log.metadata.store_clock import StoreClock
 
 
 @dataclass(frozen=True)

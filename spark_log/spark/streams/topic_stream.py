@@ -22,9 +22,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.files.new_file import make_folders
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.log_dir_uris import normalise_uri
-from spark_log.cluster.new_file import make_folders
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import DataLossError, InvalidConfigurationError, InvalidOptionError, redact
 from spark_log.failpoints import failpoint

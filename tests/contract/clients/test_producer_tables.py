@@ -7,7 +7,7 @@ import pytest
 from spark_log.clients.produce.future import Written
 from spark_log.ids import TopicPartition
 from spark_log.log.append.partitioner import partition_of_key
-from spark_log.maintenance.rewrite.segment_rewrite import segments
+from spark_log.maintenance.rewrite.rewrite_plan import segments
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from spark_log import clock
 from spark_log.cli.main import app
-from spark_log.clients.produce import failing_appends, producer, sender
+from spark_log.clients.produce import failing_appends, producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.disks import fill, mounted, needs_root
@@ -35,7 +35,7 @@ def consumed(address):
 @pytest.fixture(params=["log dir", "store"])
 def on_disk(request, tmp_path, monkeypatch):
     """A cluster whose log dir, or SQLite store, is alone on a small disk; its address and the disk."""
-    monkeypatch.setattr(sender, "FULL_DISK_RETRY_S", 0.2)
+    monkeypatch.setattr(failing_appends, "FULL_DISK_RETRY_S", 0.2)
     monkeypatch.setattr(failing_appends, "WARN_AFTER_S", 0.0)
     monkeypatch.setattr(producer, "Producer", partial(producer.Producer, **QUICK))
     disk = tmp_path / "disk"

@@ -14,7 +14,7 @@ from kafka.protocol.metadata import MetadataRequest
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.server import APIS
 from spark_log.groups.share.administration import alter_group_configs
-from spark_log.groups.share.service import look
+from spark_log.groups.share.looks import look
 from tests.support.classic_member import ClassicMember
 from tests.support.consumer_group_steps import topic_ids
 from tests.support.consumer_member import ConsumerMember

@@ -25,9 +25,9 @@ from spark_log.gateway.protocol.schemas import (
 from spark_log.gateway.shares import share_requests
 from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import rows
+from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.polling import SharePolls, run_steps
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import Request
 from spark_log.groups.share.service import run_polls
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from tests.support.gateway_process import GatewayProcess

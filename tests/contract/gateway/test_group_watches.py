@@ -11,10 +11,11 @@ from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.shares import group_watches
 from spark_log.gateway.shares.group_watches import GroupWatches
-from spark_log.groups.share import polling, rows
+from spark_log.groups.share import looks as share_looks
+from spark_log.groups.share import rows
+from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import Request
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
 from tests.support.waiting import LIMIT_S
@@ -43,8 +44,8 @@ def no_look_without_reason(monkeypatch):
 @pytest.fixture
 def looks(monkeypatch):
     """The reads of the store, as a list."""
-    made, look = [], polling.look
-    monkeypatch.setattr(polling, "look", lambda *arguments: made.append(1) or look(*arguments))
+    made, look = [], share_looks.look
+    monkeypatch.setattr(share_looks, "look", lambda *arguments: made.append(1) or look(*arguments))
     return made
 
 

@@ -11,11 +11,12 @@ from spark_log.gateway.limits.request_context import CpuTime
 from spark_log.gateway.shares import polls_together, share_requests
 from spark_log.gateway.shares.polls_together import PollsTogether
 from spark_log.gateway.shares.share_sessions import Session
-from spark_log.groups.share import polling, rows
+from spark_log.groups.share import looks, rows
+from spark_log.groups.share.acquisition_rules import Request
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import Request
-from spark_log.groups.share.service import Poll, look
+from spark_log.groups.share.service import Poll
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
 from tests.support.waiting import LIMIT_S
@@ -65,7 +66,7 @@ class Requests:
 
 
 async def test_polls_that_arrive_meanwhile_share_a_transaction(cluster, jobs, transactions, monkeypatch):
-    monkeypatch.setattr(polling, "_REMEMBERED_S", WAIT_S)  # else a poll looks at the store by itself
+    monkeypatch.setattr(looks, "_REMEMBERED_S", WAIT_S)  # else a poll looks at the store by itself
     requests = Requests(cluster)
     await requests.poll(jobs["fast"])
     transactions.clear()

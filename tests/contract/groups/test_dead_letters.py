@@ -9,7 +9,7 @@ from spark_log import AcknowledgeType, ShareConsumer
 from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share import rows
 from spark_log.groups.share.dead_letters import DeadLetters
-from spark_log.groups.share.service import look
+from spark_log.groups.share.looks import look
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records

@@ -10,7 +10,7 @@ from kafka.errors import KafkaConfigurationError, KafkaError
 from kafka.structs import TopicPartition
 
 from spark_log import AcknowledgeType, ShareConsumer, clock
-from spark_log.clients.consume import share_consumer
+from spark_log.clients.consume import share_membership
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import (
     GroupIdNotFoundError,
@@ -22,7 +22,7 @@ from spark_log.errors import (
 from spark_log.facts.groups import describe_groups
 from spark_log.facts.share_groups import describe_share_group
 from spark_log.groups.share import rows
-from spark_log.groups.share.service import look
+from spark_log.groups.share.looks import look
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from tests.support.share_members import move_lock_ends
@@ -95,14 +95,14 @@ def test_a_heartbeat_that_waits_while_the_consumer_leaves_does_not_join_again(cl
     create_topic(cluster, "jobs")
     consumer = worker()
     consumer.poll()
-    heartbeat, leave = threading.Thread(target=consumer.keep_alive), share_consumer.leave_share_group
+    heartbeat, leave = threading.Thread(target=consumer._membership.keep_alive), share_membership.leave_share_group
 
     def leave_meanwhile(*arguments):
         heartbeat.start()
         heartbeat.join(0.1)  # it waits until the consumer has left
         leave(*arguments)
 
-    monkeypatch.setattr(share_consumer, "leave_share_group", leave_meanwhile)
+    monkeypatch.setattr(share_membership, "leave_share_group", leave_meanwhile)
     consumer.unsubscribe()
     heartbeat.join()
     [group] = describe_groups(cluster.store, ["workers"])
@@ -193,7 +193,7 @@ def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce
     send(produce, *"abc")
     first, second = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
     [[record]] = first.poll(1000 * LIMIT_S, max_records=1).values()
-    for delivery in first._deliveries:  # also by the consumer's clock, only a renewal makes the locks last
+    for delivery in first._polling.deliveries:  # also by the consumer's clock, only a renewal makes the locks last
         delivery.lock_ends_s = clock.monotonic_s()
     alter_settings(cluster, {"group.share.max.record.lock.duration.ms": "600000"})
     configure(share_record_lock_duration_ms=600_000)

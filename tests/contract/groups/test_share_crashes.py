@@ -8,10 +8,10 @@ import pytest
 from spark_log import Consumer
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.dead_letters import DeadLetters
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import look
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.python_process import PythonProcess
 from tests.support.share_members import ShareMember, set_lock_ms

@@ -7,10 +7,11 @@ from spark_log.groups.group_operations import Latest
 from spark_log.groups.share import administration, dead_letters
 from spark_log.groups.share.administration import alter_group_configs, reset_share_offsets
 from spark_log.groups.share.dead_letters import DeadLetters
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import look, run_polls
+from spark_log.groups.share.service import run_polls
 from spark_log.ids import TopicPartition
 from tests.support.share_members import ShareMember
 from tests.support.topics import append, make, stored

@@ -7,7 +7,7 @@ import pytest
 from spark_log import ShareConsumer
 from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share.administration import alter_group_configs
-from spark_log.groups.share.service import look
+from spark_log.groups.share.looks import look
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.share_members import ShareMember

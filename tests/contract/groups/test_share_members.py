@@ -7,10 +7,10 @@ import pytest
 
 from spark_log.cluster.settings import alter_settings
 from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import look
 from tests.support.share_members import ShareMember, set_lock_ms
 from tests.support.topics import append, make
 

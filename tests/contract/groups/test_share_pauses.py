@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import look
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.python_process import PythonProcess

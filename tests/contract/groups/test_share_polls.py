@@ -3,10 +3,12 @@
 import pytest
 
 from spark_log.errors import StorageUnavailableError
+from spark_log.groups.share import looks as share_looks
 from spark_log.groups.share import polling, reading, rows
+from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import AcknowledgeType, Request
+from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import run_polls
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
@@ -59,7 +61,7 @@ def test_polls_at_the_same_time_do_not_remember_a_look_longer(cluster, send):
     send("other", partition=1)
 
     def next_offsets():
-        offers = polling.look(cluster.store, "workers").offers
+        offers = share_looks.look(cluster.store, "workers").offers
         return {key[1]: offer.next_offset for key, offer in offers.items()}
 
     wait_until(lambda: member.poll(1) and next_offsets()[1] == 1, pause_s=0.02)
@@ -69,13 +71,13 @@ def test_polls_at_the_same_time_do_not_remember_a_look_longer(cluster, send):
 @pytest.fixture
 def looks(monkeypatch):
     """The number of looks, as the length of a list."""
-    made, look = [], polling.look
-    monkeypatch.setattr(polling, "look", lambda *arguments: made.append(1) or look(*arguments))
+    made, look = [], share_looks.look
+    monkeypatch.setattr(share_looks, "look", lambda *arguments: made.append(1) or look(*arguments))
     return made
 
 
 def test_members_without_records_share_a_look(cluster, send, looks, monkeypatch):
-    monkeypatch.setattr(polling, "_SHARED_S", LIMIT_S)
+    monkeypatch.setattr(share_looks, "_SHARED_S", LIMIT_S)
     create_topic(cluster, "t")
     polls = SharePolls(cluster, ShareReads(cluster))
     members = [ShareMember(cluster, member=f"m{number}", polls=polls) for number in range(10)]

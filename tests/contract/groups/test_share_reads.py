@@ -7,11 +7,12 @@ import pytest
 from spark_log import ShareConsumer
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError
 from spark_log.groups.share import polling
+from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
-from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Request
-from spark_log.groups.share.service import look
+from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.damage import replicas_of
@@ -145,7 +146,7 @@ def test_a_consumer_waits_for_storage_that_comes_back(cluster, cluster_address, 
     """As a Consumer, it returns nothing at its time limit."""
     append(log, make(cluster, "t"), "a")
     with ShareConsumer("t", cluster=cluster_address, group_id="workers", retry_backoff_ms=5) as consumer:
-        reads = consumer._polls._reads
+        reads = consumer._polling._polls._reads
         readable, failures = reads.readable, iter(range(3))
 
         def fail(*arguments):

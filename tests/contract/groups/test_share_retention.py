@@ -4,10 +4,11 @@ import pytest
 
 from spark_log.groups.share import rows
 from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import end_idle_locks, look, run_polls
+from spark_log.groups.share.service import end_idle_locks, run_polls
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import apply_retention, delete_records
 from spark_log.metadata import tables as t

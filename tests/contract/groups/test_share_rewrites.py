@@ -7,10 +7,11 @@ import pytest
 from spark_log.config import ClusterSettings
 from spark_log.groups.share import reading
 from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import look, run_polls
+from spark_log.groups.share.service import run_polls
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.compaction import local_compaction

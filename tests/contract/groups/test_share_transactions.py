@@ -14,7 +14,7 @@ from spark_log.errors import (
     TransactionAbortableError,
 )
 from spark_log.groups.share import rows
-from spark_log.groups.share.service import look
+from spark_log.groups.share.looks import look
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic

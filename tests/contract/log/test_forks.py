@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.files.new_file import LocalFile
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.new_file import LocalFile
 from spark_log.errors import SparkLogError
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records

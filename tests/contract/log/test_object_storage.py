@@ -104,7 +104,7 @@ def test_a_commit_opens_the_delta_table_only_without_obstore(cluster, log, monke
         patch.setattr("spark_log.cluster.log_dir.can_create", lambda _uri: False)
         append(log, topic, "d")
         assert len(opened) == 2
-    monkeypatch.setattr("spark_log.cluster.object_puts._process", -1)  # as in a forked child
+    monkeypatch.setattr("spark_log.cluster.files.object_puts._process", -1)  # as in a forked child
     append(log, topic, "e")
     assert len(opened) == 3, "another way leads to the table"
     everything_is_right(cluster, log, topic, ["a", "b", "c", "d", "e"])

@@ -13,7 +13,8 @@ from spark_log.errors import DataLossError
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
-from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
+from spark_log.spark.mirror.mirror import Mirror
+from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from spark_log.spark.streams.table_version import read_version
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 from tests.support.mirroring import everything, without_spark

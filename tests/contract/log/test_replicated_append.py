@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from spark_log.cluster import new_file
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
+from spark_log.cluster.files import new_file
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import NotEnoughReplicasError
 from spark_log.facts.topics import describe_topics

@@ -13,7 +13,7 @@ import pytest
 from kafka.errors import KafkaStorageError
 
 from spark_log import Producer
-from spark_log.clients.produce import sender
+from spark_log.clients.produce import failing_appends
 from spark_log.cluster import log_dir as log_dirs
 from spark_log.cluster.cluster import FIRST_BROKER, Cluster
 from spark_log.cluster.log_dir import MARKER, LogDir, segment_path
@@ -466,7 +466,7 @@ def test_the_disk_of_a_log_dir_is_full(tmp_path):
 
 @needs_root
 def test_a_producer_reports_a_full_disk_with_its_remedy_before_the_delivery_timeout(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(sender, "FULL_DISK_RETRY_S", 0.5)
+    monkeypatch.setattr(failing_appends, "FULL_DISK_RETRY_S", 0.5)
     (tmp_path / "small").mkdir()
     with mounted(tmp_path / "small", "3m"):
         Cluster.init(str(tmp_path / "c"), log_dir=str(tmp_path / "small")).close()

@@ -23,7 +23,8 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
-from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
+from spark_log.spark.mirror.mirror import Mirror
+from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.damage import DAMAGES, replicas_of
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import mirror_all

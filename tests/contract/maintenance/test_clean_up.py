@@ -10,26 +10,23 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.cluster import new_file
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
+from spark_log.cluster.files import new_file
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.errors import WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.append import write_ids
-from spark_log.log.append.rules import (
-    Appended,
-    Rejected,
-)
+from spark_log.log.append.rules import Appended, Rejected
 from spark_log.log.log import Records
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.maintenance.removal.orphans import GRACE_MS, delete_orphans
 from spark_log.maintenance.removal.retention import apply_retention
-from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up

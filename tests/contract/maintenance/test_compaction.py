@@ -24,11 +24,11 @@ from spark_log.maintenance.compaction import passes as compaction_passes
 from spark_log.maintenance.compaction.passes import find_due, plan_pass, read_passes
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.maintenance.rewrite.segment_rewrite import segments
+from spark_log.maintenance.rewrite.rewrite_plan import segments
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.followers import Followers
-from spark_log.tables.publication_state import listed_above_tail
+from spark_log.tables.seen_offsets import listed_above_tail
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS

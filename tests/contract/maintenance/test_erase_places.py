@@ -82,11 +82,11 @@ def test_a_database_that_cannot_be_rewritten_is_named_and_the_erase_is_done(sqli
     monkeypatch.setattr(scrub, "WAIT_MS", 200)
     other = sqlite3.connect(tmp_path / "cluster" / SQLITE_FILE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # a program that does not queue with us
-    left = sqlite_cluster.store.scrub()
+    left = scrub.scrub(sqlite_cluster.store)
     assert left is not None and SQLITE_FILE in left and "locked" in left
     other.execute("ROLLBACK")
     other.close()
-    assert sqlite_cluster.store.scrub() is None
+    assert scrub.scrub(sqlite_cluster.store) is None
 
 
 def test_vacuum_full_removes_the_bytes_that_postgresql_keeps(postgres_url, postgres_server, tmp_path):

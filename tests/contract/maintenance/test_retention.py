@@ -16,7 +16,8 @@ from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance import Amount, run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import SEGMENTS_MAX, apply_retention, delete_records
-from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
+from spark_log.maintenance.rewrite.rewrite_plan import plan_rewriting, segments
+from spark_log.maintenance.rewrite.segment_rewrite import swap, write
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic

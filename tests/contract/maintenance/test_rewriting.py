@@ -10,7 +10,8 @@ from spark_log.log.append.write_ids import Writer, release
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.rewrite import segment_rewrite
-from spark_log.maintenance.rewrite.segment_rewrite import plan_rewriting, segments, swap, write
+from spark_log.maintenance.rewrite.rewrite_plan import plan_rewriting, segments
+from spark_log.maintenance.rewrite.segment_rewrite import swap, write
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables.publication import publish

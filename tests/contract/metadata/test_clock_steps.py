@@ -6,8 +6,9 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.errors import InvalidRecordStateError
 from spark_log.groups.share.administration import alter_group_configs
+from spark_log.groups.share.looks import look, next_change_ms
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import end_idle_locks, look, next_change_ms
+from spark_log.groups.share.service import end_idle_locks
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t

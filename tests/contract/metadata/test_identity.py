@@ -22,7 +22,7 @@ from spark_log.log.append.rules import Appended
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.maintenance.removal.retired_file_clean_up import CleanableLogDirs
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.topic_operations import create_topic

@@ -5,10 +5,14 @@ import pytest
 import sqlalchemy as sa
 from kafka import KafkaProducer
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.stores import add_store
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess, killed_at_each
+from tests.support.producing import TRANSACTION
+from tests.support.python_process import killed_at
 from tests.support.topics import stored
 from tests.support.waiting import LIMIT_S
 
@@ -88,3 +92,35 @@ def test_the_next_producer_drops_the_pending_records_of_the_older_one_in_the_dat
         newer.close()
         older.close(timeout=0)
     assert stored(both, "far") == {}
+
+
+def test_clients_repeat_the_end_of_a_transaction_until_the_data_store_is_back(
+    postgres_server, own_postgres_server, tmp_path
+):
+    """It is down before the decision, so that the transaction stays open, and after it."""
+    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        add_store(cluster, "east", own_postgres_server.create_database())
+        create_topic(cluster, "t", store="east")
+        address = cluster.store.address.with_password
+        with GatewayProcess(tmp_path, address) as gateway:
+            config = {"bootstrap.servers": gateway.address, "transactional.id": "x"}
+            producer = confluent_kafka.Producer(config)
+            producer.init_transactions(60)
+            producer.begin_transaction()
+            producer.produce("t", b"first", partition=0)
+            assert producer.flush(60) == 0
+            own_postgres_server.stop()
+            with pytest.raises(confluent_kafka.KafkaException) as refused:
+                producer.commit_transaction(6)
+            assert refused.value.args[0].retriable()
+            own_postgres_server.start()
+            producer.commit_transaction(60)
+            killed_at("part.decided", "-c", TRANSACTION, address)
+            own_postgres_server.stop()
+            producer = confluent_kafka.Producer(config)
+            with pytest.raises(confluent_kafka.KafkaException) as refused:
+                producer.init_transactions(6)
+            assert refused.value.args[0].retriable()
+            own_postgres_server.start()
+            producer.init_transactions(60)
+            assert stored(cluster, "t") == {0: ["first", "committed"]}

@@ -6,7 +6,8 @@ from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
-from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
+from spark_log.spark.mirror.mirror import Mirror
+from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.mirroring import mirror_all
 from tests.support.records import table
 from tests.support.topics import stored

@@ -34,6 +34,10 @@ from spark_log.replication.controller.store_acceptance import EPOCHS_SKIPPED, ac
 from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import begin_move, cancel_move, move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
+from spark_log.transactions import rules, transaction_parts, wire_transactions
+from spark_log.transactions.fencing_rules import Role
+from spark_log.transactions.transaction_store import init_producer
+from spark_log.transactions.wire_transactions import WireProducer
 from tests.support.records import table
 from tests.support.share_members import ShareMember
 from tests.support.topics import stored
@@ -236,6 +240,46 @@ def test_a_move_waits_for_a_share_group_that_begins_to_read_the_topic(stores, mo
     threads[0].join(timeout=60)
     assert len(refused) == 1
     assert share_rows(stores) == ["workers"]
+
+
+@pytest.mark.parametrize("client", ["producer", "Kafka"])
+def test_a_store_is_not_removed_while_a_transaction_joins_it(stores, client, monkeypatch):
+    home = stores.store
+    removal, rule = [], rules.join
+
+    def remove():
+        try:
+            remove_store(stores, "east")
+        except InvalidConfigurationError as error:
+            removal.append(str(error))
+
+    thread = threading.Thread(target=remove)
+
+    def join_slowly(*arguments, **options):
+        if thread.ident is None:
+            thread.start()
+            wait_until(lambda: home.read(lambda c: c.execute(sa.text(WAITING)).scalar()))
+        return rule(*arguments, **options)
+
+    def join():
+        ref = init_producer(stores, "x", 60_000).ref
+        if client == "producer":
+            transaction_parts.join(stores, ref, EAST)
+        else:
+            wire = WireProducer("x", ref.producer_id, ref.epoch)
+            token = wire_transactions.take_fencing_token(home, wire, Role.COORDINATOR)
+            wire_transactions.begin(home, wire, token, [EAST])
+        return ref
+
+    monkeypatch.setattr(rules, "join", join_slowly)
+    ref = join()
+    thread.join(timeout=60)
+    assert len(removal) == 1
+    assert "a transaction that has not ended writes to it" in removal[0]
+    transaction_parts.abort(stores, ref)
+    remove_store(stores, "east")
+    with pytest.raises(TopicMovedError):
+        join()
 
 
 WAITING = """SELECT count(*) FROM pg_stat_activity

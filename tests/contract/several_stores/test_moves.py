@@ -339,7 +339,7 @@ def test_a_restored_home_store_learns_where_a_topic_is(stores):
     def restore(connection, _attempt):
         for name, of_table in rows.items():
             connection.execute(t.metadata.tables[name].insert(), of_table)
-        connection.execute(t.topic.update().values(store_id=HOME))
+        connection.execute(t.topic.update().values(store_id=HOME, move_epoch=0))
 
     stores.store.transact(restore)
     accept_store(stores)

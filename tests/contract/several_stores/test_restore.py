@@ -1,22 +1,31 @@
 """A store is restored to an earlier time while a transaction over several stores is between its steps."""
 
+import shutil
+from functools import partial
+
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
 from spark_log import Producer
+from spark_log.cli.main import app
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
+from spark_log.cluster.topics import find_topics, set_store, topics_of_store
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.store_acceptance import accept_store
+from spark_log.replication.controller.topic_copies import follow_all
+from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions import transaction_parts
 from spark_log.transactions.part_rows import unfinished_parts
 from spark_log.transactions.transaction_store import init_producer
 from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
-from tests.support.topics import stored
+from tests.support.topics import append_to, stored
 
 EAST = 1
 TO_BOTH = TRANSACTION.replace(
@@ -130,3 +139,64 @@ def test_a_data_store_from_before_its_part(stores):
     accept_store(stores.at(EAST))
     commit_next(stores)
     assert stored(stores, "t") == {0: ["next"]}
+
+
+@pytest.mark.parametrize("home_is_restored", [False, True])
+def test_the_newest_copy_of_a_moved_topic_stays(both, home_is_restored):
+    """The first store is restored to a time before the move, so that both stores have the topic."""
+    tables = (t.topic, t.partition, t.replica, t.segment, t.blob)
+    append_to(both, "t", "before")
+    east, topic_id = both.at(EAST), both.store.read(find_topics)["t"].topic_id
+    rows = {table: east.store.read(lambda c, table=table: c.execute(sa.select(table)).all()) for table in tables}
+    move_topic(both, "t", "west")
+    append_to(both, "t", "after")
+
+    def restore(connection, _attempt):
+        for table in tables:
+            for row in rows[table]:
+                connection.execute(table.insert().values(**row._mapping))
+
+    east.store.transact(restore)
+    if home_is_restored:
+        both.store.transact(lambda connection, _: set_store(connection, topic_id, EAST, 0))
+    accept_store(east)
+    accept_store(both)
+    follow_all(both)
+    assert stored(both, "t") == {0: ["before", "after"]}
+    assert east.store.read(lambda connection: topics_of_store(connection, EAST)) == {}
+
+
+def test_a_cluster_is_restored_from_backups_of_different_times(postgres_server, tmp_path, monkeypatch):
+    """As the guide says: a topic is moved between the dumps of the two stores, and more is written after the last."""
+    address, east = postgres_server.create_database(), postgres_server.create_database()
+    log_dir, kept = tmp_path / "log-dir", tmp_path / "kept"
+    with Cluster.init(address, log_dir=str(log_dir)) as cluster:
+        add_store(cluster, "east", east)
+        for topic, store in (("near", "home"), ("far", "east"), ("moved", "east")):
+            create_topic(cluster, topic, configs={"inline.max.bytes": "0"}, store=store)
+            append_to(cluster, topic, "first")
+    east = postgres_server.create_copy(east)
+    with Cluster.open(address) as cluster:
+        move_topic(cluster, "moved", "home")
+        append_to(cluster, "moved", "second")
+    address = postgres_server.create_copy(address)
+    shutil.copytree(log_dir, kept)
+    shutil.rmtree(log_dir)
+    shutil.copytree(kept, log_dir)
+
+    monkeypatch.setenv("SPARK_LOG_STORE_EAST", east)
+    cli = CliRunner()
+    for arguments in (["--store", "east"], []):
+        result = cli.invoke(app, ["store", "accept", *arguments, "--cluster", address, "--yes"])
+        assert result.exit_code == 0, result.output
+    with Cluster.open(address) as cluster:
+        for topic in ("near", "far", "moved"):
+            append_to(cluster, topic, "next")
+        assert stored(cluster, "near") == stored(cluster, "far") == {0: ["first", "next"]}
+        assert stored(cluster, "moved") == {0: ["first", "second", "next"]}
+        follow_all(cluster)
+        assert [
+            each.topic.name for each in cluster.at(EAST).store.read(partial(topics_of_store, store_id=EAST)).values()
+        ] == ["far"]
+    result = cli.invoke(app, ["store", "verify-files", "--checksums", "--cluster", address])
+    assert result.exit_code == 0, result.output

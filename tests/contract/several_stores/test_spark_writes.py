@@ -1,9 +1,13 @@
 """Commits of Spark writes to topics of two stores, without Spark: one transaction in each store, and its replay."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
-from spark_log.errors import CrossStoreTransactionError, WriteIdExpiredError
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.stores import add_store
+from spark_log.errors import CrossStoreTransactionError, MetadataStoreUnavailableError, WriteIdExpiredError
 from spark_log.ids import HOME
 from spark_log.log.append.spark_batch_rules import SparkBatch
 from spark_log.log.append.write_ids import take
@@ -11,6 +15,7 @@ from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.source_options import WriteOptions
+from spark_log.spark.datasource.write import write_commit
 from spark_log.spark.datasource.write.task_writer import TaskWriter
 from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
 from tests.support.topics import stored
@@ -55,6 +60,29 @@ def test_a_replay_appends_in_the_store_that_lacks_the_batch(stores, topics):
         assert (stored(stores, "near"), stored(stores, "far")) == ({0: ["a", "b"]}, {0: ["a", "b"]})
     assert write_ids(stores) == [[], []]
     assert [each.folder[:4] for each in list_unnamed_files(stores)] == ["near"], "of the expired id: for clean-up"
+
+
+def test_a_write_needs_only_the_stores_of_its_topics(postgres_server, own_postgres_server, tmp_path, monkeypatch):
+    """A replay appends in a store that was down in the commit, and in no other one again."""
+    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as stores:
+        add_store(stores, "east", own_postgres_server.create_database())
+        create_topic(stores, "near")
+        create_topic(stores, "also-near")
+        create_topic(stores, "far", store="east")
+        address, outputs, write_id = written(stores, "near", "far")
+        own_postgres_server.stop()
+        monkeypatch.setattr(write_commit, "DEFAULT_TIMEOUT_MS", 1_000)  # how long a commit waits for a store
+        with pytest.raises(MetadataStoreUnavailableError):
+            commit_write(address, outputs, write_id, BATCH)
+        commit_write(*written(stores, "near", "also-near"), replace(BATCH, application="txn:b"))
+        with pytest.raises(MetadataStoreUnavailableError, match="'far'"):
+            written(stores, "near", "far")
+        own_postgres_server.start()
+        for _ in range(2):
+            commit_write(*written(stores, "near", "far"), BATCH)
+        assert [stored(stores, topic) for topic in ("also-near", "far", "near")] == [
+            {0: ["a", "b"]}, {0: ["a", "b"]}, {0: ["a", "b", "a", "b"]},
+        ]  # fmt: skip
 
 
 def test_a_write_to_one_store_uses_no_other(stores, topics):

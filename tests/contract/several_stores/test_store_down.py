@@ -15,6 +15,7 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.stores import add_store
 from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailableError, UnsupportedStoreError
+from spark_log.ids import TopicPartition
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -91,12 +92,24 @@ def test_topics_of_a_data_store_are_used_while_home_is_down(own_postgres_server,
         add_store(cluster, "far", postgres_server.create_database())
         topic = create_topic(cluster, "there", store="far")
         log = ClientLog(cluster)
-        log.append(topic, [Records(0, table("a"))])
-        home.kill()
-        [outcome] = log.append(topic, [Records(0, table("b"))])
-        assert isinstance(outcome, Appended)
-        assert [value for _, _, value in read_all(log.at(topic.store_id), topic)] == ["a", "b"]
-        home.start()
+        address, got = cluster.store.address.with_password, []
+        with (
+            Producer(cluster=address) as producer,
+            Consumer(cluster=address, auto_offset_reset="earliest", enable_auto_commit=False) as consumer,
+        ):
+            consumer.assign([TopicPartition("there", 0)])
+            producer.send("there", b"a").get(LIMIT_S)
+            while len(got) < 1:
+                got += [record.value for records in consumer.poll(500).values() for record in records]
+            home.kill()
+            [outcome] = log.append(topic, [Records(0, table("b"))])
+            assert isinstance(outcome, Appended)
+            producer.send("there", b"c").get(LIMIT_S)
+            assert [value for _, _, value in read_all(log.at(topic.store_id), topic)] == ["a", "b", "c"]
+            while len(got) < 3:
+                got += [record.value for records in consumer.poll(500).values() for record in records]
+            assert got == [b"a", b"b", b"c"]
+            home.start()
         log.close()
 
 

@@ -4,27 +4,34 @@ from dataclasses import replace
 
 import pytest
 
-from spark_log import Consumer, Producer, ShareConsumer
+from spark_log import AcknowledgeType, Consumer, Producer, ShareConsumer
+from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import (
     CrossStoreTransactionError,
+    DeadLetterTopicError,
     IllegalArgumentError,
+    InvalidConfigurationError,
     OutOfOrderSequenceNumberError,
     StoreNotFoundError,
     TopicAlreadyExistsError,
 )
 from spark_log.groups.group_operations import Latest
 from spark_log.groups.share.administration import reset_share_offsets
-from spark_log.ids import TopicPartition
+from spark_log.groups.share.dead_letters import usable_topic
+from spark_log.groups.share.rows import save_configs
+from spark_log.ids import HOME, TopicPartition
 from spark_log.log.append.producer_expiry import expire_producers
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
+from tests.support.producing import consume_all
 from tests.support.records import table
-from tests.support.topics import stored
+from tests.support.topics import append_to, stored
 from tests.support.waiting import LIMIT_S, wait_until
 
 EAST = 1
@@ -134,6 +141,30 @@ def test_share_groups_refuse_topics_of_data_stores(stores):
     for dry_run in (True, False):
         with pytest.raises(IllegalArgumentError, match="topics of the home store only"):
             reset_share_offsets(stores, "s2", {TopicPartition("far", 0): Latest()}, dry_run=dry_run)
+
+
+def test_dead_letters_stay_in_the_home_store(stores):
+    """Also if new topics are created in a data store."""
+    create_topic(stores, "jobs")
+    alter_settings(stores, {"topic.default.store": "east", "errors.deadletterqueue.auto.create.topics.enable": "true"})
+    configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs"}
+    stores.store.transact(lambda connection, _: save_configs(connection, "workers", configs))
+    append_to(stores, "jobs", "bad")
+    address = stores.store.address.with_password
+    with ShareConsumer("jobs", cluster=address, group_id="workers", share_acknowledgement_mode="explicit") as consumer:
+        [[record]] = consumer.poll(60_000).values()
+        consumer.acknowledge(record, AcknowledgeType.REJECT)
+        consumer.commit_sync()
+    assert [letter.value for letter in consume_all(address, 1, "dlq.jobs")] == [b"bad"]
+    assert stores.store.read(find_topics)["dlq.jobs"].store_id == HOME
+    with pytest.raises(InvalidConfigurationError, match="dead letters"):
+        move_topic(stores, "dlq.jobs", "east")
+
+
+def test_a_dead_letter_topic_in_a_data_store_is_refused_by_name(stores, log):
+    create_topic(stores, "dlq.jobs", configs={"errors.deadletterqueue.group.enable": "true"}, store="east")
+    with pytest.raises(DeadLetterTopicError, match="--store home"):
+        usable_topic(log, "dlq.jobs")
 
 
 def test_readers_do_not_poll_while_the_changes_of_a_data_store_are_not_received(stores):

@@ -27,15 +27,11 @@ from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import (
-    add_partitions,
-    alter_configs,
-    create_topic,
-    delete_topic,
-)
+from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
-from spark_log.spark.mirror.mirror import Mirror, MirrorSettings
+from spark_log.spark.mirror.mirror import Mirror
 from spark_log.spark.mirror.mirror_groups import copy_groups
+from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
 from tests.support.python_process import killed_at
@@ -166,7 +162,7 @@ def test_an_append_by_another_writer_during_a_step_makes_the_whole_step_fail(sou
 
     append(source, 3, "one", "two")
     mirror = mirrors(source, target)
-    mirror.pairs()
+    mirror.topics.pairs()
     before = everything(target)
     with pytest.raises(OffsetOutOfRangeError, match=r"'t': partition 3: the records with the offsets \[0, 2\) cannot"):
         mirror.step(slow)
@@ -287,18 +283,18 @@ def test_new_topics_that_match_a_pattern_are_mirrored_with_a_prefix(source, targ
 
 def test_invalid_mirrors_are_refused_before_anything_is_written(source, target, mirrors):
     with pytest.raises(UnknownTopicOrPartitionError, match="'nope': unknown topic or partition, in the source"):
-        mirrors(source, target, SubscribeTopics(("nope",))).pairs()
+        mirrors(source, target, SubscribeTopics(("nope",))).topics.pairs()
     with pytest.raises(UnknownTopicOrPartitionError, match=r"'t': unknown .* in the target .--create-topics makes it"):
-        mirrors(source, target, create=False).pairs()
+        mirrors(source, target, create=False).topics.pairs()
     with pytest.raises(InvalidReplicationFactorError):
-        mirrors(source, target, replication_factor=3).pairs()
+        mirrors(source, target, replication_factor=3).topics.pairs()
     with pytest.raises(PolicyViolationError, match="__consumer_offsets"):
-        mirrors(source, target, SubscribeTopics(("__consumer_offsets",))).pairs()
+        mirrors(source, target, SubscribeTopics(("__consumer_offsets",))).topics.pairs()
     with pytest.raises(InvalidOptionError, match="the same cluster"):
         mirrors(source, source)
     create_topic(target, "t", 5)
     with pytest.raises(InvalidPartitionsError, match="'t' has 5 in the target and 4 in the source"):
-        mirrors(source, target).pairs()
+        mirrors(source, target).topics.pairs()
 
 
 def test_data_loss_is_detected_in_a_target_that_retention_has_emptied(source, target, mirrors):
@@ -408,14 +404,14 @@ def test_a_source_topic_recreated_while_no_mirror_ran(source, target, mirrors, c
 def test_group_offsets_of_recreated_topics_are_not_copied(source, target, mirrors, copied):
     partition = TopicPartition("t", 3)
     commit_offsets(source.store, "g", {partition: 4})
-    pairs = copied.pairs()
+    pairs = copied.topics.pairs()
     delete_topic(source, "t")
     create_topic(source, "t", 4)
     commit_offsets(source.store, "g", {partition: 5})
     assert copy_groups(source, target, pairs) == {}, "of the source"
     commit_offsets(source.store, "g", {partition: 1})
     create_topic(source, "u", 4)
-    new = mirrors(source, target, SubscribeTopics(("u",))).pairs()
+    new = mirrors(source, target, SubscribeTopics(("u",))).topics.pairs()
     commit_offsets(source.store, "g", {TopicPartition("u", 3): 0})
     delete_topic(target, "u")
     assert copy_groups(source, target, new) == {}, "deleted"
@@ -432,7 +428,7 @@ def test_a_group_that_the_target_cannot_take_stops_no_other_group(source, target
     commit_offsets(source.store, "metadata", {partition: 4}, "x" * 11)
     commit_offsets(source.store, "z", {partition: 4})
     for copies in ({"z": 1}, {}):
-        assert copy_groups(source, target, copied.pairs()) == copies
+        assert copy_groups(source, target, copied.topics.pairs()) == copies
     assert [text.partition(": ")[0] for text in caplog.messages] == ["group 'a share group'", "group 'metadata'"]
     assert committed_offsets(target.store, "z") == {partition: 4}
 

@@ -25,6 +25,7 @@ from spark_log.tables.publication import delta_tables, publish, try_publish
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_resets import lower_seen_offsets
 from spark_log.tables.publication_state import TableKey
+from spark_log.tables.seen_offsets import seen_offsets
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.replicas import add_brokers
 from tests.support.topics import append
@@ -395,7 +396,7 @@ def test_a_publication_during_a_truncation_does_not_record_offsets_that_are_gone
     intent = Intent(topic, table, recorded, recorded, [], due)
     store.transact(lambda connection, _: publication_state.record(connection, topic, table, recorded, recorded, due))
     assert store.transact(lambda connection, _: publication_intent.note(connection, [intent])) == {}
-    assert max(store.read(lambda connection: publication_state.seen_offsets(connection, topic, 0))) == 1
+    assert max(store.read(lambda connection: seen_offsets(connection, topic, 0))) == 1
     once = store.read(lambda connection: publication_state.recorded(connection, table))
     store.transact(lambda connection, _: lower_seen_offsets(connection, (topic.topic_id, 0), 0))
     again = Intent(topic, table, once, once, [], due)

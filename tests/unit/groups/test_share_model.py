@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 )
 
 from spark_log.errors import InvalidRecordStateError
-from spark_log.groups.share import rules
+from spark_log.groups.share import acquisition_rules, rules
+from spark_log.groups.share.acquisition_rules import Request, Stretch
 from spark_log.groups.share.rules import (
     AVAILABLE,
     EXHAUSTED,
@@ -31,8 +32,6 @@ from spark_log.groups.share.rules import (
     Delayed,
     Limits,
     Range,
-    Request,
-    Stretch,
     Time,
     Window,
 )
@@ -167,7 +166,7 @@ class SharePartition(RuleBasedStateMachine):
         due = [Delayed(o, s.due_ms, s.count) for o, s in self.state.items()
                if s.kind == "delayed" and s.due_ms <= self.now.wall_ms]  # fmt: skip
         before = self.window
-        result = rules.acquire(before, self.stretches(read), due, request, self.limits, self.now)
+        result = acquisition_rules.acquire(before, self.stretches(read), due, request, self.limits, self.now)
         self.window = result.window
         taken = self.expect_acquisition(set(read), due, request)
         got = {o: r for r in result.acquired for o in range(r.first, r.end)}
@@ -519,7 +518,7 @@ def locks_never_end(patch):
 
 
 def bad_records_are_not_delivered_alone(patch):
-    patch(rules, "parts", lambda batch, count, limits: None)
+    patch(acquisition_rules, "parts", lambda batch, count, limits: None)
 
 
 def different_neighbours_are_merged(patch):
@@ -532,42 +531,42 @@ def different_neighbours_are_merged(patch):
                 found.append(r)
         return tuple(found)
 
-    patch(rules, "_merged", merged)
+    patch(rules, "merged_ranges", merged)
 
 
 def start_passes_ranges(patch):
-    with_ranges = rules._with_ranges
-    patch(rules, "_with_ranges", lambda window, ranges: replace(with_ranges(window, ranges), start=window.next))
+    with_ranges = rules.Window.with_ranges
+    patch(rules.Window, "with_ranges", lambda window, ranges: replace(with_ranges(window, ranges), start=window.next))
 
 
 def start_falls_to_a_due_record(patch):
     def with_ranges(window, ranges):
-        merged = rules._merged(ranges)
+        merged = rules.merged_ranges(ranges)
         return replace(window, ranges=merged, start=merged[0].first if merged else window.next)
 
-    patch(rules, "_with_ranges", with_ranges)
+    patch(rules.Window, "with_ranges", with_ranges)
 
 
 def the_limit_of_locks_is_ignored(patch):
-    acquire = rules.acquire
-    patch(rules, "acquire", lambda window, readable, due, request, limits, now: acquire(
+    acquire = acquisition_rules.acquire
+    patch(acquisition_rules, "acquire", lambda window, readable, due, request, limits, now: acquire(
         window, readable, due, request, replace(limits, record_locks=1_000), now))  # fmt: skip
 
 
 def the_limit_of_delayed_records_is_ignored(patch):
-    acquire = rules.acquire
-    patch(rules, "acquire", lambda window, readable, due, request, limits, now: acquire(
+    acquire = acquisition_rules.acquire
+    patch(acquisition_rules, "acquire", lambda window, readable, due, request, limits, now: acquire(
         window, readable, due, request, replace(limits, delayed=1_000), now))  # fmt: skip
 
 
 def a_lock_number_is_used_again(patch):
-    acquire = rules.acquire
+    acquire = acquisition_rules.acquire
 
     def same_lock(window, *others):
         result = acquire(window, *others)
         return replace(result, window=replace(result.window, last_lock=window.last_lock))
 
-    patch(rules, "acquire", same_lock)
+    patch(acquisition_rules, "acquire", same_lock)
 
 
 def an_election_keeps_ranges(patch):
@@ -579,7 +578,7 @@ def delayed_records_are_acquired_at_once(patch):
         self._add(stretch, low, len(stretch.offsets), 0, 0)
         return len(stretch.offsets)
 
-    patch(rules._Acquisition, "_take_timed", take)
+    patch(acquisition_rules._Acquisition, "_take_timed", take)
 
 
 @pytest.mark.parametrize(
@@ -624,4 +623,4 @@ def test_the_model_detects(mutation, monkeypatch):
 )
 def test_deliveries_are_halved(limit, sizes):
     limits = Limits(delivery_count=limit)
-    assert [rules.parts(500, count, limits) or 500 for count in range(limit)] == sizes
+    assert [acquisition_rules.parts(500, count, limits) or 500 for count in range(limit)] == sizes

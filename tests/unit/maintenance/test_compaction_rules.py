@@ -18,7 +18,7 @@ from spark_log.maintenance.compaction.rules import (
     remember,
     tombstone_horizon,
 )
-from spark_log.maintenance.rewrite.segment_rewrite import Segment
+from spark_log.maintenance.rewrite.rewrite_plan import Segment
 
 
 def segment(base, end, *, size=100, at_ms=0, records=None, oldest_ms=None):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_log.maintenance.rewrite.rewrite_plan import OFFSETS_MAX, Segment
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, FILES_MAX, runs
-from spark_log.maintenance.rewrite.segment_rewrite import OFFSETS_MAX, Segment
 
 
 def file(base, end, size, kind=0, records=None):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spark_log.config import TopicConfig
 from spark_log.maintenance.removal.retention_rules import leaving
-from spark_log.maintenance.rewrite.segment_rewrite import Segment
+from spark_log.maintenance.rewrite.rewrite_plan import Segment
 
 NOW_MS = 1_000
 DELETE = frozenset({"delete"})

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from spark_log import clock
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, open_log_dir, segment_path
 from spark_log.cluster.names import validate_user_topic
-from spark_log.errors import InvalidRecordError, UnknownTopicOrPartitionError
+from spark_log.errors import InvalidRecordError, MetadataStoreUnavailableError, UnknownTopicOrPartitionError
 from spark_log.ids import LogDirId
 from spark_log.log.append.encoding import SegmentFiles, blob_batch, encode_inline, prepare, segment_batch
 from spark_log.log.append.partitioner import partition_of, split_by_partition
@@ -108,6 +108,10 @@ class TaskWriter:
             )
         for name in pc.unique(names).to_pylist():
             topic = self._plan.topics.get(name)
+            if name in self._plan.unavailable:
+                raise MetadataStoreUnavailableError(
+                    f"column 'topic': the metadata store of topic {name!r} did not answer; repeat the write"
+                )
             if topic is None:
                 validate_user_topic(name, "write to", "column 'topic'")
                 raise UnknownTopicOrPartitionError(

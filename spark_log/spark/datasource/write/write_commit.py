@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import by_store
+from spark_log.cluster.each_store import Answers, ask_stores, by_store
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
 from spark_log.errors import (
@@ -57,6 +57,9 @@ WRITE_BATCHES_MAX = 2**32
 def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     """Register a write id and read the facts that tasks need. Raises UnknownTopicOrPartitionError if the topic does
     not exist.
+
+    A stream (`fingerprint`) waits for the stores of all topics that its rows may name. A batch leaves out the topics of
+    a data store that does not answer, and fails only if a row names one of them.
     """
     # while the store is away, a stream waits, and the start of a batch write fails soon
     with Cluster.open(
@@ -64,12 +67,20 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     ) as cluster:
         topics, plans = cluster.store.read(lambda connection: _topic_plans(connection, options))
         elsewhere = by_store(topic for topic in topics.values() if topic.store_id != HOME)
-        for store_id, there in elsewhere.items():
-            read = partial(_plans_of, topics=there, options=options)
-            plans |= cluster.at(store_id).store.read(read)
+
+        def read(view: Cluster) -> dict[str, TopicPlan]:
+            return view.store.read(partial(_plans_of, topics=elsewhere[view.store_id], options=options))
+
+        if options.topic is not None or fingerprint:
+            answers = Answers({store_id: read(cluster.at(store_id)) for store_id in elsewhere})
+        else:
+            answers = ask_stores(cluster, read, elsewhere)
+        for there in answers.results.values():
+            plans |= there
+        unavailable = frozenset(name for name, topic in topics.items() if answers.unavailable(topic))
         now_ms, boot_ms = cluster.store.now().wall_ms, clock.boot_ms()
         holder, lease_ms = f"spark write on {socket.gethostname()}", cluster.store.settings.spark_write_id_lease_ms
-        store_ids = tuple(elsewhere if options.topic and elsewhere else [HOME, *elsewhere])
+        store_ids = tuple(elsewhere if options.topic and elsewhere else [HOME, *answers.results])
         write_id = write_ids.register(cluster.at(store_ids[0]).store, holder, lease_ms)
         for store_id in store_ids[1:]:
             write_ids.register(cluster.at(store_id).store, holder, lease_ms, write_id)
@@ -77,7 +88,7 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
         inline_bytes_max = cluster.store.settings.commit_inline_bytes_per_task_max
     return WritePlan(
         write_id, options.topic, plans, log_dirs, now_ms, inline_bytes_max, fingerprint, clock.boot_id(), boot_ms,
-        store_ids,
+        store_ids, unavailable,
     )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ class WritePlan:
     boot_ms: int
     store_ids: tuple[StoreId, ...] = (HOME,)
     """The stores that have the write id: all that have one of `topics`."""
+    unavailable: frozenset[str] = frozenset()
+    """Topics whose store did not answer."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from spark_log.spark.jobs.options.run_options import AvailableNow, Every, Shared
 from spark_log.spark.jobs.options.stream_options import Input, StreamArguments
 
 if TYPE_CHECKING:
-    from spark_log.spark.mirror.mirror import MirrorSettings
+    from spark_log.spark.mirror.mirror_topics import MirrorSettings
     from spark_log.spark.streams.joins import Bounds
 
 

@@ -36,7 +36,7 @@ def run(arguments: MirrorArguments) -> int:
 
 def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
     # checks without Spark; the ranges are the end of a run with available-now
-    lacking = mirror.ranges(mirror.pairs())
+    lacking = mirror.ranges(mirror.topics.pairs())
     steps = _Steps(arguments.json)
     if isinstance(arguments.run, AvailableNow) and not any(found.size for found in lacking.values()):
         _copy_groups(mirror, arguments)
@@ -100,7 +100,7 @@ def _step(
 
 def _copy_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
     if arguments.groups:
-        copy_groups(mirror.source, mirror.target, mirror.pairs())
+        copy_groups(mirror.source, mirror.target, mirror.topics.pairs())
 
 
 def _on_spark(spark: SparkSession, transfers: Sequence[Transfer]) -> list[Transferred]:

@@ -7,14 +7,8 @@ from kafka.structs import ConsumerGroupMetadata
 import spark_log.errors
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.clients.produce.producer_settings import ProducerSettings
-from spark_log.clients.produce.producer_transaction import (
-    CALLS,
-    ProducerTransaction,
-    State,
-    after_error,
-    committer,
-    may_commit_again,
-)
+from spark_log.clients.produce.producer_transaction import ProducerTransaction
+from spark_log.clients.produce.transaction_states import CALLS, State, after_error, may_commit_again
 from spark_log.errors import (
     CommitFailedError,
     InvalidProducerIdMappingError,
@@ -27,7 +21,7 @@ from spark_log.errors import (
     TransactionAbortableError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups.transacted_offsets import Committer
+from spark_log.groups.transacted_offsets import Committer, committer
 
 FAILED = kafka_error(SparkLogError("a record was not sent"))
 FENCED = kafka_error(ProducerFencedError("fenced"))

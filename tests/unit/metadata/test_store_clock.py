@@ -1,6 +1,6 @@
 """A wall clock that was set is not trusted for a day, unless it is set back."""
 
-from spark_log.metadata.clock_watch import DISTRUSTED_MS, STEP_MS_MAX, ClockWatch
+from spark_log.metadata.store_clock import DISTRUSTED_MS, STEP_MS_MAX, ClockWatch
 
 DAY = 86_400_000
 NOON = 1_700_000_000_000

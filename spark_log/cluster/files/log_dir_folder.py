@@ -1,0 +1,169 @@
+"""The folder or bucket of a log dir: safe paths, listings and deletions."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+from pyarrow import fs
+
+from spark_log.cluster.files.new_file import make_folders
+from spark_log.cluster.log_dir_uris import asks_for_region
+from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, UnsafePathError, redact, storage_error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder in a log dir. `path` is relative to the log dir."""
+
+    path: str
+    folder: bool
+    bytes: int
+    modified_ms: int
+    """The time of the last modification by the file system's clock, 0 if it is unknown (folders of object stores)."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+class LogDirFolder:
+    """The folder or bucket of a log dir, opened by its URI.
+
+    Raises InvalidConfigurationError for a URI that pyarrow.fs does not accept, and StorageUnavailableError if the log
+    dir cannot be opened: the region of an S3 bucket is requested over the network if the URI does not name it.
+
+    Paths are relative to the log dir. A path that leaves it, or crosses a symbolic link, raises UnsafePathError. A disk
+    or object store that cannot be read or written raises StorageUnavailableError.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        try:
+            self._opened, self._root = fs.FileSystem.from_uri(uri)
+        except (pa.ArrowInvalid, ValueError) as error:
+            raise InvalidConfigurationError(
+                f"log dir: {redact(uri)!r} is not a URI that pyarrow.fs opens: {error}"
+            ) from error
+        except OSError as error:
+            hint = " (name the bucket's region in the URI: ?region=eu-west-1)" if asks_for_region(uri) else ""
+            raise StorageUnavailableError(redact(f"log dir {uri!r} cannot be opened{hint}: {error}")) from error
+        self._process = os.getpid()
+        self.local = isinstance(self._opened, fs.LocalFileSystem)
+
+    @property
+    def _fs(self) -> fs.FileSystem:
+        """Return the file system. A forked child opens its own, since shared connections could mix up the answers."""
+        if self._process != os.getpid():
+            self._opened, _ = fs.FileSystem.from_uri(self.uri)
+            self._process = os.getpid()
+        return self._opened
+
+    def location(self, relative: str) -> str:
+        """Return the location of a file for people, Delta and Spark: a local path, or a URI without its query."""
+        if self.local:
+            return f"{self._root}/{relative}"
+        base = self.uri.partition("?")[0]
+        scheme, _, rest = base.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{relative}"
+
+    def exists(self) -> bool:
+        """Whether its folder exists. In an object store every prefix does."""
+        return not self.local or os.path.isdir(self._root)
+
+    def list_files(self, folder: str) -> dict[str, int]:
+        """Return the size in bytes of every file below a folder, by path. Empty if there is no such folder."""
+        found: list[fs.FileInfo] = []
+        with self._storage_errors(folder), _if_it_exists():
+            selector = fs.FileSelector(self._resolve(folder), allow_not_found=True, recursive=True)
+            found = self._fs.get_file_info(selector)
+        start = len(self._root.rstrip("/")) + 1
+        return {info.path[start:]: info.size for info in found if info.is_file}
+
+    def entries(self, folder: str = "") -> list[Entry]:
+        """List a folder, or the log dir itself, not recursively. Returns no entries if there is no such folder."""
+        where = self._resolve(folder) if folder else self._root
+        found: list[fs.FileInfo] = []
+        with self._storage_errors(folder or "its folder"), _if_it_exists():
+            found = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
+        start = len(self._root.rstrip("/")) + 1
+        return [
+            Entry(info.path[start:], not info.is_file, info.size or 0, (info.mtime_ns or 0) // 1_000_000)
+            for info in found
+        ]
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder; none if it does not exist. In a local folder it is cheaper than `entries`."""
+        if not self.local:
+            return [entry.name for entry in self.entries(folder)]
+        with self._storage_errors(folder), _if_it_exists():
+            return os.listdir(self._resolve(folder))
+        return []
+
+    def _names_at_top(self) -> list[str]:
+        with self._storage_errors("its folder"):
+            infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        return [info.base_name for info in infos]
+
+    def sizes(self, relatives: Sequence[str]) -> list[int | None]:
+        """Return the size of each file in bytes, None for a file that does not exist."""
+        with self._storage_errors("segments"):
+            infos = self._fs.get_file_info([self._resolve(relative) for relative in relatives])
+        return [info.size for info in infos]
+
+    def delete(self, relative: str) -> None:
+        """Remove a file, if it exists. Only clean-up, or its writer before any metadata names it, may call this."""
+        with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(self._resolve(relative))
+
+    def delete_empty_folder(self, relative: str) -> None:
+        """Remove a folder if it is empty. Object stores have no folders."""
+        if self.local:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._resolve(relative))
+
+    def delete_folder(self, relative: str) -> None:
+        """Remove a folder and its contents, if it exists. Only clean-up may call this. Follows no symlink."""
+        with self._storage_errors(relative), _if_it_exists():
+            self._fs.delete_dir(self._resolve(relative))
+
+    def make_folder(self, relative: str) -> None:
+        """Make a folder and force its entry to disk. Object stores have no folders."""
+        if self.local:
+            with self._storage_errors(relative):
+                make_folders(Path(self._resolve(relative)), Path(self._root))
+
+    def _resolve(self, relative: str) -> str:
+        parts = PurePosixPath(relative)
+        if parts.is_absolute() or ".." in parts.parts or "\0" in relative or not parts.parts:
+            raise UnsafePathError(f"path {relative!r}: must be relative, inside the log dir")
+        path = f"{self._root}/{relative}"
+        if self.local:
+            real_root = os.path.realpath(self._root)
+            if os.path.realpath(path) != os.path.join(real_root, *parts.parts):
+                raise UnsafePathError(f"path {relative!r}: crosses a symbolic link in {self._root}")
+        return path
+
+    @contextlib.contextmanager
+    def _storage_errors(self, relative: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise storage_error(
+                redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}"), error
+            ) from error
+
+
+@contextlib.contextmanager
+def _if_it_exists() -> Iterator[None]:
+    """Leave the block where a file or folder is missing, or cannot exist because its name is too long (a topic of an
+    earlier release).
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+            raise

@@ -1,0 +1,57 @@
+"""Texts of error messages: without secrets, and with the way to install an extra."""
+
+import re
+
+_USER_INFO = re.compile(
+    r"""
+    ://
+    (?: (?P<user> [^\s/?#:]* ) : (?: (?!://) \S )*   # a password may have / ? # and @ that should be escaped
+      | (?P<token> [^\s/?#:@]+ )
+    ) @
+    """,
+    re.VERBOSE,
+)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*$")
+_SCHEME_LENGTH_MAX = 40
+_SECRET_PARAMETER = re.compile(
+    r"""
+    ( (?: ^ | [?&;\s] )
+      (?: [\w.-]{0,40} (?: passw(?:or)?d | secret | token | api[_-]?key | access[_-]?key | credential | signature )
+          [\w.-]{0,40} | sig ) = )
+    (?: "[^"]*" | '[^']*' | [^&;\s'"]* )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """Return `text` with every secret in it replaced by ***, for messages, logs, reprs and Spark plans.
+
+    Secrets are the passwords of URLs, user information of URLs that is a token (`https://TOKEN@host`), and parameters
+    such as `token=`. A password ends at the last @ before a space, so that one with an unescaped / is hidden too. In
+    `http://h:80/a@b`, more is hidden than necessary.
+    """
+    return _SECRET_PARAMETER.sub(r"\1***", _USER_INFO.sub(_without_secret, text))
+
+
+def _without_secret(found: re.Match[str]) -> str:
+    """Return the replacement of a URL's user information. A user name is kept only where it cannot be a token.
+
+    For http and https it is replaced, because Git servers and schema registries accept tokens there.
+    """
+    before = _SCHEME.search(found.string[max(0, found.start() - _SCHEME_LENGTH_MAX) : found.start()])
+    scheme = before[0].lower() if before else ""
+    if scheme.startswith("postgres"):
+        return found[0] if found["user"] is None else f"://{found['user']}:***@"
+    if found["user"] is None or scheme in ("http", "https"):
+        return "://***@"
+    return f"://{found['user']}:***@"
+
+
+def install_extra(name: str) -> str:
+    """Return the end of an error message that says how to install an extra (pyproject.toml, `optional-dependencies`).
+
+    No package index has spark-log, so another project could take the name there: the message must not suggest a
+    `pip install` of the bare name.
+    """
+    return f"install spark-log with its extra '{name}': pip install '.[{name}]' in spark-log's repository"

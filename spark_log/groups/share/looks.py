@@ -1,0 +1,135 @@
+"""Looks of a process at the partitions of share groups: the offers to their members, without a lock of a row."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from spark_log import clock
+from spark_log.config import GroupConfig
+from spark_log.groups.share import rows
+from spark_log.groups.share.rules import Delayed, Limits
+from spark_log.groups.share.service import Outcome
+from spark_log.log.partitions.partition_rows import Key
+from spark_log.metadata.prepared import one_message
+from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
+
+_REMEMBERED_S = 0.2
+_SHARED_S = 1.0
+_GROUPS_MAX = 1_000
+
+
+@dataclass(frozen=True)
+class Look:
+    """The offers of all partitions of a group to its members, as of one read."""
+
+    offers: dict[Key, rows.Offer]
+    due: dict[Key, list[Delayed]]
+    """The records whose time has come, of partitions that have some."""
+    config: GroupConfig
+    now: StoreClock
+
+
+def look(store: Store, group_id: str) -> Look:
+    """Read what a poll of the group may find. It writes nothing."""
+
+    def read(connection: sa.Connection) -> Look:
+        with one_message(connection):
+            clock = store.ask_clock(connection)
+            configs = rows.ask_configs(connection, group_id)
+            answer = rows.ask_offers(connection, group_id)
+        now, offers = clock(), rows.offers_of(answer)
+        due = {
+            key: rows.due_of(rows.ask_due(connection, group_id, key, now.wall_ms))
+            for key, offer in offers.items()
+            if offer.due_ms is not None and offer.due_ms <= now.wall_ms
+        }
+        return Look(offers, due, rows.configs_of(configs, store.settings), now)
+
+    return store.read(read)
+
+
+def has_work(offer: rows.Offer, now: StoreClock, limits: Limits) -> bool:
+    """Return whether a poll may acquire records of the partition now, or must follow an election, after which the log
+    may have other records below `next_offset`.
+    """
+    ended = offer.wake_ms is not None and now.expired(offer.wake_ms, offer.clock_epoch)
+    due = offer.due_ms is not None and offer.due_ms <= now.wall_ms
+    room = offer.unfinished < limits.record_locks and offer.delayed < limits.delayed
+    new = offer.next_offset < offer.log.high_watermark and room
+    elected = offer.leader_epoch != offer.log.leader_epoch
+    return bool(offer.available) or ended or new or elected or (due and offer.unfinished < limits.record_locks)
+
+
+def next_change_ms(look: Look, keys: Iterable[Key]) -> int | None:
+    """Return in how many milliseconds the first lock ends in these partitions, or the first delayed record is due that
+    has room among the unfinished ones.
+    """
+    offers = [look.offers[key] for key in keys if key in look.offers]
+    record_locks = rows.limits_of(look.config).record_locks
+    times = [
+        offer.wake_ms - look.now.lease_ms
+        for offer in offers
+        if offer.wake_ms is not None and offer.clock_epoch == look.now.clock_epoch
+    ]
+    times += [
+        offer.due_ms - look.now.wall_ms
+        for offer in offers
+        if offer.due_ms is not None and offer.unfinished < record_locks
+    ]
+    return max(0, min(times)) if times else None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A look, with the polls that were made since, and the time at which it was made."""
+
+    look: Look
+    looked_s: float
+    change: int = -1
+    """The number of the store's last change before the look."""
+
+
+class Looks:
+    """The last looks of a process, by group. Safe to share between threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._looks: dict[str, Seen] = {}
+        self._left: dict[str, Seen] = {}
+        """By group: what its last poll saw and left."""
+
+    def new(self, group_id: str) -> Seen:
+        """Read the store."""
+        began_s, change = clock.monotonic_s(), self._store.changes.current()
+        seen = self._looks[group_id] = Seen(look(self._store, group_id), began_s, change)
+        if len(self._looks) > _GROUPS_MAX:
+            self._looks = {group_id: seen}
+        return seen
+
+    def shared(self, group_id: str, assigned: Mapping[Key, str]) -> Seen | None:
+        """Return the last look of any member if nothing has been committed since, as far as the store can tell."""
+        seen = self._looks.get(group_id)
+        if seen is None or not self._store.changes.exact or not assigned.keys() <= seen.look.offers.keys():
+            return None
+        lasts_s = _SHARED_S
+        next_ms = next_change_ms(seen.look, seen.look.offers)
+        if next_ms is not None:
+            lasts_s = min(lasts_s, next_ms / 1000)
+        is_over = clock.monotonic_s() - seen.looked_s >= lasts_s or self._store.changes.current() != seen.change
+        return None if is_over else seen
+
+    def left_by_last_poll(self, group_id: str) -> Seen | None:
+        """Return what the last poll of the group saw and left, so that the next one saves a read of the store. The
+        transaction decides in any case. What it says of other polls and of the log is at most _REMEMBERED_S old.
+        """
+        seen = self._left.get(group_id)
+        return seen if seen is not None and clock.monotonic_s() - seen.looked_s < _REMEMBERED_S else None
+
+    def note_poll(self, group_id: str, seen: Seen, outcome: Outcome) -> None:
+        """Remember what a poll has left of what it saw."""
+        left = replace(seen.look, offers={**seen.look.offers, **outcome.offers}, due={})
+        self._left[group_id] = Seen(left, seen.looked_s)
+        if len(self._left) > _GROUPS_MAX:
+            self._left.clear()
