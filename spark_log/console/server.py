@@ -46,7 +46,7 @@ def serving(
 def collectors(cluster: Cluster, tasks: Coordinator | None) -> list[Collector]:
     """Return the metrics of a console, which are of the cluster and of the periodic tasks that its process runs."""
     found: list[Collector] = [ClusterCollector(cluster, lambda: True)]
-    return found if tasks is None else [*found, TaskCollector([tasks.coordinator, tasks.controller])]
+    return found if tasks is None else [*found, TaskCollector(tasks.runners)]
 
 
 def _authentication(

@@ -41,7 +41,7 @@ def metrics_of_coordinator(
         from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector
     collectors = (
         ClusterCollector(cluster, lambda: coordinator.acting),
-        TaskCollector([coordinator.coordinator, coordinator.controller]),
+        TaskCollector(coordinator.runners),
     )
     with _metrics(host, port, cluster, collectors, health):
         yield

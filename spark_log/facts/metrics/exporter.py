@@ -3,7 +3,7 @@
 Only the holder exports facts of the cluster, so that a sum over all processes counts nothing twice.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -70,26 +70,31 @@ class Tasks(Protocol):
 
 
 class TaskCollector(Collector):
-    """Collects the runs of the periodic tasks of the leases that this process holds."""
+    """Collects the runs of the periodic tasks of the leases that this process holds. `runners` returns them, with the
+    name of the store whose leases they are.
+    """
 
-    def __init__(self, runners: Sequence[Tasks]) -> None:
+    def __init__(self, runners: Callable[[], Iterable[tuple[str, Tasks]]]) -> None:
         self._runners = runners
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of a scrape."""
-        held = GaugeMetricFamily("spark_log_lease_held", "1 if this process holds the lease.", labels=["lease"])
-        success = GaugeMetricFamily(
-            "spark_log_task_last_success_timestamp_seconds", "When the task last succeeded.", labels=["task"]
+        held = GaugeMetricFamily(
+            "spark_log_lease_held", "1 if this process holds the lease.", labels=("store", "lease")
         )
-        seconds = GaugeMetricFamily("spark_log_task_last_duration_seconds", "Of its last run.", labels=["task"])
-        failures = CounterMetricFamily("spark_log_task_failures", "Runs that failed in this process.", labels=["task"])
-        for runner in self._runners:
-            held.add_metric((runner.lease,), int(runner.acting))
+        labels = ("store", "task")
+        success = GaugeMetricFamily(
+            "spark_log_task_last_success_timestamp_seconds", "When the task last succeeded.", labels=labels
+        )
+        seconds = GaugeMetricFamily("spark_log_task_last_duration_seconds", "Of its last run.", labels=labels)
+        failures = CounterMetricFamily("spark_log_task_failures", "Runs that failed in this process.", labels=labels)
+        for store, runner in self._runners():
+            held.add_metric((store, runner.lease), int(runner.acting))
             for name, run in sorted(runner.runs.items() if runner.acting else ()):
-                seconds.add_metric((name,), run.seconds)
-                failures.add_metric((name,), run.failures)
+                seconds.add_metric((store, name), run.seconds)
+                failures.add_metric((store, name), run.failures)
                 if run.success_ms is not None:
-                    success.add_metric((name,), run.success_ms / 1000)
+                    success.add_metric((store, name), run.success_ms / 1000)
         yield from (held, success, seconds, failures)
 
 

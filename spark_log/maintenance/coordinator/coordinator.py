@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import store_names
 from spark_log.cluster.lease import COORDINATOR, LeaseStatus, lease_status
 from spark_log.config import ClusterSettings
 from spark_log.ids import HOME
@@ -61,6 +62,12 @@ class Coordinator:
         self.controller = LeaseRunner(cluster, controller.LEASE, settings, controller_tasks(cluster.store_id))
         self.coordinator = LeaseRunner(cluster, COORDINATOR, settings, tasks)
         self._of_stores = StoreWorkers(cluster, "coordinator", lambda data: Coordinator(data, settings=settings))
+        self._store_name = store_names(cluster)[cluster.store_id]
+
+    def runners(self) -> list[tuple[str, LeaseRunner]]:
+        """Return the runners of the leases of all stores, with the names of the stores."""
+        own = [(self._store_name, self.coordinator), (self._store_name, self.controller)]
+        return own + [each for worker in self._of_stores.workers for each in worker.runners()]
 
     @property
     def acting(self) -> bool:

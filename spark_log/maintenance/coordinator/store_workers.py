@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError, redact
@@ -23,12 +23,15 @@ class StoreWorker(Protocol):
     def health(self) -> str | None: ...
 
 
-class StoreWorkers:
+W = TypeVar("W", bound=StoreWorker)
+
+
+class StoreWorkers(Generic[W]):
     """The workers of the data stores. `follow` is for one thread, which has ended when `close` is called."""
 
-    def __init__(self, cluster: Cluster, name: str, make: Callable[[Cluster], StoreWorker]) -> None:
+    def __init__(self, cluster: Cluster, name: str, make: Callable[[Cluster], W]) -> None:
         self._cluster, self._name, self._make = cluster, name, make
-        self._workers: dict[StoreId, StoreWorker] = {}
+        self._workers: dict[StoreId, W] = {}
 
     def follow(self) -> float:
         """Start the workers of new stores, and end those of removed ones; returns the seconds until the next call.
@@ -47,6 +50,10 @@ class StoreWorkers:
         for store_id in self._workers.keys() - present:
             self._workers.pop(store_id).close()
         return _FOLLOW_S
+
+    @property
+    def workers(self) -> list[W]:
+        return list(self._workers.values())
 
     def health(self) -> str | None:
         """Return why a worker does not do its work, or None."""

@@ -31,6 +31,7 @@ from spark_log.errors import (
     IllegalStateError,
     InvalidTxnStateError,
     SparkLogError,
+    TransactionCommitPendingError,
 )
 from spark_log.process import Stop
 from spark_log.spark.streams.loop_sources import GroupSource, ShareSource
@@ -256,11 +257,18 @@ class TransactionalLoop:
 
     def _commit(self) -> None:
         """Commit. An error means that the transaction is not committed, and will not be."""
-        try:
-            self._producer.commit_transaction()
-        except Exception:
-            if self._abort():
-                raise
+        for failures in range(1, self._retries + 2):
+            try:
+                self._producer.commit_transaction()
+            except TransactionCommitPendingError as error:  # it is committed: the call waits for the data stores
+                logger.warning("%s: committed, and not in all stores yet: %s", self._name, error)
+                self._pause(failures)
+            except Exception:
+                if self._abort():
+                    raise
+                return
+            else:
+                return
 
     def _abort(self) -> bool:
         """Abort. Returns False if there was nothing to abort because a commit had succeeded and its

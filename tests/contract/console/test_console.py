@@ -157,7 +157,7 @@ def test_the_command_serves_the_console_and_metrics_until_it_is_stopped(cluster_
             with httpx2.Client(follow_redirects=True, timeout=60) as client:
                 assert "Overview" in client.get(login).text
                 assert "kafka_brokers" in client.get(metrics).text
-                assert 'spark_log_lease_held{lease="coordinator"}' in client.get(metrics).text
+                assert 'spark_log_lease_held{lease="coordinator",store="home"}' in client.get(metrics).text
                 own = urljoin(login, "/api/v1/throughput")
                 tables = urljoin(login, "/api/v1/topics/t")
                 until(lambda: client.get(own).json()["times"], cluster.store)

@@ -58,7 +58,7 @@ def append(cluster, topic, count):
 
 def scraped(cluster, process):
     """What Prometheus gets from the coordinator."""
-    tasks = TaskCollector([process.coordinator, process.controller])
+    tasks = TaskCollector(process.runners)
     return samples(generate_latest(registry_of(ClusterCollector(cluster, lambda: process.acting), tasks)).decode())
 
 
@@ -168,7 +168,7 @@ def test_a_task_that_fails_again_and_again(running):
         delta_log = folder_of(cluster, broker) / topic.folder / "_delta_log"
         delta_log.rename(delta_log.with_name("_away"))
         delta_log.write_text("no folder")
-    shows(*running, "spark_log_task_failures_total", 3, task="maintenance: delta")
+    shows(*running, "spark_log_task_failures_total", 3, store="home", task="maintenance: delta")
     fires(*running, "SparkLogTaskFails")
 
 

@@ -213,7 +213,7 @@ def test_partitions_beyond_the_limit_are_in_the_sums_only(cluster, monkeypatch):
 def test_only_the_active_coordinator_exports_the_cluster(cluster):
     def found_by(process):
         collectors = (
-            ClusterCollector(cluster, lambda: process.acting), TaskCollector([process.coordinator, process.controller])
+            ClusterCollector(cluster, lambda: process.acting), TaskCollector(process.runners)
         )  # fmt: skip
         return samples(generate_latest(registry_of(*collectors)).decode())
 
@@ -228,11 +228,14 @@ def test_only_the_active_coordinator_exports_the_cluster(cluster):
         with Coordinator(cluster) as second:
             one, other = found_by(first), found_by(second)
             assert value(one, "kafka_controller_kafkacontroller_activecontrollercount") == 1
-            assert value(one, "spark_log_lease_held", lease="coordinator") == 1
+            assert value(one, "spark_log_lease_held", store="home", lease="coordinator") == 1
             seal = "maintenance: seal"
-            assert value(one, "spark_log_task_last_success_timestamp_seconds", task=seal) > clock.wall_ms() / 1000 - 60
-            assert value(one, "spark_log_task_failures_total", task=seal) == 0
-            assert value(other, "spark_log_lease_held", lease="coordinator") == 0
+            assert (
+                value(one, "spark_log_task_last_success_timestamp_seconds", store="home", task=seal)
+                > clock.wall_ms() / 1000 - 60
+            )
+            assert value(one, "spark_log_task_failures_total", store="home", task=seal) == 0
+            assert value(other, "spark_log_lease_held", store="home", lease="coordinator") == 0
             only_process = {name for name, _ in other if name.startswith(("kafka_", "spark_log_"))}
             assert only_process == {"spark_log_lease_held", "spark_log_store_up"}
 
@@ -242,7 +245,7 @@ def test_every_metric_passes_prometheus_lint_and_is_in_the_alerts_and_the_dashbo
     create_topic(cluster, "t")
     with Coordinator(cluster) as process:
         until(lambda: process.acting and process.controller.acting, cluster.store)
-        tasks, queries = TaskCollector([process.coordinator, process.controller]), QueryCollector(lambda: [])
+        tasks, queries = TaskCollector(process.runners), QueryCollector(lambda: [])
         collectors = (ClusterCollector(cluster, lambda: True), tasks, queries)
         text = generate_latest(registry_of(*collectors))
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)

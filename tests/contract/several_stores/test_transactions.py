@@ -20,9 +20,10 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata.sql_columns import TRANSACTION_PART, TRANSACTION_SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.spark.streams.transactional_loop import TransactionalLoop
 from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.transaction_rows import PendingBatch
-from tests.support.topics import stored
+from tests.support.topics import append_to, stored
 from tests.support.waiting import LIMIT_S
 
 EAST, WEST = 1, 2
@@ -271,3 +272,30 @@ def test_lost_registrations_fail_the_commit(two):
             producer.commit_transaction()
         producer.abort_transaction()
     assert values(two) == {"near": [], "east": [], "west": []}
+
+
+def test_a_loop_waits_until_the_data_store_has_followed_a_commit(stores, monkeypatch):
+    address = stores.store.address.with_password
+    create_topic(stores, "orders")
+    create_topic(stores, "bills", store="east")
+    append_to(stores, "orders", "a", "b")
+    complete, failures = transaction_parts.complete, [TransactionCommitPendingError("not all stores followed")]
+
+    def complete_later(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        complete(*arguments, **options)
+
+    monkeypatch.setattr(transaction_parts, "complete", complete_later)
+    with (
+        Consumer(
+            "orders", cluster=address, group_id="g", enable_auto_commit=False, auto_offset_reset="earliest",
+            consumer_timeout_ms=500,
+        ) as consumer,
+        Producer(cluster=address, transactional_id="loop") as producer,
+    ):  # fmt: skip
+        totals = TransactionalLoop(consumer, producer).run(
+            lambda records, producer: [producer.send("bills", record.value) for record in records]
+        )
+        assert (failures, totals.records, totals.aborted) == ([], 2, 0)
+        assert stored(stores, "bills") == {0: ["a", "b"]}
