@@ -102,9 +102,10 @@ def try_publish(
 
 def publish_above_tails(cluster: Cluster, topic: Topic) -> None:
     """Publish the topic if a table lists files above records that were inline then (`listed_above_tail`), and are in
-    files by now: until then these files are not written again. A failure is logged: it does not stop the caller.
+    files by now: until then these files are not written again. Tables in offline log dirs, which cannot be published,
+    do not count. A failure is logged: it does not stop the caller.
     """
-    if cluster.store.read(lambda connection: publication_state.listed_above_tail(connection, topic)):
+    if cluster.store.read(lambda connection: publication_state.listed_above_tail(connection, topic, online=True)):
         try_publish(cluster, [topic], eager=True)
 
 
