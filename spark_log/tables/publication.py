@@ -85,9 +85,10 @@ def try_publish(
     eager: bool = False,
     cuts: Mapping[TopicId, Cut] = NO_CUTS,
     catalogs: bool = True,
+    checkpoints_due: dict[TopicId, Topic] | None = None,
 ) -> bool:
-    """Publish topics as `publish_all`, and then write the checkpoints that are due. A failure is logged, and the next
-    publication corrects it.
+    """Publish topics as `publish_all`, and then write the checkpoints that are due, or add their topics to
+    `checkpoints_due` for the caller. A failure is logged, and the next publication corrects it.
 
     Returns whether all tables were published.
     """
@@ -95,7 +96,9 @@ def try_publish(
     published = publish_all(cluster, list(by_id.values()), eager=eager, cuts=cuts, catalogs=catalogs)
     for topic_id, each in published.items():
         log_failure(by_id[topic_id], each)
-        if each.checkpoint_due:
+        if each.checkpoint_due and checkpoints_due is not None:
+            checkpoints_due[topic_id] = by_id[topic_id]
+        elif each.checkpoint_due:
             checkpoints.try_maintain_logs(cluster, by_id[topic_id])
     return not any(each.error for each in published.values())
 
