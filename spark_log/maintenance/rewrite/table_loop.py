@@ -266,9 +266,7 @@ class TableLoop:
 
     def _publish(self, topic: Topic, cuts: Mapping[TopicId, Cut] = NO_CUTS) -> bool:
         checkpoints_due = None if self._in_thread else self._checkpoints_due
-        return try_publish(
-            self._cluster, [topic], cuts=cuts, catalogs=self._in_thread, checkpoints_due=checkpoints_due
-        )
+        return try_publish(self._cluster, [topic], cuts=cuts, catalogs=self._in_thread, checkpoints_due=checkpoints_due)
 
     def _seal(self, topic: Topic, partition: int) -> bool:
         """Seal a tail, and return whether it was sealed or there was none."""
