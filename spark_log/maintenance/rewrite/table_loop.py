@@ -26,6 +26,7 @@ from spark_log.maintenance.rewrite.table_schedule import (
     after_round,
     due_tails,
     look_after_ms,
+    merges_from_s,
     next_look_ms,
     pause_ms,
 )
@@ -89,6 +90,8 @@ class TableLoop:
         """Topics with an Iceberg table, which may lack the last files."""
         self._checkpoints_due: dict[TopicId, Topic] = {}
         """Topics whose appends published so often that a checkpoint is due, which is left to `close`."""
+        self._merges_from_s = -math.inf
+        """The time before which no merge begins."""
         self._stopped = False
         self._until_s = math.inf
         self._thread: threading.Thread | None = None
@@ -249,10 +252,10 @@ class TableLoop:
         elif not numbers:
             return None
         outcome = _Round(done, clock.monotonic_s() - began_s)
-        if not alone or not sealed or not self._time_is_left():
+        if not alone or not sealed or not self._time_is_left() or clock.monotonic_s() < self._merges_from_s:
             return outcome
         crowded = self._cluster.store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))
-        merged = False
+        merged, began_s = False, clock.monotonic_s()
         for number in sorted({*sealed} & {*crowded}):
             for _ in merge(
                 self._cluster, self._writer, topic, number, growth=BACKGROUND_GROWTH, bytes_max=_MERGE_BYTES_MAX
@@ -262,6 +265,8 @@ class TableLoop:
                     break
         if merged:
             self._publish(topic)
+            now_s = clock.monotonic_s()
+            self._merges_from_s = merges_from_s(now_s, now_s - began_s)
         return outcome
 
     def _publish(self, topic: Topic, cuts: Mapping[TopicId, Cut] = NO_CUTS) -> bool:

@@ -314,3 +314,26 @@ def test_no_append_waits_for_a_publication_of_the_thread(cluster, busy_log, monk
     assert all(waited)
     busy_log.close()
     assert_delta_is_the_log(cluster)
+
+
+@sqlite_only
+def test_merges_take_at_most_a_quarter_of_the_time_of_the_loop(cluster, log, monkeypatch):
+    topic = make(cluster, "t")
+    now_s, merged_s = 100.0, []
+
+    def merge(*_, **__):
+        nonlocal now_s
+        merged_s.append(now_s)
+        now_s += 2.0
+        yield
+
+    monkeypatch.setattr(table_loop, "clock", SimpleNamespace(monotonic_s=lambda: now_s))
+    monkeypatch.setattr(table_loop, "try_seal", lambda *_: 1)
+    monkeypatch.setattr(table_loop, "try_publish", lambda *_, **__: True)
+    monkeypatch.setattr(table_loop, "partitions_to_merge", lambda *_: [0])
+    monkeypatch.setattr(table_loop, "merge", merge)
+    loop = TableLoop(cluster, log._writer)
+    while now_s < 125.0:
+        loop._round(topic, [0], {}, publish=False, alone=True)
+        now_s += 1.0
+    assert merged_s == [100.0, 108.0, 116.0, 124.0]
