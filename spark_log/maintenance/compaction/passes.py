@@ -150,13 +150,13 @@ def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force
     found = context.cluster.store.read(
         lambda c: _cleanable(c, topic, partition, now_ms, listed_above_tail(c, topic, partition, online=False))
     )
-    segments = found.segments
-    if not segments or not (force or is_due(segments, found.dirty_from, found.passes, now_ms, topic.config)):
+    covered = found.segments
+    if not covered or not (force or is_due(covered, found.dirty_from, found.passes, now_ms, topic.config)):
         return None
-    size = sum(each.bytes for each in segments)
-    inline = any(each.inline for each in segments)
-    dirty = sum(each.record_count for each in segments if each.end_offset > found.dirty_from)
-    return Due(topic, partition, segments[-1].end_offset, size, inline, now_ms, dirty, force)
+    size = sum(each.bytes for each in covered)
+    inline = any(each.inline for each in covered)
+    dirty = sum(each.record_count for each in covered if each.end_offset > found.dirty_from)
+    return Due(topic, partition, covered[-1].end_offset, size, inline, now_ms, dirty, force)
 
 
 def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
@@ -218,11 +218,13 @@ def _cleanable(
     start = state.log_start_offset
     first_dirty = max(first_dirty_offset(passes), start)
     found = cleanable(everything, start, first_dirty, now_ms, topic.config.min_compaction_lag_ms)
-    skipped = [each for each in found if not each.inline and overlaps(each.base_offset, each.end_offset, listed)]
-    if skipped:
-        found = [each for each in found if each not in skipped]
-        first_dirty = max(first_dirty, _read_up_to.get((topic.uuid, partition), 0))
-    return _Cleanable(found, first_dirty, passes, skipped[0].base_offset if skipped else None)
+    kept = [each for each in found if each.inline or not overlaps(each.base_offset, each.end_offset, listed)]
+    if len(kept) == len(found):
+        return _Cleanable(found, first_dirty, passes, None)
+    offsets = {each.base_offset for each in kept}
+    skipped_from = min(each.base_offset for each in found if each.base_offset not in offsets)
+    dirty_from = max(first_dirty, _read_up_to.get((topic.uuid, partition), 0))
+    return _Cleanable(kept, dirty_from, passes, skipped_from)
 
 
 def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:
