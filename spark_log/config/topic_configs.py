@@ -226,8 +226,9 @@ class TopicConfig:
         5_000,
         Integer(-1),
         "Not in Kafka. How long a record may be in the log before the topic's Delta table lists it: the inline tail is "
-        "sealed at this age. A coordinator does so; without one the clients that append do, and when they close. -1 = "
-        "no limit: the tail is sealed by inline.tail.bytes and segment.ms alone.",
+        "sealed at this age. A coordinator does so; without one the clients that append do, and when they close. "
+        "Values below 1000 count as 1000 in the bound of the lag that metrics and the doctor use. -1 = no limit: the "
+        "tail is sealed by inline.tail.bytes and segment.ms alone.",
         "ms",
     )
     table_formats: str = config(

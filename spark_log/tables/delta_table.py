@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -190,8 +191,21 @@ class OpenDelta(OpenTable):
 
     @property
     def at(self) -> tuple[int, int]:
+        return self._transaction_version, self._delta.version()
+
+    @cached_property
+    def _transaction_version(self) -> int:
+        """Return the version of our last transaction. If the topic was moved here from another store, and an earlier
+        release wrote the table, its application id has a log dir's uuid of that store: it is in one of the last
+        commits.
+        """
         versions = [self._delta.transaction_version(each) or 0 for each in self._table.applications]
-        return max(versions), self._delta.version()
+        number, prefix = self._delta.version(), f"spark-log/{self._table.topic.uuid}/"
+        while not any(versions) and number >= 0 and (actions := self._actions(number)) is not None:
+            transactions = [action["txn"] for action in actions if "txn" in action]
+            versions += [each["version"] for each in transactions if each["appId"].startswith(prefix)]
+            number -= 1
+        return max(versions)
 
     def _active_paths(self) -> Collection[str]:
         if self._active is None:
@@ -246,15 +260,17 @@ class OpenDelta(OpenTable):
         force_commits(self._table.log_dir, self._table.folder, after)
 
     def committed_ms(self) -> int:
-        """`DeltaTable.history` returns it too, but holds the GIL while it waits for an object store. A commit file may
-        have been cleaned up.
-        """
-        try:
-            blocks = self._table.log_dir.read_blocks(commit_path(self._table.folder, self._delta.version()))
-            actions = [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
-        except CorruptRecordError:
-            return 0
+        """`DeltaTable.history` returns it too, but holds the GIL while it waits for an object store."""
+        actions = self._actions(self._delta.version()) or []
         return max((action.get("commitInfo", {}).get("timestamp", 0) for action in actions), default=0)
+
+    def _actions(self, version: int) -> list[dict[str, Any]] | None:
+        """Return the actions of a commit, None if its file is not there any more."""
+        try:
+            blocks = self._table.log_dir.read_blocks(commit_path(self._table.folder, version))
+            return [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
+        except CorruptRecordError:
+            return None
 
     def _sync(self, version: int) -> None:
         self._table.log_dir.sync(commit_path(self._table.folder, version))

@@ -86,9 +86,10 @@ def try_publish(
     eager: bool = False,
     cuts: Mapping[TopicId, Cut] = NO_CUTS,
     catalogs: bool = True,
+    checkpoints_due: dict[TopicId, Topic] | None = None,
 ) -> bool:
-    """Publish topics as `publish_all`, and then write the checkpoints that are due. A failure is logged, and the next
-    publication corrects it.
+    """Publish topics as `publish_all`, and then write the checkpoints that are due, or add their topics to
+    `checkpoints_due` for the caller. A failure is logged, and the next publication corrects it.
 
     Returns whether all tables were published.
     """
@@ -96,16 +97,19 @@ def try_publish(
     published = publish_all(cluster, list(by_id.values()), eager=eager, cuts=cuts, catalogs=catalogs)
     for topic_id, each in published.items():
         log_failure(by_id[topic_id], each)
-        if each.checkpoint_due:
+        if each.checkpoint_due and checkpoints_due is not None:
+            checkpoints_due[topic_id] = by_id[topic_id]
+        elif each.checkpoint_due:
             checkpoints.try_maintain_logs(cluster, by_id[topic_id])
     return not any(each.error for each in published.values())
 
 
 def publish_above_tails(cluster: Cluster, topic: Topic) -> None:
     """Publish the topic if a table lists files above records that were inline then (`listed_above_tail`), and are in
-    files by now: until then these files are not written again. A failure is logged: it does not stop the caller.
+    files by now: until then these files are not written again. Tables in offline log dirs, which cannot be published,
+    do not count. A failure is logged: it does not stop the caller.
     """
-    if cluster.store.read(lambda connection: listed_above_tail(connection, topic)):
+    if cluster.store.read(lambda connection: listed_above_tail(connection, topic, online=True)):
         try_publish(cluster, [topic], eager=True)
 
 

@@ -29,23 +29,23 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
 
 
 def listed_above_tail(
-    connection: sa.Connection, topic: Topic, partition: int | None = None, *, offline: bool = False
+    connection: sa.Connection, topic: Topic, partition: int | None = None, *, online: bool | None = None
 ) -> list[tuple[int, int]]:
     """Return the ranges [seen offset, limit) of the topic's tables, also of commits that were noted and not recorded;
-    with `partition`, those of this partition; with `offline`, those of tables in log dirs that are offline, which no
-    publication can end now.
+    with `partition`, those of this partition; with `online`, those of tables in log dirs that are online (True), or
+    offline (False): no publication can end these now.
 
     The tables list the files in such a range, above records that were inline then and may be a file now. A file that
     two of these files were merged into would hold both old and new records for a stream that reads the table; and one
     that is written again would be new to it (`Cursor.has_seen`). So only an erase writes such files again.
     """
     numbers = sa.true() if partition is None else sa.column("partition") == partition
-    offline_dirs = sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online)
+    log_dirs = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online == online)
     known, noted = (
         sa.select(table.c.seen_offset, table.c.high_watermark).where(
             table.c.topic_id == topic.topic_id,
             numbers,
-            table.c.log_dir_id.in_(offline_dirs) if offline else sa.true(),
+            sa.true() if online is None else table.c.log_dir_id.in_(log_dirs),
             table.c.target != CURRENT,
             table.c.seen_offset < table.c.high_watermark,
         )

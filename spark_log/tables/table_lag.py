@@ -139,6 +139,24 @@ def _topics_with(target: str) -> sa.Select[tuple[int]]:
     )
 
 
+def offline_tables(connection: sa.Connection) -> dict[tuple[TopicId, str], int]:
+    """Return the number of tables in log dirs that are offline, by topic and format. Their lag is not known: they are
+    not among those of `table_lags`.
+    """
+    counts: dict[tuple[TopicId, str], int] = {}
+    for target in (DELTA, ICEBERG, CURRENT):
+        query = (
+            sa.select(REPLICA.topic_id, sa.func.count(sa.distinct(REPLICA.log_dir_id)))
+            .join(t.log_dir, LOG_DIR.log_dir_id == REPLICA.log_dir_id)
+            .where(~LOG_DIR.online, has_table(connection, target))
+            .group_by(REPLICA.topic_id)
+        )
+        if target != DELTA:
+            query = query.where(REPLICA.topic_id.in_(_topics_with(target)))
+        counts |= {(TopicId(topic_id), target): count for topic_id, count in connection.execute(query)}
+    return counts
+
+
 def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
     """Return the topics with a table of another format than Delta, or to have one, that lacks a change: new files, or
     files that were removed or rewritten. Only log dirs that are online count.

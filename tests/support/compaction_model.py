@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import sqlalchemy as sa
 from hypothesis import strategies as st
 
 from spark_log import clock
@@ -27,11 +28,14 @@ from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.rewrite.rewrite_plan import plan_rewriting, segments
 from spark_log.maintenance.rewrite.segment_rewrite import discard, swap, write
+from spark_log.metadata import tables as t
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.seen_offsets import seen_offsets
 
 RETENTION_MS = 100
+AWAY = 99
+"""The id of a log dir that is offline."""
 Patch = Callable[[Any, str, Any], None]
 Record = tuple[str | None, str | None, int]
 """Key, value, timestamp in ms."""
@@ -72,7 +76,14 @@ class DeleteRecords:
     count: int
 
 
-Step = Append | Tick | Compact | Merge | DeleteRecords
+@dataclass(frozen=True)
+class ListElsewhere:
+    """The table of an offline log dir lists the last `count` files, above a tail at the time. With 0 it is gone."""
+
+    count: int
+
+
+Step = Append | Tick | Compact | Merge | DeleteRecords | ListElsewhere
 
 _key = st.sampled_from(["a", "b", "c", "d", None])
 _append = st.builds(
@@ -94,6 +105,7 @@ _steps: list[st.SearchStrategy[Step]] = [
     st.builds(Tick, st.sampled_from([30, 70, 120, 120, -50])),
     st.just(Merge()),
     st.builds(DeleteRecords, st.integers(1, 3)),
+    st.builds(ListElsewhere, st.integers(0, 2)),
 ]
 cases = st.tuples(
     st.sampled_from(["14", "2500", "1000000"]),
@@ -118,6 +130,8 @@ class Model:
     passes: list[tuple[int, int]] = field(default_factory=list)
     """End offset and time of each pass that was completed."""
     log_start: int = 0
+    listed_from: int | None = None
+    """The first offset of the files that an offline table lists above a tail."""
     _known: set[int] = field(default_factory=set)
 
     @classmethod
@@ -164,6 +178,8 @@ class Model:
                 self._merge()
             case DeleteRecords(count):
                 self._delete_records(count)
+            case ListElsewhere(count):
+                self._list_elsewhere(count)
         found = self._read()
         new = self.appended.keys() - self._known
         self._known |= new
@@ -194,7 +210,7 @@ class Model:
         seen = store.read(lambda c: seen_offsets(c, self.topic, 0))  # no swap spans one
         end = min([_first_gap(files), *(offset for offset in seen if offset > (files[0].base_offset if files else 0))])
         run = [each for each in files if each.end_offset <= end]
-        if len(run) > 1:
+        if len(run) > 1 and (self.listed_from is None or end <= self.listed_from):
             with store.snapshot() as connection:
                 rewriting = plan_rewriting(connection, self.topic, 0, run)
             assert rewriting is not None
@@ -205,6 +221,28 @@ class Model:
     def _delete_records(self, count: int) -> None:
         self.log_start = min(self.log_start + count, len(self.appended))
         delete_records(self.cluster, {TopicPartition(self.topic.name, 0): self.log_start})
+
+    def _list_elsewhere(self, count: int) -> None:
+        """A tail lies above the end of each pass so far, since a pass seals it."""
+
+        def list_them(connection: sa.Connection, _attempt: object) -> int | None:
+            here = {"topic_id": self.topic.topic_id, "partition": 0, "log_dir_id": AWAY, "target": "delta"}
+            cursors = t.publication_cursor
+            connection.execute(cursors.delete().where(*(cursors.c[name] == value for name, value in here.items())))
+            files = [f for f in segments(connection, self.topic, 0, inline=False) if f.base_offset >= first_dirty]
+            files = files[max(0, len(files) - count) :]
+            if not files:
+                return None
+            if connection.execute(sa.select(t.log_dir).where(t.log_dir.c.log_dir_id == AWAY)).first() is None:
+                [log_dir] = connection.execute(sa.select(t.log_dir)).all()
+                there = {"log_dir_id": AWAY, "uri": "file:///away", "uuid": "u", "online": False}
+                connection.execute(t.log_dir.insert().values(log_dir._asdict() | there))
+            first, limit = files[0].base_offset, files[-1].end_offset
+            connection.execute(cursors.insert().values(**here, change=0, high_watermark=limit, seen_offset=first))
+            return first
+
+        first_dirty = self._first_dirty()
+        self.listed_from = self.cluster.store.transact(list_them)
 
     def _compact(self, step: Compact) -> None:
         """Run a pass; then check that each removed record may be removed, and the guarantees of a completed pass."""
@@ -226,7 +264,7 @@ class Model:
         assert end <= len(self.appended)
         if notes is not None and not any("changed meanwhile" in note for note in notes):
             # nothing interrupted the pass: it was completed, if it was due
-            if step.force and self.lag_ms == 0 and self.log_start < len(self.appended):
+            if step.force and self.lag_ms == 0 and self.log_start < len(self.appended) and self.listed_from is None:
                 assert end == len(self.appended)
             if end > before or step.force:
                 self.passes.append((end, self.now_ms))
@@ -270,6 +308,7 @@ class Model:
 
     def come_to_rest(self) -> None:
         """Repeated passes with time in between leave only the last values, and then no work is left."""
+        self._list_elsewhere(0)
         self.now_ms += 10_000
         self._compact(Compact(force=True))
         self.now_ms += 10_000

@@ -22,7 +22,7 @@ from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import GATEWAY, GROUP_OFFSET, PARTITION, REPLICA, SEGMENT, TOPIC, TRANSACTION
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.tables.publication_state import DELTA, TableKey
-from spark_log.tables.table_lag import TableLag, publications, table_lags
+from spark_log.tables.table_lag import TableLag, offline_tables, publications, table_lags
 from spark_log.transactions.rules import ONGOING
 
 
@@ -108,6 +108,8 @@ class ClusterSnapshot:
     """The replication of each store that answered, by its name; empty on SQLite."""
     publications: Mapping[TableKey, int] = field(default_factory=dict)
     """The number of commits to each table."""
+    offline_tables: Mapping[tuple[TopicId, str], int] = field(default_factory=dict)
+    """The number of tables in log dirs that are offline, by topic and format."""
 
     @property
     def delta_lags(self) -> Mapping[tuple[TopicId, LogDirId], TableLag]:
@@ -144,6 +146,10 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         groups=(*snapshot.groups, *(each for there in found for each in there.groups)),
         table_lags={**snapshot.table_lags, **{key: lag for there in found for key, lag in there.table_lags.items()}},
         publications={**snapshot.publications, **{key: n for there in found for key, n in there.publications.items()}},
+        offline_tables={
+            **snapshot.offline_tables,
+            **{key: n for there in found for key, n in there.offline_tables.items()},
+        },
         unaccepted={**snapshot.unaccepted, **elsewhere},
         ahead_ms={HOME_NAME: 0, **{names[store_id]: there.ahead_ms for store_id, there in answers.results.items()}},
         stores=names,
@@ -192,6 +198,7 @@ class _DataStoreFacts:
     ahead_ms: int
     replication: ReplicationFacts
     publications: Mapping[TableKey, int]
+    offline_tables: Mapping[tuple[TopicId, str], int]
 
 
 def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
@@ -213,7 +220,14 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
         lags, unaccepted = table_lags(connection), server_identity.problem_of(connection) is not None
         replication = _replication(connection, now)
         return _DataStoreFacts(
-            partitions, tuple(groups), lags, unaccepted, ahead_ms, replication, publications(connection)
+            partitions,
+            tuple(groups),
+            lags,
+            unaccepted,
+            ahead_ms,
+            replication,
+            publications(connection),
+            offline_tables(connection),
         )
 
     return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
@@ -251,6 +265,7 @@ def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) 
         ahead_ms={HOME_NAME: 0},
         replication={} if cluster.store.sqlite else {HOME_NAME: _replication(connection, now)},
         publications=publications(connection),
+        offline_tables=offline_tables(connection),
     )
 
 

@@ -16,17 +16,23 @@ _LABELS = ("topic", "target")
 
 
 def table_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
-    """Yield what the tables lack, how old it may become, and the number of their commits."""
+    """Yield what the tables in online log dirs lack, how old it may become, the number of the other tables, and the
+    number of commits.
+    """
     topics = snapshot.topics
     records: dict[tuple[str, ...], float] = {
         (topic.name, target): 0 for topic in topics.values() for target in targets(topic)
     }
-    age = dict(records)
+    age, offline = dict(records), dict(records)
     for key, lag in snapshot.table_lags.items():
         labels = (topics[key.topic_id].name, key.target) if key.topic_id in topics else ()
         if labels in records:
             records[labels] = max(records[labels], lag.records)
             age[labels] = max(age[labels], max(0, snapshot.now_ms - lag.oldest_ms) / 1000)
+    for (topic_id, target), count in snapshot.offline_tables.items():
+        labels = (topics[topic_id].name, target) if topic_id in topics else ()
+        if labels in offline:
+            offline[labels] = count
     bounds = {
         (topic.name, target): bound_ms / 1000
         for topic in topics.values()
@@ -36,6 +42,7 @@ def table_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     for name, text, values in (
         ("spark_log_unpublished_records", "Records that the topic's table does not list yet.", records),
         ("spark_log_publication_age_seconds", "Age of the oldest of these records; 0: there is none.", age),
+        ("spark_log_tables_offline", "Tables in failed log dirs, which lack what was published since then.", offline),
         ("spark_log_table_lag_bound_seconds", "Age by which the table is to list a record; none: no bound.", bounds),
     ):
         yield Gauges(name, text, _LABELS, values.items())

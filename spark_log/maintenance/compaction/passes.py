@@ -55,12 +55,16 @@ class Due:
 
 @dataclass(frozen=True)
 class CompactionPass:
-    """The plan of a pass, made from one snapshot."""
+    """The plan of a pass, made from one snapshot. If it skips files (`_Cleanable`), it ends at the first of them:
+    `end_offset` is 0 if it covers none below. The units above it drop records too, and do not count.
+    """
 
     topic: Topic
     partition: int
     units: tuple[Unit, ...]
     end_offset: int
+    read_up_to: int
+    """The end of the last unit; 0 if no file is skipped."""
     partition_epoch: int
     carried: int
     """Upper bound of the tombstones that the last pass left in units that this pass need not read."""
@@ -71,6 +75,27 @@ class CompactionPass:
 
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.partition}"
+
+
+@dataclass(frozen=True)
+class _Cleanable:
+    """The segments that a pass may rewrite, and the passes so far. `dirty_from` is the offset from which on segments
+    make a pass due.
+
+    Tables list the files in some ranges above a tail (`listed_above_tail`). A pass seals this tail and publishes, but
+    the table of an offline log dir keeps its range: the files there are skipped, the first of them at `skipped_from`.
+    """
+
+    segments: list[Segment]
+    dirty_from: int
+    passes: list[Pass]
+    skipped_from: int | None
+
+
+_read_up_to: dict[tuple[str, int], int] = {}
+"""The end of the last pass over each partition, by the topic's uuid and number, if it skipped files: while these are
+skipped, only what comes above it makes another pass due. A new process does one more.
+"""
 
 
 def compacted_topics(context: MaintenanceContext, names: Collection[str] | None = None) -> list[Topic]:
@@ -123,15 +148,16 @@ def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force
     A pass that is due may turn out to have nothing to do, if its tables cannot be published (`plan_pass`).
     """
     now_ms = context.cluster.store.now().wall_ms
-    due_segments, first_dirty, passes = context.cluster.store.read(
-        lambda c: _cleanable(c, topic, partition, now_ms, listed_above_tail(c, topic, partition, offline=True))
+    found = context.cluster.store.read(
+        lambda c: _cleanable(c, topic, partition, now_ms, listed_above_tail(c, topic, partition, online=False))
     )
-    if not due_segments or not (force or is_due(due_segments, first_dirty, passes, now_ms, topic.config)):
+    covered = found.segments
+    if not covered or not (force or is_due(covered, found.dirty_from, found.passes, now_ms, topic.config)):
         return None
-    size = sum(each.bytes for each in due_segments)
-    inline = any(each.inline for each in due_segments)
-    dirty = sum(each.record_count for each in due_segments if each.end_offset > first_dirty)
-    return Due(topic, partition, due_segments[-1].end_offset, size, inline, now_ms, dirty, force)
+    size = sum(each.bytes for each in covered)
+    inline = any(each.inline for each in covered)
+    dirty = sum(each.record_count for each in covered if each.end_offset > found.dirty_from)
+    return Due(topic, partition, covered[-1].end_offset, size, inline, now_ms, dirty, force)
 
 
 def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
@@ -147,15 +173,16 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
 
     def plan(connection: sa.Connection) -> CompactionPass | None:
         listed = listed_above_tail(connection, topic, partition)
-        found, first_dirty, passes = _cleanable(connection, topic, partition, due.now_ms, listed)
-        files = list(takewhile(lambda each: not each.inline, found))
+        found = _cleanable(connection, topic, partition, due.now_ms, listed)
+        files, passes = list(takewhile(lambda each: not each.inline, found.segments)), found.passes
         state = read_partition(connection, (topic.topic_id, partition))
         if not files or state is None:
             return None
-        if not (due.forced or is_due(files, first_dirty, passes, due.now_ms, topic.config)):
+        if not (due.forced or is_due(files, found.dirty_from, passes, due.now_ms, topic.config)):
             return None  # the dirty files lie above a tail in a table that could not be published
         horizon = tombstone_horizon(passes, due.now_ms, topic.config.delete_retention_ms) if steady else 0
-        end_passed = first_dirty_offset(passes)
+        end_passed, limit = first_dirty_offset(passes), found.skipped_from
+        end_offset = max((each.end_offset for each in files if limit is None or each.end_offset <= limit), default=0)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0
         units: list[Unit] = []
         for run in runs(files, topic.config.segment_bytes, seen_offsets(connection, topic, partition)):
@@ -169,36 +196,36 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
                     replace(rewriting, slices=tuple(piece for piece in slices if piece.start < piece.end)),
                     horizon=horizon,
                     tombstones_expired=left > 0 and rewriting.base_offset < horizon,
-                    dirty=rewriting.end_offset > end_passed,
+                    dirty=end_passed < rewriting.end_offset <= end_offset,
                 )
             )
         carried = left if horizon < end_passed else 0
-        return CompactionPass(topic, partition, tuple(units), files[-1].end_offset, state.partition_epoch, carried)
+        read_up_to = 0 if limit is None else files[-1].end_offset
+        return CompactionPass(topic, partition, tuple(units), end_offset, read_up_to, state.partition_epoch, carried)
 
     return cluster.store.read(plan)
 
 
 def _cleanable(
     connection: sa.Connection, topic: Topic, partition: int, now_ms: int, listed: Sequence[tuple[int, int]]
-) -> tuple[list[Segment], int, list[Pass]]:
-    """Return the segments that a pass may cover, the first dirty offset, and the passes so far. It covers no file in
-    the ranges `listed`, which tables list above a tail: the pass seals this tail and publishes, but the table of an
-    offline log dir holds up the passes above it.
-    """
+) -> _Cleanable:
+    """Find the segments that a pass may rewrite. It skips the files in the ranges `listed`."""
     state = read_partition(connection, (topic.topic_id, partition))
     if state is None:
-        return [], 0, []
+        return _Cleanable([], 0, [], None)
     passes = read_passes(connection, (topic.topic_id, partition))
     everything = [each for inline in (True, False) for each in segments(connection, topic, partition, inline=inline)]
     everything.sort(key=lambda each: each.base_offset)
     start = state.log_start_offset
     first_dirty = max(first_dirty_offset(passes), start)
     found = cleanable(everything, start, first_dirty, now_ms, topic.config.min_compaction_lag_ms)
-    return (
-        list(takewhile(lambda each: each.inline or not overlaps(each.base_offset, each.end_offset, listed), found)),
-        first_dirty,
-        passes,
-    )
+    kept = [each for each in found if each.inline or not overlaps(each.base_offset, each.end_offset, listed)]
+    if len(kept) == len(found):
+        return _Cleanable(found, first_dirty, passes, None)
+    offsets = {each.base_offset for each in kept}
+    skipped_from = min(each.base_offset for each in found if each.base_offset not in offsets)
+    dirty_from = max(first_dirty, _read_up_to.get((topic.uuid, partition), 0))
+    return _Cleanable(kept, dirty_from, passes, skipped_from)
 
 
 def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:
@@ -253,10 +280,13 @@ class Compacting:
     def complete(self, planned: CompactionPass, compacted: Sequence[Compacted]) -> None:
         """Record the pass as completed: each of its units has been swapped in or had nothing to drop."""
         failpoint("compact.before-noted")
-        unread = any(
-            each.written is None and not unit.dirty for each, unit in zip(compacted, planned.units, strict=True)
-        )
-        tombstones = sum(each.tombstones_left for each in compacted) + (planned.carried if unread else 0)
+        counted = [
+            (each, unit)
+            for each, unit in zip(compacted, planned.units, strict=True)
+            if unit.rewriting.end_offset <= planned.end_offset
+        ]
+        unread = any(each.written is None and not unit.dirty for each, unit in counted)
+        tombstones = sum(each.tombstones_left for each, _ in counted) + (planned.carried if unread else 0)
         store, fence = self._context.cluster.store, self._context.fence
 
         def note(connection: sa.Connection, _attempt: object) -> bool:
@@ -264,8 +294,10 @@ class Compacting:
             return _note(connection, planned, tombstones, now_ms, fence)
 
         self._completed = True
-        if not store.transact(note):
+        if planned.end_offset and not store.transact(note):
             self.note_conflict(planned)
+        elif planned.read_up_to:
+            _read_up_to[planned.topic.uuid, planned.partition] = planned.read_up_to
 
     def note_conflict(self, planned: CompactionPass) -> None:
         """Note that the pass is not completed, because its inputs have changed. The next pass continues."""

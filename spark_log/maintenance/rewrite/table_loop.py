@@ -26,11 +26,13 @@ from spark_log.maintenance.rewrite.table_schedule import (
     after_round,
     due_tails,
     look_after_ms,
+    merges_from_s,
     next_look_ms,
     pause_ms,
 )
 from spark_log.maintenance.rewrite.tail_seal import last_files_ms, tails, try_seal
 from spark_log.process import start_thread, stop_at_exit
+from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.current.cut import NO_CUTS, Cut, cuts
 from spark_log.tables.publication import try_publish
 from spark_log.tables.publication_state import ICEBERG
@@ -74,7 +76,7 @@ class TableLoop:
     """Listens to the appends of a `Log`. Thread-safe.
 
     With `in_thread` it works in a daemon thread, which starts with the first append; otherwise in the appends
-    themselves, and in `close`.
+    themselves, and in `close`. An append never waits for a checkpoint of a Delta log.
     """
 
     def __init__(self, cluster: Cluster, writer: Writer, *, in_thread: bool = False, tail_bytes_min: int = 0) -> None:
@@ -86,6 +88,10 @@ class TableLoop:
         self._attempts: dict[int, Attempts] = {}
         self._in_iceberg: dict[int, Topic] = {}
         """Topics with an Iceberg table, which may lack the last files."""
+        self._checkpoints_due: dict[TopicId, Topic] = {}
+        """Topics whose appends published so often that a checkpoint is due, which is left to `close`."""
+        self._merges_from_s = -math.inf
+        """The time before which no merge begins."""
         self._stopped = False
         self._until_s = math.inf
         self._thread: threading.Thread | None = None
@@ -240,16 +246,16 @@ class TableLoop:
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
         done = len(sealed) == len(numbers)
         if sealed or publish or (alone and self._is_unpublished(topic)):
-            done = try_publish(self._cluster, [topic], cuts=cuts, catalogs=self._in_thread) and done
+            done = self._publish(topic, cuts) and done
             if ICEBERG in topic.config.table_formats:
                 self._in_iceberg[topic.topic_id] = topic
         elif not numbers:
             return None
         outcome = _Round(done, clock.monotonic_s() - began_s)
-        if not alone or not sealed or not self._time_is_left():
+        if not alone or not sealed or not self._time_is_left() or clock.monotonic_s() < self._merges_from_s:
             return outcome
         crowded = self._cluster.store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))
-        merged = False
+        merged, began_s = False, clock.monotonic_s()
         for number in sorted({*sealed} & {*crowded}):
             for _ in merge(
                 self._cluster, self._writer, topic, number, growth=BACKGROUND_GROWTH, bytes_max=_MERGE_BYTES_MAX
@@ -258,8 +264,14 @@ class TableLoop:
                 if not self._time_is_left():
                     break
         if merged:
-            try_publish(self._cluster, [topic], catalogs=self._in_thread)
+            self._publish(topic)
+            now_s = clock.monotonic_s()
+            self._merges_from_s = merges_from_s(now_s, now_s - began_s)
         return outcome
+
+    def _publish(self, topic: Topic, cuts: Mapping[TopicId, Cut] = NO_CUTS) -> bool:
+        checkpoints_due = None if self._in_thread else self._checkpoints_due
+        return try_publish(self._cluster, [topic], cuts=cuts, catalogs=self._in_thread, checkpoints_due=checkpoints_due)
 
     def _seal(self, topic: Topic, partition: int) -> bool:
         """Seal a tail, and return whether it was sealed or there was none."""
@@ -280,7 +292,7 @@ class TableLoop:
 
     def close(self, timeout_s: float, *, more_to_come: bool = False) -> None:
         """Do one last round of all topics: full tails are sealed and new files published, and unless a coordinator
-        lives, all tails are sealed.
+        lives, all tails are sealed and the checkpoints that are due are written.
 
         With `more_to_come` (after a micro-batch) another process will append to the same topics: then only tails that
         are due are sealed, or those of a topic that got no new files for a while. So the first micro-batch after a
@@ -310,10 +322,16 @@ class TableLoop:
                     self._round(touched.topic, partitions, cut, publish=touched.has_files, alone=alone)
             if self._in_iceberg and self._time_is_left() and self._is_alone():
                 try_publish(self._cluster, self._in_iceberg.values(), eager=True)
+            if self._checkpoints_due and self._is_alone():  # otherwise the coordinator's task `delta` writes them
+                self._write_checkpoints()
         except (SparkLogError, OSError) as error:
             logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
         except Exception:  # a bug: the records are appended all the same
             logger.exception("inline tails are left to the next client that appends")
+
+    def _write_checkpoints(self) -> None:
+        while self._checkpoints_due and self._time_is_left():
+            try_maintain_logs(self._cluster, self._checkpoints_due.popitem()[1])
 
     def _is_to_be_sealed(self, touched: _Touched, more_to_come: bool) -> bool:
         """Whether to seal all tails of the topic in the last round."""

@@ -100,6 +100,13 @@ def after_round(before: Attempts, config: TopicConfig, *, now_s: float, seconds:
     return Attempts(before.cost_ms, before.failures + 1, now_s + wait_ms / 1000)
 
 
+def merges_from_s(now_s: float, seconds: float) -> float:
+    """Return when the loop of a client may merge again after merges that took `seconds`: they take at most a quarter of
+    its time, since they delay its rounds.
+    """
+    return now_s + 3 * seconds
+
+
 def look_after_ms(config: TopicConfig, cost_ms: float = 0.0) -> int:
     """Return the time until tails that come now may be due."""
     return max(CHECK_MS_MIN, seal_after_ms(config, cost_ms))

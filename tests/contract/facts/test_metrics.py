@@ -103,6 +103,7 @@ def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address
     assert {name: value(found, name, topic="t") for name in expected} == expected
     table = {"topic": "t", "target": "delta"}
     assert value(found, "spark_log_unpublished_records", **table) == 6
+    assert value(found, "spark_log_tables_offline", **table) == 0
     assert 100 <= value(found, "spark_log_publication_age_seconds", **table) < 160
     assert value(found, "spark_log_table_lag_bound_seconds", **table) == 5
     of_partition = {
@@ -128,6 +129,7 @@ def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address
     found = scraped(cluster)
     assert value(found, "kafka_brokers") == 2
     assert value(found, "kafka_log_logmanager_offlinelogdirectorycount") == 1
+    assert value(found, "spark_log_tables_offline", **table) == 1
     assert value(found, "kafka_server_replicamanager_underreplicatedpartitions") == 2
     assert value(found, "kafka_server_replicamanager_underminisrpartitioncount") == 2
     assert value(found, "kafka_server_replicamanager_offlinereplicacount") == 3

@@ -20,7 +20,7 @@ from spark_log.maintenance.compaction import (
 from spark_log.maintenance.compaction import local_compaction as task
 from spark_log.maintenance.compaction.unit import Compacted
 from spark_log.maintenance.rewrite import segment_rewrite
-from tests.support.compaction_model import Append, Compact, Model, Tick, cases
+from tests.support.compaction_model import Append, Compact, ListElsewhere, Model, Tick, cases
 
 _names = (f"t{number}" for number in itertools.count())
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -133,6 +133,11 @@ def young_records_go_too(patch):
     patch(passes, "cleanable", cleanable)
 
 
+def a_pass_ends_above_the_files_that_it_skips(patch):
+    find = passes._cleanable
+    patch(passes, "_cleanable", lambda *arguments: replace(find(*arguments), skipped_from=None))
+
+
 def offsets_close_ranks(patch):
     patch(segment_rewrite, "offset_deltas", lambda offsets, base: pa.array(np.arange(len(offsets))))
 
@@ -178,6 +183,10 @@ NOTICED_IN = [
     ),
     (a_pass_is_noted_though_a_swap_was_lost, (IN_ONE_FILE, 0, [appended("a b b"), Compact(force=True, lost_swap=0)])),
     (a_pass_is_noted_before_it_is_done, (IN_ONE_FILE, 0, [appended("a b b"), Compact(force=True, killed_at=1)])),
+    (
+        a_pass_ends_above_the_files_that_it_skips,
+        (EACH_BY_ITSELF, 0, [appended("a b"), appended("a"), ListElsewhere(1), appended("a"), NOW]),
+    ),
     (young_records_go_too, (IN_ONE_FILE, 60, [appended("a"), appended("a"), NOW])),
 ]
 

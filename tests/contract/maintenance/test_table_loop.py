@@ -28,6 +28,7 @@ from tests.support.records import read_all
 from tests.support.stores import topics_view
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.delta
 
@@ -289,3 +290,50 @@ def test_files_of_a_topic_are_published_at_most_once_a_second(cluster, busy_log,
         append(busy_log, topic, "x")
     waits_s = [later - earlier for earlier, later in pairwise(times_s)]
     assert times_s and all(wait_s >= (2.0 if fails else 1.0) for wait_s in waits_s), waits_s
+
+
+@sqlite_only
+@pytest.mark.on_data_store
+def test_no_append_waits_for_a_publication_of_the_thread(cluster, busy_log, monkeypatch):
+    topics = [make(cluster, name, inline_max_bytes="0", retention_ms="-1") for name in ("a", "b")]
+    publish, began, may_end, waited = table_loop.try_publish, threading.Event(), threading.Event(), []
+
+    def try_publish(*arguments, **options):
+        began.set()
+        waited.append(may_end.wait(LIMIT_S))
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(table_loop, "try_publish", try_publish)
+    append(busy_log, topics[0], "first")
+    assert began.wait(LIMIT_S)
+    for topic in topics * 3:
+        append(busy_log, topic, "during the publication")
+    assert waited == [], "the publication has not ended"
+    may_end.set()
+    until(lambda: topics_view(cluster).store.read(delta_lags) == {}, cluster.store)
+    assert all(waited)
+    busy_log.close()
+    assert_delta_is_the_log(cluster)
+
+
+@sqlite_only
+def test_merges_take_at_most_a_quarter_of_the_time_of_the_loop(cluster, log, monkeypatch):
+    topic = make(cluster, "t")
+    now_s, merged_s = 100.0, []
+
+    def merge(*_, **__):
+        nonlocal now_s
+        merged_s.append(now_s)
+        now_s += 2.0
+        yield
+
+    monkeypatch.setattr(table_loop, "clock", SimpleNamespace(monotonic_s=lambda: now_s))
+    monkeypatch.setattr(table_loop, "try_seal", lambda *_: 1)
+    monkeypatch.setattr(table_loop, "try_publish", lambda *_, **__: True)
+    monkeypatch.setattr(table_loop, "partitions_to_merge", lambda *_: [0])
+    monkeypatch.setattr(table_loop, "merge", merge)
+    loop = TableLoop(cluster, log._writer)
+    while now_s < 125.0:
+        loop._round(topic, [0], {}, publish=False, alone=True)
+        now_s += 1.0
+    assert merged_s == [100.0, 108.0, 116.0, 124.0]

@@ -1,18 +1,27 @@
 """The coordinator's rounds of sealing and publication."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from spark_log.cluster.lease import COORDINATOR, Lease
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.settings import alter_settings, read_settings
 from spark_log.config import ClusterSettings
-from spark_log.errors import InvalidConfigurationError, SchemaRegistryUnavailableError, StorageUnavailableError
-from spark_log.maintenance import seal_task
+from spark_log.errors import (
+    InvalidConfigurationError,
+    NotCoordinatorError,
+    SchemaRegistryUnavailableError,
+    StorageUnavailableError,
+)
+from spark_log.maintenance import run_tasks, seal_task
 from spark_log.maintenance.context import open_maintenance
+from spark_log.maintenance.rewrite import segment_rewrite
 from spark_log.maintenance.seal_task import TableRounds
 from spark_log.tables.publication import Published
-from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.delta_check import assert_delta_is_the_log, commits
 from tests.support.stores import topics_view
 from tests.support.tails import make_older
 from tests.support.topics import append, make
@@ -148,6 +157,41 @@ def test_topics_with_the_oldest_deadline_come_first(cluster, log):
     due(cluster, log, patient, urgent)
     rounds = TableRounds(topics_max=1)
     assert [run(cluster, rounds) for _ in range(3)] == [["b"], ["a"], []]
+
+
+@pytest.mark.parametrize("point", ["seal.file-written", "seal.committed"])
+def test_a_round_that_loses_its_lease_commits_nothing_twice(cluster, log, monkeypatch, point):
+    topics = [make(cluster, name, **DUE) for name in ("a", "b")]
+    due(cluster, log, *topics)
+    view = topics_view(cluster)
+    old, new = (Lease(view.store, COORDINATOR, 60_000) for _ in range(2))
+
+    def round_of(lease):
+        with open_maintenance(view, "test", None, ClusterSettings(table_loop_threads=1)) as context:
+            return [report.topic for report in TableRounds().run(replace(context, fence=lease.check_of_term()))]
+
+    def lose_at(name):
+        if name == point:
+            monkeypatch.setattr(segment_rewrite, "failpoint", lambda _: None)
+            old.give_back()
+            assert new.take_or_renew()
+            of_new.extend(round_of(new))
+
+    monkeypatch.setattr(segment_rewrite, "failpoint", lose_at)
+    of_new = []
+    assert old.take_or_renew()
+    if point == "seal.file-written":
+        with pytest.raises(NotCoordinatorError):
+            round_of(old)
+    else:
+        assert round_of(old) == ["a"]
+    assert sorted(of_new) == ["a", "b"], "sealed and published, or published only"
+    list(run_tasks(cluster, ["delta"]))
+    for topic in topics:
+        [log_dir] = [LogDir(info.uri) for info in view.log_dirs().values()]
+        added = [action["add"] for _, actions in commits(log_dir, topic) for action in actions if "add" in action]
+        assert len(added) == 1
+    assert_delta_is_the_log(cluster)
 
 
 def test_the_rounds_leave_a_part_of_the_time_to_others(cluster):

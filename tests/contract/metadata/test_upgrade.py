@@ -7,22 +7,27 @@ from kafka.structs import OffsetAndMetadata
 
 from spark_log import Admin, Producer
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.quotas.quota_rows import read_quotas
 from spark_log.cluster.security.users import list_credentials
 from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.share.rows import read_configs
 from spark_log.ids import TopicPartition
+from spark_log.maintenance import run_tasks
+from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.store_schema import revision_of
 from spark_log.metadata.tables import SCHEMA_REVISION, metadata
 from spark_log.registry.registry import Registry
+from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support import release_cluster
+from tests.support.delta_check import assert_delta_is_the_log, commits
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import Reader, settle
-from tests.support.release_cluster import AVRO, COMMITTED, EVENTS, GROUPS, JOBS, ORDERS, SUBJECT
+from tests.support.release_cluster import AVRO, COMMITTED, EVENTS, GROUPS, JOBS, ORDERS, SCHEMA, SUBJECT
 from tests.support.share_members import ShareMember
-from tests.support.topics import stored
+from tests.support.topics import append, stored
 from tests.support.wire_producer import WireProducer, call
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -145,3 +150,32 @@ def test_our_producer_aborts_what_it_had_open_and_goes_on(upgraded):
         producer.send("events", b"after", partition=0)
         producer.commit_transaction()
     assert stored(cluster, "events")[0] == [*EARLIER, *LIVE, "after"]
+
+
+@pytest.mark.delta
+def test_delta_tables_are_continued(upgraded):
+    """A stream of a table, which began before the upgrade, reads each record once, also of files that are written again
+    before new ones are listed.
+    """
+    cluster, _ = upgraded
+    log = ClientLog(cluster)
+    topics = [log.find_topic(name) for name in ("events", "orders")]
+    before = [last_version(cluster, topic) for topic in topics]
+    assert min(before) > 0
+    alter_configs(cluster, "orders", {"value.schema": f"{SCHEMA}, note STRING"})
+    [report] = run_tasks(cluster, ["columns"])
+    assert report.before.files > 0
+    for topic in topics:
+        append(log, topic, "after the upgrade")
+    log.close()
+    for task in ("seal", "merge", "delta"):
+        list(run_tasks(cluster, [task], now=True))
+    for topic, version in zip(topics, before, strict=True):
+        assert last_version(cluster, topic) > version
+    assert_delta_is_the_log(cluster)
+
+
+def last_version(cluster, topic):
+    """The version of the topic's Delta table; -1 if there is none."""
+    [log_dir] = [LogDir(info.uri) for info in cluster.log_dirs().values()]
+    return max((version for version, _ in commits(log_dir, topic)), default=-1)

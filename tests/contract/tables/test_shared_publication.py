@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from spark_log.ids import LogDirId
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.tables import checkpoints, topic_tables, unopened_publication
 from spark_log.tables.publication import delta_tables, publish_all, try_publish
@@ -125,6 +126,7 @@ import sys
 from spark_log import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.maintenance.rewrite import table_loop
 from spark_log.tables.publication import publish_all
 from tests.support.topics import append
@@ -154,14 +156,29 @@ def checkpoint_versions(cluster, topic):
     return sorted(int(path.name[:20]) for path in log_folder(cluster, topic).glob("*.checkpoint.parquet"))
 
 
-def test_a_checkpoint_follows_the_publication_that_makes_it_due(cluster, monkeypatch):
+def test_a_checkpoint_follows_the_publication_that_makes_it_due(cluster, log, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_COMMITS", 12)
+    monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
     topic = make(cluster, "t", **FILES)
-    log = ClientLog(cluster)
     for version in range(1, 24):  # version 0 created the table
         append(log, topic, f"in version {version}")
+        assert try_publish(cluster, [topic])
         assert checkpoint_versions(cluster, topic) == [due for due in (11, 23) if due <= version]
+    assert_delta_is_the_log(cluster)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_no_append_waits_for_a_checkpoint(cluster, monkeypatch, alone):
+    """It is written when the log is closed; if there is a coordinator, its task `delta` writes it."""
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_COMMITS", 12)
+    monkeypatch.setattr(TableLoop, "_is_alone", lambda _: alone)
+    topic = make(cluster, "t", **FILES)
+    log = ClientLog(cluster)
+    for version in range(1, 14):
+        append(log, topic, f"in version {version}")
+        assert checkpoint_versions(cluster, topic) == []
     log.close()
+    assert checkpoint_versions(cluster, topic) == ([13] if alone else [])
     assert_delta_is_the_log(cluster)
 
 
@@ -173,6 +190,6 @@ def test_a_checkpoint_that_cannot_be_written_fails_no_publication(cluster, monke
     append(log, topic, "a")
     (log_folder(cluster, topic) / f"{2:020d}.checkpoint.parquet").mkdir()
     append(log, topic, "b")
-    assert "no checkpoint of the Delta table" in caplog.text
     log.close()
+    assert "no checkpoint of the Delta table" in caplog.text
     assert try_publish(cluster, [topic])

@@ -13,6 +13,7 @@ from spark_log.maintenance.rewrite.table_schedule import (
     deadline_ms,
     due_tails,
     look_after_ms,
+    merges_from_s,
     next_look_ms,
     pause_ms,
     retry_after_ms,
@@ -120,3 +121,8 @@ def test_rounds_of_a_topic_have_a_distance_that_grows_with_its_failures():
     failed = after_round(failed, config, now_s=300.0, seconds=0.01, done=False)
     assert failed == Attempts(40.0, 2, 304.0)
     assert after_round(failed, config, now_s=400.0, seconds=0.08, done=True) == Attempts(50.0, 0, 401.0)
+
+
+def test_the_loop_of_a_client_merges_for_a_quarter_of_its_time():
+    began_s, ended_s = 100.0, 102.5
+    assert (ended_s - began_s) / (merges_from_s(ended_s, ended_s - began_s) - began_s) == 0.25
