@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from spark_log.errors import InvalidConfigurationError, StoreNotFoundError, TopicMovedError
+from spark_log.errors import InvalidConfigurationError, StoreNotFoundError, UnknownTopicOrPartitionError
 from spark_log.ids import HOME, HOME_NAME, StoreId
 from spark_log.metadata.sql_columns import STORE
 
@@ -91,14 +91,14 @@ def find_active_store(connection: sa.Connection, name: str) -> StoreInfo:
 
 
 def keep_store(connection: sa.Connection, store_id: StoreId) -> None:
-    """Let the store be removed only after the transaction has ended, so that `remove_store` finds what it writes.
-    Raises TopicMovedError if the data store was removed: its topics are in other stores.
+    """Let the store be removed only after the transaction has ended, so that `remove_store` finds what this transaction
+    writes. Raises UnknownTopicOrPartitionError if the data store was removed: clients then look its topics up again.
     """
     if store_id == HOME:
         return
     query = sa.select(STORE.state).where(STORE.store_id == store_id).with_for_update(read=True)
     if connection.execute(query).scalar() in (None, REMOVED):
-        raise TopicMovedError(f"store number {store_id}: it was removed from the cluster; look the topic up again")
+        raise UnknownTopicOrPartitionError(f"store number {store_id}: it was removed, and its topics are elsewhere")
 
 
 def find_store_of_id(connection: sa.Connection, store_id: StoreId) -> StoreInfo:

@@ -80,7 +80,7 @@ class StatedTopic(NamedTuple):
     state: str
     move: TopicMove | None = None
     move_epoch: int = 0
-    """The number of moves until now. The copy with the largest one is the newest."""
+    """The number of moves of the topic between stores, up to this copy."""
 
     @property
     def stores(self) -> set[StoreId]:

@@ -54,16 +54,21 @@ class LogFiles:
 
 _checkpointed: dict[str, int] = {}
 """A version at or below the last checkpoint of each table, by the id of the table."""
+_asked: dict[str, int] = {}
+"""The version of each table when its log was last asked for the checkpoint."""
 
 
 def is_due(table: TopicTable, version: int) -> bool:
     """Whether the log of a table that now has this version has CHECKPOINT_COMMITS commits since its last checkpoint."""
     if version - _checkpointed.get(table.table_id, -1) < CHECKPOINT_COMMITS:
         return False
+    if version - _asked.get(table.table_id, version - CHECKPOINT_COMMITS) < CHECKPOINT_COMMITS // 10:
+        return True  # it was due a few commits ago
     try:
         _checkpointed[table.table_id] = _checkpointed_version(table.log_dir, table.folder)
     except (SparkLogError, OSError):  # the next publication asks again
         return False
+    _asked[table.table_id] = version
     return version - _checkpointed[table.table_id] >= CHECKPOINT_COMMITS
 
 

@@ -62,7 +62,7 @@ ABORT_TIMEOUT_MS = 3_000
 
 def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> int:
     """Give the transaction a part in a data store, and return the number of its parts. Raises the errors of
-    `rules.join`, and TopicMovedError if the store was removed.
+    `rules.join`, and UnknownTopicOrPartitionError if the store was removed.
     """
     home = cluster.home.store
     across = may_cross(home)

@@ -127,7 +127,7 @@ def begin(
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> None:
     """Begin a transaction unless one is open, with parts in the data stores among `stores`. Raises the errors of
-    `rules.join`, TopicMovedError for a store that was removed, and FencedConnectionError.
+    `rules.join`, UnknownTopicOrPartitionError for a store that was removed, and FencedConnectionError.
     """
     across = may_cross(store)
 
@@ -148,7 +148,7 @@ def join(
     home: Store, producers: Sequence[WireProducer], store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> dict[WireProducer, int | SparkLogError]:
     """Give the open transactions of producers a part in a data store. Return the numbers of their parts, or the errors
-    of `rules.check_open` and `rules.join`, and TopicMovedError if the store was removed.
+    of `rules.check_open` and `rules.join`, and UnknownTopicOrPartitionError if the store was removed.
     """
     across = may_cross(home)
 

@@ -43,7 +43,7 @@ def cluster_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     yield from _group_metrics(snapshot, [group for group in snapshot.groups if not group.share])
     yield from _share_metrics(snapshot)
     yield from table_metrics(snapshot)
-    yield Gauges("spark_log_data_store_up", "1 if the data store answered the coordinator.", ("store",),
+    yield Gauges("spark_log_data_store_up", "1 if the data store answered this process.", ("store",),
                  (((name,), int(up)) for name, up in snapshot.answering.items() if name != HOME_NAME))  # fmt: skip
     yield Gauges("spark_log_store_unaccepted",
                  "1: the metadata store was restored or promoted; clean-up and publication wait for `store accept`.",

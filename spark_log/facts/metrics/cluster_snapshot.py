@@ -137,7 +137,7 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         return snapshot
     commits = cluster.store.read(_commits_elsewhere, timeout_ms=ASK_TIMEOUT_MS)
     answers = ask_stores(cluster, partial(_read_data_store, commits=commits), stores[1:])
-    names = store_names(cluster)
+    names = {store_id: str(store_id) for store_id in stores} | store_names(cluster)  # one may be removed meanwhile
     found = answers.results.values()
     elsewhere = {names[store_id]: there.unaccepted for store_id, there in answers.results.items()}
     return replace(

@@ -56,7 +56,8 @@ class Due:
 @dataclass(frozen=True)
 class CompactionPass:
     """The plan of a pass, made from one snapshot. If it skips files (`_Cleanable`), it ends at the first of them:
-    `end_offset` is 0 if it covers none below. The units above it drop records too, and do not count.
+    `end_offset` is 0 if no file lies below it. Units above `end_offset` drop records too, but the recorded pass does
+    not cover them.
     """
 
     topic: Topic
@@ -79,11 +80,12 @@ class CompactionPass:
 
 @dataclass(frozen=True)
 class _Cleanable:
-    """The segments that a pass may rewrite, and the passes so far. `dirty_from` is the offset from which on segments
-    make a pass due.
+    """The segments that a pass may rewrite, and the passes so far. Segments that end above `dirty_from` make a pass
+    due.
 
-    Tables list the files in some ranges above a tail (`listed_above_tail`). A pass seals this tail and publishes, but
-    the table of an offline log dir keeps its range: the files there are skipped, the first of them at `skipped_from`.
+    Tables list the files in some ranges above a tail (`listed_above_tail`). A pass seals this tail and publishes, but a
+    table that cannot be published now, as in an offline log dir, keeps its range: the files there are skipped, the
+    first of them at `skipped_from`.
     """
 
     segments: list[Segment]
@@ -92,9 +94,10 @@ class _Cleanable:
     skipped_from: int | None
 
 
-_read_up_to: dict[tuple[str, int], int] = {}
-"""The end of the last pass over each partition, by the topic's uuid and number, if it skipped files: while these are
-skipped, only what comes above it makes another pass due. A new process does one more.
+_read_up_to: dict[tuple[str, int], tuple[int, int]] = {}
+"""The partition epoch and the end of the last pass over each partition that skipped files, by the topic's uuid and
+number. While files are skipped in that epoch, only segments above this end, or expired tombstones, make another pass
+due. A new process does one more.
 """
 
 
@@ -220,12 +223,16 @@ def _cleanable(
     first_dirty = max(first_dirty_offset(passes), start)
     found = cleanable(everything, start, first_dirty, now_ms, topic.config.min_compaction_lag_ms)
     kept = [each for each in found if each.inline or not overlaps(each.base_offset, each.end_offset, listed)]
+    key = topic.uuid, partition
     if len(kept) == len(found):
+        _read_up_to.pop(key, None)
         return _Cleanable(found, first_dirty, passes, None)
     offsets = {each.base_offset for each in kept}
     skipped_from = min(each.base_offset for each in found if each.base_offset not in offsets)
-    dirty_from = max(first_dirty, _read_up_to.get((topic.uuid, partition), 0))
-    return _Cleanable(kept, dirty_from, passes, skipped_from)
+    epoch, end = _read_up_to.get(key, (-1, 0))
+    dirty_from = max(first_dirty, end if epoch == state.partition_epoch else 0)
+    covers_some = any(each.base_offset < skipped_from for each in kept)  # otherwise it cannot record expired tombstones
+    return _Cleanable(kept, dirty_from, passes if covers_some else [], skipped_from)
 
 
 def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:
@@ -297,7 +304,8 @@ class Compacting:
         if planned.end_offset and not store.transact(note):
             self.note_conflict(planned)
         elif planned.read_up_to:
-            _read_up_to[planned.topic.uuid, planned.partition] = planned.read_up_to
+            key = planned.topic.uuid, planned.partition
+            _read_up_to[key] = planned.partition_epoch, planned.read_up_to
 
     def note_conflict(self, planned: CompactionPass) -> None:
         """Note that the pass is not completed, because its inputs have changed. The next pass continues."""

@@ -17,7 +17,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import store_names
 from spark_log.cluster.lease import COORDINATOR, LeaseStatus, lease_status
 from spark_log.config import ClusterSettings
-from spark_log.ids import HOME
+from spark_log.ids import HOME, HOME_NAME
 from spark_log.maintenance.coordinator.background_loops import BackgroundLoops, ended, follower_step
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.maintenance.coordinator.periodic_tasks import controller_tasks, coordinator_tasks, data_store_tasks
@@ -62,7 +62,9 @@ class Coordinator:
         self.controller = LeaseRunner(cluster, controller.LEASE, settings, controller_tasks(cluster.store_id))
         self.coordinator = LeaseRunner(cluster, COORDINATOR, settings, tasks)
         self._of_stores = StoreWorkers(cluster, "coordinator", lambda data: Coordinator(data, settings=settings))
-        self._store_name = store_names(cluster)[cluster.store_id]
+        self._store_name = HOME_NAME
+        if (store_id := cluster.store_id) != HOME:
+            self._store_name = store_names(cluster).get(store_id, str(store_id))
 
     def runners(self) -> list[tuple[str, LeaseRunner]]:
         """Return the runners of the leases of all stores, with the names of the stores."""

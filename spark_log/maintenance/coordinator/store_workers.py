@@ -27,7 +27,9 @@ W = TypeVar("W", bound=StoreWorker)
 
 
 class StoreWorkers(Generic[W]):
-    """The workers of the data stores. `follow` is for one thread, which has ended when `close` is called."""
+    """The workers of the data stores. `follow` is for one thread, which has ended when `close` is called. Any
+    thread may call `workers` and `health`.
+    """
 
     def __init__(self, cluster: Cluster, name: str, make: Callable[[Cluster], W]) -> None:
         self._cluster, self._name, self._make = cluster, name, make

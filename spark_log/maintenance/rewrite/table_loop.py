@@ -41,6 +41,7 @@ from spark_log.tables.table_lag import delta_lags
 logger = logging.getLogger(__name__)
 
 THREAD_NAME = "spark-log-tables"
+_DUE_PUBLICATIONS_MAX = 1_000
 _TAILS_MAX = 4
 """Multiple of inline.tail.bytes at which the appending thread seals a tail itself, as the loop does not keep up."""
 _KNOWN_MAX = 10_000
@@ -76,7 +77,7 @@ class TableLoop:
     """Listens to the appends of a `Log`. Thread-safe.
 
     With `in_thread` it works in a daemon thread, which starts with the first append; otherwise in the appends
-    themselves, and in `close`. An append never waits for a checkpoint of a Delta log.
+    themselves, and in `close`. An append waits for a checkpoint of a Delta log only if `close` does not come for long.
     """
 
     def __init__(self, cluster: Cluster, writer: Writer, *, in_thread: bool = False, tail_bytes_min: int = 0) -> None:
@@ -90,6 +91,8 @@ class TableLoop:
         """Topics with an Iceberg table, which may lack the last files."""
         self._checkpoints_due: dict[TopicId, Topic] = {}
         """Topics whose appends published so often that a checkpoint is due, which is left to `close`."""
+        self._due_publications = 0
+        """The number of publications since then. After _DUE_PUBLICATIONS_MAX an append writes the checkpoints."""
         self._merges_from_s = -math.inf
         """The time before which no merge begins."""
         self._stopped = False
@@ -270,8 +273,13 @@ class TableLoop:
         return outcome
 
     def _publish(self, topic: Topic, cuts: Mapping[TopicId, Cut] = NO_CUTS) -> bool:
-        checkpoints_due = None if self._in_thread else self._checkpoints_due
-        return try_publish(self._cluster, [topic], cuts=cuts, catalogs=self._in_thread, checkpoints_due=checkpoints_due)
+        due = None if self._in_thread else self._checkpoints_due
+        done = try_publish(self._cluster, [topic], cuts=cuts, catalogs=self._in_thread, checkpoints_due=due)
+        if topic.topic_id in self._checkpoints_due:
+            self._due_publications += 1
+            if self._due_publications >= _DUE_PUBLICATIONS_MAX and self._is_alone():
+                self._write_checkpoints()
+        return done
 
     def _seal(self, topic: Topic, partition: int) -> bool:
         """Seal a tail, and return whether it was sealed or there was none."""
@@ -322,7 +330,8 @@ class TableLoop:
                     self._round(touched.topic, partitions, cut, publish=touched.has_files, alone=alone)
             if self._in_iceberg and self._time_is_left() and self._is_alone():
                 try_publish(self._cluster, self._in_iceberg.values(), eager=True)
-            if self._checkpoints_due and self._is_alone():  # otherwise the coordinator's task `delta` writes them
+            # a coordinator's task `delta` writes them otherwise
+            if self._checkpoints_due and self._time_is_left() and self._is_alone():
                 self._write_checkpoints()
         except (SparkLogError, OSError) as error:
             logger.info("inline tails are left to the next client that appends: %s", redact(str(error)))
@@ -330,6 +339,7 @@ class TableLoop:
             logger.exception("inline tails are left to the next client that appends")
 
     def _write_checkpoints(self) -> None:
+        self._due_publications = 0
         while self._checkpoints_due and self._time_is_left():
             try_maintain_logs(self._cluster, self._checkpoints_due.popitem()[1])
 

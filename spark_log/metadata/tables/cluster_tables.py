@@ -79,7 +79,12 @@ topic = _table(
         server_default="live",
     ),
     column("move", Text, "move to another store (TopicMove, JSON); NULL: it is not being moved", nullable=True),
-    column("move_epoch", BigInteger, "number of moves that brought it to this store", server_default=text("0")),
+    column(
+        "move_epoch",
+        BigInteger,
+        "number of moves of the topic between stores, up to this copy",
+        server_default=text("0"),
+    ),
     comment="A topic. The home store has a row for each topic of the cluster, a data store one for each of its own.",
     sqlite_autoincrement=True,
 )

@@ -18,13 +18,23 @@ If a data store was restored, it may lack its part of a transaction that home ha
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.names import collision_key
-from spark_log.cluster.topics import LIVE, StatedTopic, insert_copy, set_store, stated_topic, topics_of_store
+from spark_log.cluster.topics import (
+    DELETING,
+    LIVE,
+    StatedTopic,
+    Topic,
+    insert_copy,
+    set_store,
+    stated_topic,
+    topics_of_store,
+)
 from spark_log.errors import InvalidConfigurationError
 from spark_log.ids import HOME, TopicId
 from spark_log.log.append.producer_rows import use_up_epochs
@@ -89,50 +99,66 @@ def accept_store(cluster: Cluster) -> Identity | None:
     return store.transact(accept, announce=True)
 
 
+class _Copy(NamedTuple):
+    """A topic as a data store has it. The partitions of a frozen copy do not change: it is being moved, or was."""
+
+    stated: StatedTopic
+    frozen: bool
+
+    @property
+    def rank(self) -> tuple[bool, int, bool]:
+        """The copy with the largest rank has the newest records. One that is not live yet has none of its own: it is a
+        copy of a frozen one, or was cancelled.
+        """
+        return self.stated.state == LIVE, self.stated.move_epoch, not self.frozen
+
+
 def _adopt(home: Cluster) -> None:
     """Insert the rows of topics that only data stores have, and let each topic be in the store with its newest copy.
 
     Backups of several stores are of different times, so a topic that was moved may be in both stores, or home may not
-    know of the move. The copy with the largest `move_epoch` is the newest.
+    know of the move.
     """
-    held = in_each_store(home, _held_topics, home.store_ids()[1:])
-    newest: dict[TopicId, StatedTopic] = {}
-    for copies in held.values():
-        for topic_id, copy in copies.items():
-            if topic_id not in newest or copy.move_epoch > newest[topic_id].move_epoch:
+    copies = in_each_store(home, _copies, home.store_ids()[1:])
+    newest: dict[TopicId, _Copy] = {}
+    for of_store in copies.values():
+        for topic_id, copy in of_store.items():
+            if topic_id not in newest or copy.rank > newest[topic_id].rank:
                 newest[topic_id] = copy
 
     def adopt(connection: sa.Connection, _attempt: Attempt) -> None:
         for topic_id, copy in newest.items():
+            topic, epoch = copy.stated.topic, copy.stated.move_epoch
             stated = stated_topic(connection, topic_id)
             if stated is None:
-                _check_name_is_free(connection, copy)
-                insert_copy(connection, copy.topic, copy.move_epoch)
+                _check_name_is_free(connection, topic)
+                insert_copy(connection, topic, epoch)
                 continue
-            stays = stated.topic.store_id == HOME or topic_id in held.get(stated.topic.store_id, {})
-            if stated.topic.store_id != copy.topic.store_id and (copy.move_epoch > stated.move_epoch or not stays):
-                set_store(connection, topic_id, copy.topic.store_id, copy.move_epoch)
+            here = stated.topic.store_id
+            is_lost = here != HOME and topic_id not in copies.get(here, {})
+            is_newer = copy.stated.state == LIVE and epoch > stated.move_epoch
+            if here != topic.store_id and (is_newer or is_lost):
+                set_store(connection, topic_id, topic.store_id, max(epoch, stated.move_epoch))
 
     if newest:
         home.store.transact(adopt, announce=True)
 
 
-def _held_topics(data: Cluster) -> dict[TopicId, StatedTopic]:
-    """Return the topics of a data store whose partitions may change there: it did not give them to another store."""
-
-    def read(connection: sa.Connection) -> dict[TopicId, StatedTopic]:
-        frozen = set(frozen_topics(connection))
-        topics = topics_of_store(connection, data.store_id)
-        return {topic_id: each for topic_id, each in topics.items() if each.state == LIVE and topic_id not in frozen}
+def _copies(data: Cluster) -> dict[TopicId, _Copy]:
+    def read(connection: sa.Connection) -> dict[TopicId, _Copy]:
+        frozen, topics = set(frozen_topics(connection)), topics_of_store(connection, data.store_id)
+        return {
+            topic_id: _Copy(each, topic_id in frozen) for topic_id, each in topics.items() if each.state != DELETING
+        }
 
     return data.store.read(read)
 
 
-def _check_name_is_free(connection: sa.Connection, copy: StatedTopic) -> None:
-    key = TOPIC.collision_key == collision_key(copy.topic.name)
+def _check_name_is_free(connection: sa.Connection, topic: Topic) -> None:
+    key = TOPIC.collision_key == collision_key(topic.name)
     if (taken := connection.execute(sa.select(TOPIC.name).where(key)).scalar()) is not None:
         raise InvalidConfigurationError(
-            f"topic {copy.topic.name!r}: store {copy.topic.store_id} has a newer topic than topic {taken!r} of the home"
+            f"topic {topic.name!r}: store {topic.store_id} has a newer topic than topic {taken!r} of the home"
             f" store: delete that one first (`spark-log topic delete {taken}`)"
         )
 

@@ -110,10 +110,10 @@ def begin_move(cluster: Cluster, name: str, store: str) -> tuple[Topic, TopicMov
                 f"topic {name!r}: share group {group!r} reads it, and share groups read topics of the home store:"
                 " delete the group's offsets of it first"
             )
-        if to != HOME and topic.config.errors_deadletterqueue_group_enable:
+        if topic.store_id == HOME and topic.config.errors_deadletterqueue_group_enable:
             raise InvalidConfigurationError(
-                f"topic {name!r}: share groups send dead letters to it, and write to topics of the home store only:"
-                " set errors.deadletterqueue.group.enable=false first"
+                f"topic {name!r}: it may get dead letters of share groups, which write to topics of the home store"
+                " only: set errors.deadletterqueue.group.enable=false first"
             )
         move = TopicMove(uuid.uuid4().hex, to, home.store.clock(connection).wall_ms)
         set_move(connection, topic.topic_id, move)

@@ -73,14 +73,15 @@ def create_topic(
 ) -> Topic:
     """Create a topic, and return it.
 
-    `store` is the name of the store that gets its partitions, by default the cluster setting topic.default.store.
+    `store` is the name of the store that gets its partitions, by default the cluster setting topic.default.store; the
+    home store if errors.deadletterqueue.group.enable is set, as share groups write their dead letters there.
 
     Raises StoreNotFoundError, InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ),
     InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal
     topics).
     """
     validate_user_topic(name, "create")
-    store = store or cluster.store.settings.topic_default_store
+    store = store or _default_store(cluster, configs)
     return _create_topic(cluster, name, _plan_topic(cluster, name, partitions, replication_factor, configs, store))
 
 
@@ -95,9 +96,16 @@ def check_new_topic(
 ) -> None:
     """Raise the errors of `create_topic`, and create nothing."""
     validate_user_topic(name, "create")
-    store = store or cluster.store.settings.topic_default_store
+    store = store or _default_store(cluster, configs)
     plan = _plan_topic(cluster, name, partitions, replication_factor, configs, store)
     cluster.store.transact(lambda connection, _: plan(connection))
+
+
+def _default_store(cluster: Cluster, configs: Mapping[str, str] | None) -> str:
+    """Return the store of a topic for which none is named. Those of dead letters are in the home store."""
+    if TopicConfig.from_overrides(canonical(configs or {})).errors_deadletterqueue_group_enable:
+        return HOME_NAME
+    return cluster.store.settings.topic_default_store
 
 
 def create_internal_topic(

@@ -256,19 +256,24 @@ class TransactionalLoop:
             raise
 
     def _commit(self) -> None:
-        """Commit. An error means that the transaction is not committed, and will not be."""
+        """Commit. An error means that the transaction is not committed, and will not be. Returns also if it is
+        committed, and a data store has not followed after some tries, or a stop: the next transaction waits for that.
+        """
         for failures in range(1, self._retries + 2):
             try:
                 self._producer.commit_transaction()
             except TransactionCommitPendingError as error:  # it is committed: the call waits for the data stores
                 logger.warning("%s: committed, and not in all stores yet: %s", self._name, error)
                 self._pause(failures)
+                if self._stop.is_set():
+                    break
             except Exception:
                 if self._abort():
                     raise
                 return
             else:
                 return
+        self._abort()
 
     def _abort(self) -> bool:
         """Abort. Returns False if there was nothing to abort because a commit had succeeded and its

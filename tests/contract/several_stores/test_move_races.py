@@ -16,7 +16,13 @@ from spark_log.cluster.topics import (
     set_move,
     stated_topic,
 )
-from spark_log.errors import IllegalArgumentError, IllegalStateError, InvalidConfigurationError, TopicMovedError
+from spark_log.errors import (
+    IllegalArgumentError,
+    IllegalStateError,
+    InvalidConfigurationError,
+    TopicMovedError,
+    UnknownTopicOrPartitionError,
+)
 from spark_log.groups.group_operations import Latest
 from spark_log.groups.share import members, rows
 from spark_log.groups.share.administration import reset_share_offsets
@@ -278,7 +284,7 @@ def test_a_store_is_not_removed_while_a_transaction_joins_it(stores, client, mon
     assert "a transaction that has not ended writes to it" in removal[0]
     transaction_parts.abort(stores, ref)
     remove_store(stores, "east")
-    with pytest.raises(TopicMovedError):
+    with pytest.raises(UnknownTopicOrPartitionError):
         join()
 
 

@@ -35,6 +35,15 @@ TO_BOTH = TRANSACTION.replace(
 )
 
 
+MOVE = """
+import sys
+from spark_log.cluster.cluster import Cluster
+from spark_log.replication.controller.topic_moves import move_topic
+with Cluster.open(sys.argv[1]) as cluster:
+    move_topic(cluster, sys.argv[2], "west")
+"""
+
+
 @pytest.fixture
 def both(stores, postgres_server):
     add_store(stores, "west", postgres_server.create_database())
@@ -164,6 +173,32 @@ def test_the_newest_copy_of_a_moved_topic_stays(both, home_is_restored):
     follow_all(both)
     assert stored(both, "t") == {0: ["before", "after"]}
     assert east.store.read(lambda connection: topics_of_store(connection, EAST)) == {}
+
+
+@pytest.mark.parametrize("step", ["frozen", "copied"])
+def test_a_topic_that_was_being_moved_is_taken_back(both, step):
+    """Home is restored to a time before it was created, or before it was moved to the store that was giving it away."""
+    east = both.at(EAST)
+    append_to(both, "t", "a")
+    topic = both.store.read(find_topics)["t"]
+    create_topic(both, "u")
+    move_topic(both, "u", "east")
+    append_to(both, "u", "b")
+    for name in ("t", "u"):
+        killed_at(f"move.{step}", "-c", MOVE, both.store.address.with_password, name)
+
+    def restore(connection, _attempt):
+        connection.execute(t.topic.delete().where(t.topic.c.topic_id == topic.topic_id))
+        connection.execute(t.topic.update().where(t.topic.c.name == "u").values(store_id=0, move=None, move_epoch=0))
+
+    both.store.transact(restore)
+    accept_store(both)
+    follow_all(both)
+    assert (stored(both, "t"), stored(both, "u")) == ({0: ["a"]}, {0: ["b"]})
+    assert {each.topic.name for each in east.store.read(partial(topics_of_store, store_id=EAST)).values()} == {"t", "u"}
+    append_to(both, "t", "next")
+    append_to(both, "u", "next")
+    assert (stored(both, "t"), stored(both, "u")) == ({0: ["a", "next"]}, {0: ["b", "next"]})
 
 
 def test_a_cluster_is_restored_from_backups_of_different_times(postgres_server, tmp_path, monkeypatch):

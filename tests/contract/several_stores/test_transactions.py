@@ -274,28 +274,30 @@ def test_lost_registrations_fail_the_commit(two):
     assert values(two) == {"near": [], "east": [], "west": []}
 
 
-def test_a_loop_waits_until_the_data_store_has_followed_a_commit(stores, monkeypatch):
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_loop_waits_until_the_data_store_has_followed_a_commit(stores, monkeypatch, failures):
+    """With more failures than tries the next transaction waits for that."""
     address = stores.store.address.with_password
     create_topic(stores, "orders")
     create_topic(stores, "bills", store="east")
     append_to(stores, "orders", "a", "b")
-    complete, failures = transaction_parts.complete, [TransactionCommitPendingError("not all stores followed")]
+    complete, left = transaction_parts.complete, ["not all stores followed"] * failures
 
     def complete_later(*arguments, **options):
-        if failures:
-            raise failures.pop()
+        if left:
+            raise TransactionCommitPendingError(left.pop())
         complete(*arguments, **options)
 
     monkeypatch.setattr(transaction_parts, "complete", complete_later)
     with (
         Consumer(
             "orders", cluster=address, group_id="g", enable_auto_commit=False, auto_offset_reset="earliest",
-            consumer_timeout_ms=500,
+            consumer_timeout_ms=500, max_poll_records=1,
         ) as consumer,
-        Producer(cluster=address, transactional_id="loop") as producer,
+        Producer(cluster=address, transactional_id="loop", retry_backoff_ms=1) as producer,
     ):  # fmt: skip
-        totals = TransactionalLoop(consumer, producer).run(
+        totals = TransactionalLoop(consumer, producer, retries=1).run(
             lambda records, producer: [producer.send("bills", record.value) for record in records]
         )
-        assert (failures, totals.records, totals.aborted) == ([], 2, 0)
+        assert (left, totals.records, totals.aborted) == ([], 2, 0)
         assert stored(stores, "bills") == {0: ["a", "b"]}

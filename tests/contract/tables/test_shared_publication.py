@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from spark_log.ids import LogDirId
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.rewrite import table_loop
 from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.tables import checkpoints, topic_tables, unopened_publication
@@ -180,6 +181,18 @@ def test_no_append_waits_for_a_checkpoint(cluster, monkeypatch, alone):
     log.close()
     assert checkpoint_versions(cluster, topic) == ([13] if alone else [])
     assert_delta_is_the_log(cluster)
+
+
+def test_a_log_that_is_not_closed_for_long_writes_checkpoints(cluster, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_COMMITS", 3)
+    monkeypatch.setattr(table_loop, "_DUE_PUBLICATIONS_MAX", 4)
+    topic = make(cluster, "t", **FILES)
+    log = ClientLog(cluster)
+    for version in range(1, 8):
+        append(log, topic, f"in version {version}")
+    [written] = checkpoint_versions(cluster, topic)
+    assert written < 8
+    log.close()
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_no_publication(cluster, monkeypatch, caplog):

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,11 +14,12 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import Answers, ask_stores, by_store
+from spark_log.cluster.each_store import ASK_TIMEOUT_MS, Answers, ask_stores, by_store
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.topics import Topic, find_topics, topics_of_ids
 from spark_log.errors import (
     CrossStoreTransactionError,
+    MetadataStoreUnavailableError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
     SparkLogError,
@@ -75,6 +76,9 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
             answers = Answers({store_id: read(cluster.at(store_id)) for store_id in elsewhere})
         else:
             answers = ask_stores(cluster, read, elsewhere)
+            for error in answers.failures.values():
+                if not isinstance(error, MetadataStoreUnavailableError):
+                    raise error
         for there in answers.results.values():
             plans |= there
         unavailable = frozenset(name for name, topic in topics.items() if answers.unavailable(topic))
@@ -149,9 +153,7 @@ def commit_write(
             mine = blobs if len(parts) == 1 else {b.name: blobs[b.name] for b in parts[store_id] if b.inline}
             id_here = write_id if store_id in registered else None
             _commit_part(here, parts[store_id], mine, id_here, batch, ends if store_id == HOME else None)
-        for store_id in set(registered) - set(used or registered[:1]):
-            with contextlib.suppress(SparkLogError):  # else its lease ends
-                _drop(cluster.at(store_id), (), write_id)
+        _give_back(cluster, set(registered) - set(used or registered[:1]), write_id)
 
 
 def _commit_part(
@@ -236,21 +238,29 @@ def register_write(
     with Cluster.open(cluster_address) as cluster:
         parts = _by_store(cluster, written, _store_ids(outputs))
         for store_id, part in parts.items():
-            here, names = cluster.at(store_id), {batch.name for batch in part}
+            names = {batch.name for batch in part}
             mine = [each for each in stored if each.batch.name in names]
             if store_id == HOME:
                 register(
-                    here.store, pending.ref, mine, blobs, write_id=write_id, release_write_id=True, durable=True
+                    cluster.store, pending.ref, mine, blobs, write_id=write_id, release_write_id=True, durable=True
                 )  # fmt: skip
             elif part:
                 number = transaction_parts.join(cluster, pending.ref, store_id)
                 transaction_parts.register(
-                    here, pending.ref.producer_id, number, mine, blobs,
+                    cluster.at(store_id), pending.ref.producer_id, number, mine, blobs,
                     write_id=write_id, release_write_id=True, durable=True,
                 )  # fmt: skip
-            else:
-                with contextlib.suppress(SparkLogError):  # else its lease ends
-                    _drop(here, (), write_id)
+        _give_back(cluster, [store_id for store_id, part in parts.items() if store_id != HOME and not part], write_id)
+
+
+def _give_back(cluster: Cluster, store_ids: Collection[StoreId], write_id: WriteId) -> None:
+    """Delete the write id in stores that have no batch of it. In one that does not answer, its lease ends."""
+
+    def delete(view: Cluster) -> bool:
+        return view.store.transact(lambda connection, _: take(connection, write_id), timeout_ms=ASK_TIMEOUT_MS)
+
+    with contextlib.suppress(SparkLogError):
+        ask_stores(cluster, delete, store_ids)
 
 
 @contextlib.contextmanager
@@ -320,8 +330,14 @@ def abort_write(
     """Delete the files of the tasks, unless a commit whose answer was lost has appended them."""
     with Cluster.open(cluster_address, read_timeout_ms=DEFAULT_TIMEOUT_MS) as cluster:
         parts = _by_store(cluster, _written(outputs)[0], store_ids or _store_ids(outputs), leave_moved=True)
+        failures = []
         for store_id, batches in parts.items():
-            _drop(cluster.at(store_id), batches, write_id)
+            try:
+                _drop(cluster.at(store_id), batches, write_id)
+            except SparkLogError as error:  # the lease of the write id ends there
+                failures.append(error)
+        for failure in failures:
+            raise failure
 
 
 def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None:
