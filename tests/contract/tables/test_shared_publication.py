@@ -185,6 +185,7 @@ def test_no_append_waits_for_a_checkpoint(cluster, monkeypatch, alone):
 
 def test_a_log_that_is_not_closed_for_long_writes_checkpoints(cluster, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_COMMITS", 3)
+    monkeypatch.setattr(checkpoints, "COMMITS_MAX", 2)
     monkeypatch.setattr(table_loop, "_DUE_PUBLICATIONS_MAX", 4)
     topic = make(cluster, "t", **FILES)
     log = ClientLog(cluster)
