@@ -1,4 +1,4 @@
-"""A log dir is a folder or bucket that holds segment files. All file access goes through its class.
+"""A log dir is a folder or bucket that holds segment files. All file access goes through LogDir.
 
 Used on the driver and on executors; does not use the metadata store.
 """

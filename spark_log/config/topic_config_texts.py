@@ -1,7 +1,7 @@
 """Names and values of topic configs as users write them: other names, hints for unknown ones, the parsing of values."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from spark_log.config.values import ValueType
@@ -48,7 +48,7 @@ WITHOUT_MEANING = {
 """Kafka's configs that have no meaning here, with the reasons. They are refused, not ignored."""
 
 
-def hint(name: object, known: Iterable[str]) -> str:
+def hint(name: object, known: Collection[str]) -> str:
     """Return the end of the error message about an unknown name."""
     if not isinstance(name, str):
         return ": expected text"

@@ -25,8 +25,8 @@ class Guarded:
 
     @contextmanager
     def after_running_call(self, timeout_s: float) -> Iterator[None]:
-        """Wait until the call of another thread returns, and allow no other one in the block. Raises IllegalStateError
-        if it does not return in time.
+        """Wait until the call of another thread returns, and exclude other calls during the block. Raises
+        IllegalStateError if it does not return in time.
         """
         if not self.lock.acquire(timeout=max(0.0, timeout_s)):
             raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")

@@ -20,7 +20,9 @@ from spark_log.log.partitions.partition_rows import Key
 
 
 class ShareMembership:
-    """The membership of one consumer. The background thread calls `keep_alive`; the polling thread calls the others."""
+    """The membership of one consumer. The background thread calls `keep_alive`; the thread that holds the
+    consumer's lock calls the others.
+    """
 
     def __init__(self, cluster: Cluster, settings: ShareConsumerSettings, background: Background) -> None:
         self.member_id = str(uuid.uuid4())

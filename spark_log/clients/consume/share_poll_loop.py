@@ -34,7 +34,9 @@ Callback = Callable[[Mapping[TopicPartition, Sequence[int]], Exception | None], 
 
 
 class SharePolling:
-    """One share consumer without its public interface. Only `woken` and `closed` are thread-safe."""
+    """One share consumer without its public interface. Other threads may use `woken` and `closed`, and read
+    `acknowledged_count` and `callback_thread`.
+    """
 
     def __init__(self, cluster: Cluster, settings: ShareConsumerSettings, membership: ShareMembership) -> None:
         self._settings, self._membership, self._member_id = settings, membership, membership.member_id

@@ -362,7 +362,7 @@ _living: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
 def _close(accumulator: Accumulator, sender: Sender, timeout_s: float | None, forgotten: bool = False) -> None:
-    """Close a producer, which was garbage-collected if it is `forgotten`, or the interpreter exits.
+    """Close a producer. `forgotten`: it was garbage-collected, or the interpreter exits.
 
     A garbage collection may run anywhere. Inside a transaction of another client it does not wait for the sender, which
     may wait for the locks of the transaction: the exit of the interpreter waits for it.

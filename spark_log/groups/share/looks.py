@@ -1,4 +1,4 @@
-"""Looks of a process at the partitions of share groups: the offers to their members, without a lock of a row."""
+"""Reads what the partitions of share groups offer, without row locks. The members in a process share these reads."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -98,7 +98,7 @@ class Looks:
         self._store = store
         self._looks: dict[str, Seen] = {}
         self._left: dict[str, Seen] = {}
-        """By group: what its last poll saw and left."""
+        """By group: the offers after its last poll."""
 
     def new(self, group_id: str) -> Seen:
         """Read the store."""

@@ -1,5 +1,5 @@
 """The plan of a rewriting: a run of a partition's segments, all data that is needed to replace them with one file, and
-the rules of which segments may be in one file.
+the rules that say which segments may be in one file.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The threads that write: whether one does, and the queue in which writers of a SQLite file wait."""
+"""Tells whether a thread is in a write transaction, and queues the writers of a SQLite file."""
 
 import fcntl
 import os
