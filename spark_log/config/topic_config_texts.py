@@ -1,7 +1,7 @@
 """Names and values of topic configs as users write them: other names, hints for unknown ones, the parsing of values."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from spark_log.config.values import ValueType
