@@ -34,7 +34,10 @@ def test_a_group_reads_from_its_committed_offsets(events: Path) -> None:
 def test_a_member_without_partitions_ends(events: Path) -> None:
     ok("topic", "create", "single", cluster=events)
     ok("produce", "single", stdin="a\n", cluster=events)
-    with Consumer("single", cluster=str(events), group_id="g", auto_offset_reset="earliest") as other:
+    # of two members, the one whose id comes first gets the partition
+    with Consumer(
+        "single", cluster=str(events), group_id="g", client_id="first", auto_offset_reset="earliest"
+    ) as other:
         assert other.poll(timeout_ms=10_000)
         assert ok("consume", "single", "--group", "g", "--values", cluster=events) == ""
 

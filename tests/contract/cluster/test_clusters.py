@@ -150,6 +150,7 @@ FIRST_RELEASE_LACKS = [
     ("topic", "store_id"),
     ("topic", "state"),
     ("topic", "move"),
+    ("topic", "move_epoch"),
     ("partition", "frozen"),
     ("transaction", "part_number"),
     ("transaction", "part_stores"),
