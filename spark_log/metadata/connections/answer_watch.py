@@ -49,7 +49,7 @@ def begin(connection: Waiting) -> None:
     """Begin to count the time of a connection that sends a message. `end` ends it."""
     connection.waited_s = 0.0
     _waiting[id(connection)] = connection
-    if _thread is None or not _thread.is_alive():
+    if _thread is None:
         _start()
 
 
@@ -65,19 +65,24 @@ def end(connection: Waiting) -> None:
 def _start() -> None:
     global _thread
     with _lock:
-        if _thread is None or not _thread.is_alive():
+        if _thread is None:
             _thread = start_thread(_watch, "spark-log-answers")
 
 
 def _watch() -> None:
-    while True:
-        clock.sleep_s(STEP_S)
-        with contextlib.suppress(Exception):  # other threads change the dictionary: the next step counts again
-            for connection in list(_waiting.values()):
-                # steps are counted instead of elapsed time: after a pause of this process, unread answers may have come
-                connection.waited_s += STEP_S
-                if connection.waited_s > connection.limit.seconds:
-                    _shut_if_silent(connection)
+    global _thread
+    try:
+        while True:
+            clock.sleep_s(STEP_S)
+            with contextlib.suppress(Exception):  # other threads change the dictionary: the next step counts again
+                for connection in list(_waiting.values()):
+                    # steps are counted instead of elapsed time: after a pause of this process, unread answers may have
+                    # come
+                    connection.waited_s += STEP_S
+                    if connection.waited_s > connection.limit.seconds:
+                        _shut_if_silent(connection)
+    finally:
+        _thread = None  # the next message starts another one
 
 
 def _shut_if_silent(connection: Waiting) -> None:

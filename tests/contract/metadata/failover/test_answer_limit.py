@@ -43,10 +43,14 @@ def test_a_transaction_without_limit_may_take_longer(store):
 
 
 def test_the_thread_that_counts_is_started_again_if_it_has_ended(monkeypatch):
-    ended, started = threading.Thread(target=lambda: None), []
-    ended.start()
-    ended.join()
-    monkeypatch.setattr(answer_watch, "_thread", ended)
+    def end_thread(_seconds):
+        raise MemoryError
+
+    started = []
+    monkeypatch.setattr(answer_watch, "_thread", threading.current_thread())
+    monkeypatch.setattr(answer_watch.clock, "sleep_s", end_thread)
+    with pytest.raises(MemoryError):
+        answer_watch._watch()
     monkeypatch.setattr(answer_watch, "start_thread", lambda work, _: started.append(work))
     connection = SimpleNamespace(waited_s=0.0)
     answer_watch.begin(connection)
