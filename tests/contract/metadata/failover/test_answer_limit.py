@@ -48,7 +48,7 @@ def test_the_thread_that_counts_is_started_again_if_it_has_ended(monkeypatch):
 
     started = []
     monkeypatch.setattr(answer_watch, "_thread", threading.current_thread())
-    monkeypatch.setattr(answer_watch.clock, "sleep_s", end_thread)
+    monkeypatch.setattr(answer_watch, "clock", SimpleNamespace(sleep_s=end_thread))
     with pytest.raises(MemoryError):
         answer_watch._watch()
     monkeypatch.setattr(answer_watch, "start_thread", lambda work, _: started.append(work))
