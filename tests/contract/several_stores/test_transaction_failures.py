@@ -1,5 +1,7 @@
 """A data store is down in a transaction, or crashes and loses what was not forced to disk, or home's answer is lost."""
 
+import os
+import signal
 from contextlib import contextmanager
 
 import pytest
@@ -77,6 +79,8 @@ def test_a_store_that_is_down(far, own_postgres_server, monkeypatch):
 
 
 def test_a_crash_that_loses_registrations(far, own_postgres_server):
+    writer = own_postgres_server.query("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")
+    os.kill(int(writer), signal.SIGSTOP)  # it would flush the registration if its 10 s are over just now
     with begun(far, b"a") as producer:
         own_postgres_server.kill()
         own_postgres_server.start(**UNFLUSHED)
