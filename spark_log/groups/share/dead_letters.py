@@ -172,7 +172,7 @@ def usable_topic(log: Log, name: str) -> Topic:
     topic = log.cluster.store.read(lambda connection: find_topics(connection, [name])).get(name)
     if topic is None and settings.errors_deadletterqueue_auto_create_topics_enable:
         try:
-            topic = create_topic(log.cluster, name, configs={ENABLE: "true"}, store=HOME_NAME)
+            topic = create_topic(log.cluster, name, configs={ENABLE: "true"})
         except TopicAlreadyExistsError:
             topic = log.find_topic(name)
     if topic is None:
