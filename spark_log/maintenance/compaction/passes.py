@@ -151,15 +151,15 @@ def find_due(context: MaintenanceContext, topic: Topic, partition: int, *, force
     A pass that is due may turn out to have nothing to do, if its tables cannot be published (`plan_pass`).
     """
     now_ms = context.cluster.store.now().wall_ms
-    found = context.cluster.store.read(
+    candidates = context.cluster.store.read(
         lambda c: _cleanable(c, topic, partition, now_ms, listed_above_tail(c, topic, partition, online=False))
     )
-    covered = found.segments
-    if not covered or not (force or is_due(covered, found.dirty_from, found.passes, now_ms, topic.config)):
+    covered = candidates.segments
+    if not covered or not (force or is_due(covered, candidates.dirty_from, candidates.passes, now_ms, topic.config)):
         return None
     size = sum(each.bytes for each in covered)
     inline = any(each.inline for each in covered)
-    dirty = sum(each.record_count for each in covered if each.end_offset > found.dirty_from)
+    dirty = sum(each.record_count for each in covered if each.end_offset > candidates.dirty_from)
     return Due(topic, partition, covered[-1].end_offset, size, inline, now_ms, dirty, force)
 
 
@@ -176,15 +176,15 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
 
     def plan(connection: sa.Connection) -> CompactionPass | None:
         listed = listed_above_tail(connection, topic, partition)
-        found = _cleanable(connection, topic, partition, due.now_ms, listed)
-        files, passes = list(takewhile(lambda each: not each.inline, found.segments)), found.passes
+        candidates = _cleanable(connection, topic, partition, due.now_ms, listed)
+        files, passes = list(takewhile(lambda each: not each.inline, candidates.segments)), candidates.passes
         state = read_partition(connection, (topic.topic_id, partition))
         if not files or state is None:
             return None
-        if not (due.forced or is_due(files, found.dirty_from, passes, due.now_ms, topic.config)):
+        if not (due.forced or is_due(files, candidates.dirty_from, passes, due.now_ms, topic.config)):
             return None  # the dirty files lie above a tail in a table that could not be published
         horizon = tombstone_horizon(passes, due.now_ms, topic.config.delete_retention_ms) if steady else 0
-        end_passed, limit = first_dirty_offset(passes), found.skipped_from
+        end_passed, limit = first_dirty_offset(passes), candidates.skipped_from
         end_offset = max((each.end_offset for each in files if limit is None or each.end_offset <= limit), default=0)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0
         units: list[Unit] = []
