@@ -2,13 +2,16 @@
 
 `send().get()` of a record of 100 bytes, one after the other, with the median time of each stage, and beside them two
 floors of the same disk and server: a transaction of the driver alone that inserts one row and is forced to disk and, on
-PostgreSQL, a statement that does nothing. The timers themselves take about 1 µs a stage.
+PostgreSQL, a statement that does nothing. Then a process sends a record every 10 ms or so to a consumer that waits in
+this process, with the stages until `poll` returns it. The timers themselves take about 1 µs a stage.
 """
 
 import argparse
 import contextlib
 import sqlite3
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,16 +19,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import kafka
 import psycopg
 import sqlalchemy as sa
 
 from benchmarks import kafka_report
 from benchmarks.producer import Row, report
-from spark_log import Producer
+from spark_log import Consumer, Producer
+from spark_log.clients.consume.partition_reads import Fetching
+from spark_log.clients.consume.poll_loop import Polling
 from spark_log.clients.produce.sender import Sender
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append import append_transaction
 from spark_log.log.log import Log
+from spark_log.log.segments import plan
 from spark_log.metadata import commit_tokens
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.topic_operations import create_topic
@@ -75,6 +82,101 @@ def measure(address: str, store: str, sends: int) -> Iterator[Row]:
         yield Row(f"  {what}", store, f"{part_us:,.0f} µs ({part_us / us['whole']:.0%})")
     for what, action in _floors(address):
         yield Row(what, store, f"{statistics.median(_times_us(action, sends)):,.0f} µs")
+
+
+_WRITER = """
+import sys, time
+from spark_log import Producer
+client = Producer(cluster=sys.argv[1])
+client.send("awaited", b"0").get()
+sys.stdin.readline()
+for _ in range(int(sys.argv[2])):
+    sent_ns = time.time_ns()
+    client.send("awaited", b"%d" % sent_ns).get()
+    print(sent_ns, time.time_ns(), flush=True)
+    time.sleep(0.01)
+"""
+"""Sends the time in nanoseconds in each value, and prints it with that of the acknowledgement."""
+
+_READ_STAGES: tuple[tuple[Any, str], ...] = (
+    (Polling, "_wait"),
+    (Fetching, "fetch"),
+    (plan, "find_positions"),
+    (Fetching, "_plan"),
+    (plan, "with_inline_data"),
+    (Polling, "poll"),
+)
+
+
+def measure_consumer(address: str, store: str, sends: int) -> Iterator[Row]:
+    """Yield the median time from a send to a waiting consumer, and its stages."""
+    with Cluster.open(address) as cluster:
+        create_topic(cluster, "awaited", 1)
+    spans: dict[str, tuple[int, int]] = {}
+    times_us: dict[str, list[float]] = defaultdict(list)
+    command = [sys.executable, "-c", _WRITER, address, str(sends + _WARM_UP)]
+    with (
+        Consumer(cluster=address, auto_offset_reset="earliest", enable_auto_commit=False) as consumer,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer,
+        contextlib.ExitStack() as stack,
+    ):
+        consumer.assign([kafka.TopicPartition("awaited", 0)])
+        while not consumer.poll(1_000):  # the first record says that the writer is ready
+            pass
+        for owner, name in _READ_STAGES:
+            stack.enter_context(mock.patch.object(owner, name, _spanned(owner, name, spans)))
+        assert writer.stdin is not None and writer.stdout is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+        polled = 0
+        while polled < sends + _WARM_UP:
+            records = [record for records in consumer.poll(10_000).values() for record in records]
+            returned_ns = time.time_ns()
+            lines = [writer.stdout.readline() for _ in records]
+            sent_ns, acknowledged_ns = map(int, lines[0].split())
+            polled += len(records)
+            if len(records) > 1 or polled <= _WARM_UP or spans["_wait"][1] < sent_ns:
+                continue  # it did not wait for this record
+            stages = _read_stages(sent_ns, acknowledged_ns, returned_ns, spans)
+            for stage, (began_ns, ended_ns) in stages.items():
+                times_us[stage].append((ended_ns - began_ns) / 1_000)
+    us = {stage: statistics.median(times) for stage, times in times_us.items()}
+    whole_us = us.pop("whole")
+    yield Row("from send to a waiting consumer", store, f"{whole_us:,.0f} µs")
+    for stage, stage_us in us.items():
+        yield Row(f"  {stage}", store, f"{stage_us:,.0f} µs ({stage_us / whole_us:.0%})")
+
+
+def _read_stages(
+    sent_ns: int, acknowledged_ns: int, returned_ns: int, spans: dict[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return begin and end of each stage. The consumer may notice a commit before the sender has its answer."""
+    woken_ns = spans["_wait"][1]
+    return {
+        "whole": (sent_ns, returned_ns),
+        "the sender has its acknowledgement (beside what follows)": (sent_ns, acknowledged_ns),
+        "send and commit, until the consumer notices": (sent_ns, woken_ns),
+        "connection of the pool, BEGIN, positions": (woken_ns, spans["find_positions"][1]),
+        "plan": spans["_plan"],
+        "blob": spans["with_inline_data"],
+        "end of the snapshot": (spans["with_inline_data"][1], spans["fetch"][1]),
+        "decode the blob, build Arrow columns": (spans["fetch"][1], spans["poll"][1]),
+        "Python record": (spans["poll"][1], returned_ns),
+    }
+
+
+def _spanned(owner: Any, name: str, spans: dict[str, tuple[int, int]]) -> Callable[..., Any]:
+    """Return `owner.name` such that each call notes its begin and end."""
+    called = getattr(owner, name)
+
+    def spanned(*arguments: Any, **keywords: Any) -> Any:
+        began_ns = time.time_ns()
+        try:
+            return called(*arguments, **keywords)
+        finally:
+            spans[name] = began_ns, time.time_ns()
+
+    return spanned
 
 
 def _timed(owner: Any, name: str, times_us: dict[str, list[float]]) -> Callable[..., Any]:
@@ -131,7 +233,12 @@ def main() -> None:
     parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
     parser.add_argument("--json", help="write the results to this file as well")
     arguments = parser.parse_args()
-    rows = report("one record", arguments, lambda address, store: measure(address, store, arguments.sends))
+
+    def both(address: str, store: str) -> Iterator[Row]:
+        yield from measure(address, store, arguments.sends)
+        yield from measure_consumer(address, store, arguments.sends // 2)
+
+    rows = report("one record", arguments, both)
     stages: dict[str, dict[str, str]] = defaultdict(dict)
     for row in rows:
         stages[row.store][row.what.strip()] = row.measured

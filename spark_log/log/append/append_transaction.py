@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -190,7 +190,7 @@ def _advance(
     if request.durable:
         for key, state in assigned.partitions.items():
             if state is not locked.partitions[key]:
-                assigned.partitions[key] = replace(state, recovery_point=state.log_end_offset)
+                assigned.partitions[key] = state._replace(recovery_point=state.log_end_offset)
     save_partitions(connection, locked.partitions, assigned.partitions)
     save_producer_states(connection, now, locked.producers, assigned.producers)
 

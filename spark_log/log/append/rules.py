@@ -9,7 +9,7 @@ the source stays a gap.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from spark_log.errors import (
     InvalidProducerIdMappingError,
@@ -37,8 +37,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, advanced_
 Acks = Literal[0, 1, "all"]
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Records to append to one partition: either written as a file, or small enough for a blob."""
 
     topic_id: int
@@ -144,7 +143,7 @@ def _advance(begun: PartitionState, batch: Batch, assigned: Appended, before: Pa
     """
     base, end = assigned.base_offset, assigned.end_offset
     replicas = tuple(
-        replace(replica, log_end_offset=end)
+        replica._replace(log_end_offset=end)
         if replica.log_end_offset == base and (batch.inline or replica.broker_id in batch.written_to)
         else replica
         for replica in begun.replicas
@@ -152,8 +151,7 @@ def _advance(begun: PartitionState, batch: Batch, assigned: Appended, before: Pa
     high_watermark = advanced_high_watermark(begun.high_watermark, replicas)
     # a blob does not affect publication, unless it moves the watermark over a file below it
     concerns_publication = not batch.inline or high_watermark - before.high_watermark > end - base
-    return replace(
-        begun,
+    return begun._replace(
         log_end_offset=end,
         replicas=replicas,
         high_watermark=high_watermark,
@@ -202,11 +200,10 @@ def _begun_at(state: PartitionState, start: int, batch: Batch) -> PartitionState
             f" appended: its log has the offsets [{state.log_start_offset}, {state.log_end_offset})"
         )
     replicas = tuple(
-        replace(replica, log_end_offset=start) if replica.log_end_offset == state.log_end_offset else replica
+        replica._replace(log_end_offset=start) if replica.log_end_offset == state.log_end_offset else replica
         for replica in state.replicas
     )
-    return replace(
-        state,
+    return state._replace(
         log_start_offset=start,
         log_end_offset=start,
         high_watermark=start,

@@ -7,7 +7,7 @@ without gaps, a blob. The append accepts it only at its offsets (`Batch.offsets`
 
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -129,7 +129,7 @@ def transfer(task: Transfer) -> Transferred:
 
 
 def _placed(batch: Batch, piece: Piece) -> Batch:
-    return replace(batch, timestamp_type=piece.timestamp_type, offsets=OffsetRange(piece.start, piece.end))
+    return batch._replace(timestamp_type=piece.timestamp_type, offsets=OffsetRange(piece.start, piece.end))
 
 
 def _batches(task: Transfer) -> Iterator[pa.RecordBatch]:

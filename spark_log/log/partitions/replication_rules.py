@@ -11,13 +11,13 @@ Offsets are assigned in `log/append/rules.py`; every other change of a replica, 
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_log.errors import NotLeaderForPartitionError
 
 
-@dataclass(frozen=True)
-class Replica:
+class Replica(NamedTuple):
     """A replica of a partition. Every segment below `log_end_offset` is whole in its log dir."""
 
     broker_id: int
@@ -26,8 +26,7 @@ class Replica:
     log_dir_id: int = 0
 
 
-@dataclass(frozen=True)
-class PartitionState:
+class PartitionState(NamedTuple):
     """The state of a partition. `replicas` are in AR order, the preferred leader first."""
 
     leader: int | None
@@ -63,8 +62,7 @@ def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> Partiti
         return state
     high_watermark = advanced_high_watermark(state.high_watermark, replicas)
     joined_or_left = {r.broker_id for r in replicas if r.in_sync} != state.isr
-    return replace(
-        state,
+    return state._replace(
         replicas=tuple(replicas),
         high_watermark=high_watermark,
         partition_epoch=state.partition_epoch + joined_or_left,
@@ -107,12 +105,9 @@ def fail_over(
     if leader is None:
         if state.leader is None:
             return state, None
-        offline = replace(
-            state, leader=None, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1
-        )
-        return offline, None
+        return fence_writers(state)._replace(leader=None), None
     members = {leader.broker_id} if dirty else {replica.broker_id for replica in candidates}
-    shrunk = with_replicas(state, [replace(r, in_sync=r.broker_id in members) for r in state.replicas])
+    shrunk = with_replicas(state, [r._replace(in_sync=r.broker_id in members) for r in state.replicas])
     if leader.broker_id == state.leader:
         return shrunk, None
     return _led_by(shrunk, leader, unclean=dirty)
@@ -133,8 +128,7 @@ def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[P
     """Let `leader` lead in a new epoch. The partition's log ends at its LEO."""
     # records below the log start offset are not needed, and their offsets are never assigned again
     end = max(leader.log_end_offset, state.log_start_offset)
-    elected = replace(
-        state,
+    elected = state._replace(
         leader=leader.broker_id,
         leader_epoch=state.leader_epoch + 1,
         partition_epoch=state.partition_epoch + 1,
@@ -143,11 +137,10 @@ def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[P
         return elected, None
     assert unclean or end >= state.high_watermark, "a member of the ISR has everything below the high watermark"
     replicas = tuple(
-        replace(r, log_end_offset=end if r.broker_id == leader.broker_id else min(r.log_end_offset, end))
+        r._replace(log_end_offset=end if r.broker_id == leader.broker_id else min(r.log_end_offset, end))
         for r in state.replicas
     )
-    truncated = replace(
-        elected,
+    truncated = elected._replace(
         replicas=replicas,
         log_end_offset=end,
         high_watermark=advanced_high_watermark(min(state.high_watermark, end), replicas),
@@ -199,9 +192,9 @@ def advance_follower(
     ):
         raise NotLeaderForPartitionError(f"broker {progress.broker_id}: its replica changed during the copy")
     end = max(progress.end, end_with_blobs)
-    moved = replace(replica, log_end_offset=end)
+    moved = replica._replace(log_end_offset=end)
     if alive and end == state.log_end_offset:
-        moved = replace(moved, in_sync=True)
+        moved = moved._replace(in_sync=True)
     return with_replicas(state, [moved if each is replica else each for each in state.replicas])
 
 
@@ -216,7 +209,7 @@ def shrink_isr(state: PartitionState, broker_ids: Collection[int]) -> PartitionS
     return with_replicas(
         state,
         [
-            replace(replica, in_sync=False)
+            replica._replace(in_sync=False)
             if replica.broker_id in broker_ids and replica.log_end_offset < state.log_end_offset
             else replica
             for replica in state.replicas
@@ -235,18 +228,14 @@ def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> Par
     if replica is None or first_missing >= replica.log_end_offset:
         return state
     in_sync = replica.in_sync and first_missing >= state.high_watermark
-    fallen = replace(replica, log_end_offset=first_missing, in_sync=in_sync)
+    fallen = replica._replace(log_end_offset=first_missing, in_sync=in_sync)
     after = with_replicas(state, [fallen if each is replica else each for each in state.replicas])
-    if state.leader == broker_id:
-        after = replace(
-            after, leader=None, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1
-        )
-    return after
+    return fence_writers(after)._replace(leader=None) if state.leader == broker_id else after
 
 
 def fence_writers(state: PartitionState) -> PartitionState:
     """Refuse files that were written or copied earlier: the log dir that came back may be another one."""
-    return replace(state, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
+    return state._replace(leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
 
 
 def rewrite(
@@ -266,9 +255,9 @@ def rewrite(
     if len(in_sync) < copies_min or not set(in_sync) <= set(log_dir_ids):
         return None
     replicas = tuple(
-        replace(replica, log_end_offset=start)
+        replica._replace(log_end_offset=start)
         if start < replica.log_end_offset and (replica.log_dir_id not in log_dir_ids or replica.log_end_offset < end)
         else replica
         for replica in state.replicas
     )
-    return replace(state, replicas=replicas, change=state.change + 1, rewrites=state.rewrites + 1)
+    return state._replace(replicas=replicas, change=state.change + 1, rewrites=state.rewrites + 1)

@@ -79,9 +79,24 @@ class ReadShape:
         return self.base_offset + deltas[start:stop].astype(np.int64)
 
     def _constant(self, name: str, rows: int) -> pa.Array:
+        values: dict[str, str | int] = {
+            "topic": self.topic,
+            "partition": self.partition,
+            "timestampType": int(self.timestamp_type),
+        }
+        value, type_ = values[name], self.schema.field(name).type
+        if rows <= _FEW_ROWS:
+            return _repeated_few(value, type_, rows)
         known = self._constants.get(name)
         if known is None or len(known) < rows:
-            values = {"topic": self.topic, "partition": self.partition, "timestampType": int(self.timestamp_type)}
-            known = pa.repeat(pa.scalar(values[name], self.schema.field(name).type), rows)
-            self._constants[name] = known
+            known = self._constants[name] = _repeated(value, type_, rows)
         return known.slice(0, rows)
+
+
+def _repeated(value: str | int, type_: pa.DataType, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, type_), rows)
+
+
+_FEW_ROWS = 16
+_repeated_few = lru_cache(1_024)(_repeated)
+"""Blobs of few records take most of their time to read for such columns."""

@@ -262,8 +262,7 @@ def _move_log_start(
         inline = [segment for segment in segments if segment.inline]
         files = [segment.name for segment in segments if not segment.inline]
         blobs += [segment.name for segment in inline]
-        after[key] = replace(
-            state,
+        after[key] = state._replace(
             log_start_offset=low[key],
             tail_bytes=state.tail_bytes - sum(segment.bytes for segment in inline),
             change=state.change + bool(files),

@@ -269,7 +269,7 @@ def _swap(
     delete_segments(connection, *key, start, end)
     if inputs[0].inline:
         delete_blobs(connection, names)
-        after = replace(after, tail_bytes=after.tail_bytes - sum(each.bytes for each in inputs))
+        after = after._replace(tail_bytes=after.tail_bytes - sum(each.bytes for each in inputs))
     else:
         now = cluster.store.clock(connection)
         fresh = {name for name in names if is_fresh(appended_ms[name], now)}

@@ -1,7 +1,5 @@
 """Truncates the log of a partition after an election, in every table that describes the removed records."""
 
-from dataclasses import replace
-
 import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic
@@ -37,4 +35,4 @@ def truncate_log(
     lower_seen_offsets(connection, key, truncation.start_offset)  # other records will get these offsets
     delete_compactions_above(connection, key, truncation.start_offset)  # they read removed records
     record_truncation(connection, key, truncation, before, after, removed.record_count, now)
-    return replace(after, tail_bytes=after.tail_bytes - removed.inline_bytes)
+    return after._replace(tail_bytes=after.tail_bytes - removed.inline_bytes)

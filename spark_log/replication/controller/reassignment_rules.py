@@ -9,7 +9,7 @@ stays: if the broker later gets a replica again, files that were written to its 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from spark_log.errors import InvalidReplicationAssignmentError
 from spark_log.log.partitions.replication_rules import PartitionState, Replica, with_replicas
@@ -94,8 +94,7 @@ def _leader_among(state: PartitionState, ready: Sequence[Replica]) -> int | None
 def _assigned(state: PartitionState, replicas: Sequence[Replica], leader: int | None) -> PartitionState:
     """Return the state with these replicas as its AR. `leader` must have every record."""
     left = {replica.broker_id for replica in state.replicas} - {replica.broker_id for replica in replicas}
-    return replace(
-        with_replicas(state, replicas),
+    return with_replicas(state, replicas)._replace(
         leader=leader,
         leader_epoch=state.leader_epoch + (bool(left) or leader != state.leader),
         partition_epoch=state.partition_epoch + 1,

@@ -17,7 +17,6 @@ producer, would be taken for one of another topic or producer with the same id.
 If a data store was restored, it may lack its part of a transaction that home has committed: home then takes it as done.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -165,6 +164,6 @@ def _check_name_is_free(connection: sa.Connection, topic: Topic) -> None:
 
 def _begin_epoch(connection: sa.Connection, key: Key, before: PartitionState, now: StoreClock) -> PartitionState:
     epoch = before.leader_epoch + EPOCHS_SKIPPED
-    after = replace(before, leader_epoch=epoch, partition_epoch=before.partition_epoch + EPOCHS_SKIPPED)
+    after = before._replace(leader_epoch=epoch, partition_epoch=before.partition_epoch + EPOCHS_SKIPPED)
     record_truncation(connection, key, Truncation(epoch, before.log_end_offset), before, after, 0, now)
     return after

@@ -139,7 +139,7 @@ def _prepare_retry(
     if failed:
         fallback.detect_failures()
     leader_epoch = None if batch.inline else state.leader_epoch
-    return replace(batch, written_to=written_to, leader_epoch=leader_epoch)
+    return batch._replace(written_to=written_to, leader_epoch=leader_epoch)
 
 
 def _read_writable_partition(

@@ -56,7 +56,7 @@ BLOB = Batch(
     codec="none",
     checksum="",
 )
-FILE = replace(BLOB, name="file", inline=False, written_to=frozenset({1}), leader_epoch=4)
+FILE = BLOB._replace(name="file", inline=False, written_to=frozenset({1}), leader_epoch=4)
 ALONE = PartitionState(
     leader=1,
     leader_epoch=4,
@@ -70,7 +70,7 @@ ALONE = PartitionState(
 
 
 def with_replicas(*replicas, **facts):
-    return replace(ALONE, replicas=tuple(Replica(*replica) for replica in replicas), **facts)
+    return ALONE._replace(replicas=tuple(Replica(*replica) for replica in replicas), **facts)
 
 
 def test_blob_gets_the_next_offsets_and_advances_every_replica():
@@ -90,7 +90,7 @@ def test_file_advances_only_the_replicas_that_have_it():
 
 
 def mirrored(start, end, batch=FILE, **facts):
-    return replace(batch, offsets=OffsetRange(start, end), **facts)
+    return batch._replace(offsets=OffsetRange(start, end), **facts)
 
 
 def test_batch_with_offsets_is_appended_at_the_log_end():
@@ -134,7 +134,7 @@ def test_empty_log_begins_at_the_offsets_of_the_batch_but_not_before_its_end():
         mirrored(10, 14, BLOB),
         mirrored(10, 18, record_count=-1),
         mirrored(10, 14, sequence=ProducerSequence(7, 0, 0)),
-        replace(FILE, record_count=0),
+        FILE._replace(record_count=0),
     ],
 )
 def test_batch_whose_records_do_not_match_its_offsets_is_refused(batch):
@@ -173,7 +173,7 @@ def test_high_watermark_is_the_lowest_leo_of_the_isr_and_never_decreases(current
 
 
 def sent_by(producer_id, epoch, first, batch=BLOB, count=3):
-    return replace(batch, record_count=count, sequence=ProducerSequence(producer_id, epoch, first))
+    return batch._replace(record_count=count, sequence=ProducerSequence(producer_id, epoch, first))
 
 
 def known(*batches, epoch=2, transactional=False):
@@ -183,7 +183,7 @@ def known(*batches, epoch=2, transactional=False):
 
 
 def sent_as(principal):
-    return replace(BLOB, sequence=ProducerSequence(9, 2, 0, principal))
+    return BLOB._replace(sequence=ProducerSequence(9, 2, 0, principal))
 
 
 OF_ANNA = replace(known(), owner="anna")
@@ -191,10 +191,10 @@ IN_TRANSACTIONS = known((0, 2, 0), transactional=True)
 
 
 REFUSED = {
-    "no leader": (replace(ALONE, leader=None), BLOB, "all", None, NotLeaderForPartitionError),
-    "file of an older leader epoch": (ALONE, replace(FILE, leader_epoch=3), 1, None, NotLeaderForPartitionError),
-    "file of a newer leader epoch": (ALONE, replace(FILE, leader_epoch=5), 1, None, NotLeaderForPartitionError),
-    "too few in sync": (replace(ALONE, min_insync_replicas=2), BLOB, "all", None, NotEnoughReplicasError),
+    "no leader": (ALONE._replace(leader=None), BLOB, "all", None, NotLeaderForPartitionError),
+    "file of an older leader epoch": (ALONE, FILE._replace(leader_epoch=3), 1, None, NotLeaderForPartitionError),
+    "file of a newer leader epoch": (ALONE, FILE._replace(leader_epoch=5), 1, None, NotLeaderForPartitionError),
+    "too few in sync": (ALONE._replace(min_insync_replicas=2), BLOB, "all", None, NotEnoughReplicasError),
     "empty ISR": (with_replicas((1, 10, False)), BLOB, "all", None, NotEnoughReplicasError),
     "in sync, but without the file": (
         with_replicas((1, 10, True), (2, 10, True)),
@@ -210,7 +210,7 @@ REFUSED = {
         None,
         NotEnoughReplicasError,
     ),
-    "no records": (ALONE, replace(BLOB, record_count=0), "all", None, InvalidRecordError),
+    "no records": (ALONE, BLOB._replace(record_count=0), "all", None, InvalidRecordError),
     "unknown producer": (ALONE, sent_by(9, 0, 0), "all", None, UnknownProducerIdError),
     "producer expired": (ALONE, sent_by(9, 2, 3), "all", known(), UnknownProducerIdError),
     "zombie": (ALONE, sent_by(9, 1, 3), "all", known((0, 2, 0)), ProducerFencedError),
@@ -267,7 +267,7 @@ def test_any_sequence_is_the_next_one_of_a_producer_whose_sequences_have_expired
 def test_no_batch_overtakes_a_refused_one_where_any_sequence_is_the_next_one():
     forgotten = replace(known(), owner=FORGOTTEN_OWNER)
     key = (sent_by(9, 2, 7).topic_id, sent_by(9, 2, 7).partition)
-    invalid = replace(sent_by(9, 2, 7), record_count=0)
+    invalid = sent_by(9, 2, 7)._replace(record_count=0)
 
     def outcomes(*batches):
         locked = append_transaction._Locked({key: ALONE}, {(9, *key): forgotten})
@@ -299,7 +299,7 @@ def test_commit_appends_the_batches_of_its_transaction_and_repeats_none():
 
 
 def test_min_insync_replicas_applies_only_to_acks_all():
-    outcome, _ = decide(replace(ALONE, min_insync_replicas=2), BLOB, 1)
+    outcome, _ = decide(ALONE._replace(min_insync_replicas=2), BLOB, 1)
     assert outcome == Appended(10, 13)
 
 
@@ -314,7 +314,7 @@ def test_duplicate_returns_its_first_offsets_and_changes_nothing(number):
 
 
 def test_duplicate_is_recognized_after_the_isr_has_shrunk():
-    outcome, _ = decide(replace(ALONE, min_insync_replicas=2), sent_by(9, 2, 0), "all", known((0, 2, 0)))
+    outcome, _ = decide(ALONE._replace(min_insync_replicas=2), sent_by(9, 2, 0), "all", known((0, 2, 0)))
     assert outcome == Appended(0, 3, duplicate=True)
 
 
@@ -428,8 +428,7 @@ class Partition(RuleBasedStateMachine):
         epoch=st.sampled_from([-1, 0, 0, 0]),
     )
     def append_without_sequence(self, count, inline, acks, brokers, epoch):
-        batch = replace(
-            BLOB,
+        batch = BLOB._replace(
             inline=inline,
             record_count=count,
             written_to=frozenset({1} | brokers),
@@ -486,21 +485,21 @@ class Partition(RuleBasedStateMachine):
     @rule(broker=st.integers(2, 3), data=st.data())
     def follower_catches_up(self, broker, data):
         end = data.draw(st.sampled_from(sorted(self.ends)))
-        self.change_replica(broker, lambda r: replace(r, log_end_offset=max(r.log_end_offset, end)))
+        self.change_replica(broker, lambda r: r._replace(log_end_offset=max(r.log_end_offset, end)))
 
     @rule(broker=st.integers(2, 3))
     def follower_leaves_the_isr(self, broker):
-        self.change_replica(broker, lambda r: replace(r, in_sync=False))
+        self.change_replica(broker, lambda r: r._replace(in_sync=False))
 
     @rule(broker=st.integers(2, 3))
     def caught_up_follower_joins_the_isr(self, broker):
         end = self.state.log_end_offset
-        self.change_replica(broker, lambda r: replace(r, in_sync=r.in_sync or r.log_end_offset == end))
+        self.change_replica(broker, lambda r: r._replace(in_sync=r.in_sync or r.log_end_offset == end))
 
     def change_replica(self, broker, change):
         replicas = tuple(change(r) if r.broker_id == broker else r for r in self.state.replicas)
         high_watermark = advanced_high_watermark(self.state.high_watermark, replicas)
-        self.state = replace(self.state, replicas=replicas, high_watermark=high_watermark)
+        self.state = self.state._replace(replicas=replicas, high_watermark=high_watermark)
 
     @invariant()
     def offsets_are_dense_and_the_high_watermark_only_grows(self):

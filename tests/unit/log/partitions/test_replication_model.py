@@ -241,7 +241,7 @@ class ReplicatedPartition(Invariants):
     @rule(count=st.integers(1, 3))
     def records_are_deleted(self, count):
         log_start = min(self.state.log_start_offset + count, self.state.high_watermark)
-        self.state = replace(self.state, log_start_offset=log_start)
+        self.state = self.state._replace(log_start_offset=log_start)
         self.world.delete_below(log_start)
 
     # Log dirs --------------------------------------------------------------------------------------------------------

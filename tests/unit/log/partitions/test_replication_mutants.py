@@ -33,12 +33,12 @@ SEARCH = settings(
 def with_ends_of(state, before, brokers):
     """The state, but that these brokers' replicas end where they ended before."""
     ends = {r.broker_id: r.log_end_offset for r in before.replicas if r.broker_id in brokers}
-    replicas = tuple(replace(r, log_end_offset=ends.get(r.broker_id, r.log_end_offset)) for r in state.replicas)
-    return replace(state, replicas=replicas)
+    replicas = tuple(r._replace(log_end_offset=ends.get(r.broker_id, r.log_end_offset)) for r in state.replicas)
+    return state._replace(replicas=replicas)
 
 
 def with_isr(state, isr):
-    return replace(state, replicas=tuple(replace(r, in_sync=r.broker_id in isr) for r in state.replicas))
+    return state._replace(replicas=tuple(r._replace(in_sync=r.broker_id in isr) for r in state.replicas))
 
 
 # Appending
@@ -46,7 +46,7 @@ def with_isr(state, isr):
 
 def an_append_ignores_the_leader_epoch(patch):
     check = rules._check_leader
-    patch(rules, "_check_leader", lambda state, batch: check(state, replace(batch, leader_epoch=None)))
+    patch(rules, "_check_leader", lambda state, batch: check(state, batch._replace(leader_epoch=None)))
 
 
 def an_append_moves_the_watermark_past_the_isr(patch):
@@ -102,7 +102,7 @@ def a_leader_that_lacks_what_was_deleted_stays_behind_its_log(patch):
 def an_election_does_not_begin_an_epoch(patch):
     def timeless(state, alive, *, unclean=False):
         after, truncation = fail_over(state, alive, unclean=unclean)
-        return replace(after, leader_epoch=state.leader_epoch), truncation
+        return after._replace(leader_epoch=state.leader_epoch), truncation
 
     patch(replication_rules, "fail_over", timeless)
 
@@ -184,8 +184,8 @@ def the_isr_shrinks_without_a_leader(patch):
     shrink_isr = replication_rules.shrink_isr
 
     def strict(state, brokers):
-        after = shrink_isr(replace(state, leader=-1) if state.leader is None else state, brokers)
-        return replace(after, leader=state.leader)
+        after = shrink_isr(state._replace(leader=-1) if state.leader is None else state, brokers)
+        return after._replace(leader=state.leader)
 
     patch(replication_rules, "shrink_isr", strict)
 
@@ -203,7 +203,7 @@ def a_replica_that_lost_files_keeps_its_end(patch):
 
 def a_replica_that_lost_files_stays_leader(patch):
     def lenient(state, broker_id, first_missing):
-        return replace(lose_files(state, broker_id, first_missing), leader=state.leader)
+        return lose_files(state, broker_id, first_missing)._replace(leader=state.leader)
 
     patch(replication_rules, "lose_files", lenient)
 
@@ -217,8 +217,8 @@ def a_log_dir_that_comes_back_is_not_fenced(patch):
 
 def a_rewrite_reaches_above_the_watermark(patch):
     def mutant(state, start, end, log_dirs, epoch):
-        after = rewrite(replace(state, high_watermark=state.log_end_offset), start, end, log_dirs, epoch)
-        return after and replace(after, high_watermark=state.high_watermark)
+        after = rewrite(state._replace(high_watermark=state.log_end_offset), start, end, log_dirs, epoch)
+        return after and after._replace(high_watermark=state.high_watermark)
 
     patch(replication_rules, "rewrite", mutant)
 
@@ -240,8 +240,8 @@ def a_rewrite_ignores_the_isr(patch):
 
 def a_rewrite_leaves_fewer_copies_than_were_promised(patch):
     def mutant(state, start, end, log_dirs, epoch):
-        after = rewrite(replace(state, min_insync_replicas=1), start, end, log_dirs, epoch)
-        return after and replace(after, min_insync_replicas=state.min_insync_replicas)
+        after = rewrite(state._replace(min_insync_replicas=1), start, end, log_dirs, epoch)
+        return after and after._replace(min_insync_replicas=state.min_insync_replicas)
 
     patch(replication_rules, "rewrite", mutant)
 
@@ -288,7 +288,7 @@ def a_replica_leaves_within_its_leader_epoch(patch):
 
     def timeless(state, replicas, leader):
         after = assigned(state, replicas, leader)
-        return replace(after, leader_epoch=state.leader_epoch + (leader != state.leader))
+        return after._replace(leader_epoch=state.leader_epoch + (leader != state.leader))
 
     patch(reassignment_rules, "_assigned", timeless)
 
@@ -298,8 +298,8 @@ def a_new_replica_counts_as_whole(patch):
         after, started = begin(state, target, log_dirs, under_way)
         added = {r.broker_id for r in after.replicas} - {r.broker_id for r in state.replicas}
         ends = dict.fromkeys(added, state.log_end_offset)
-        replicas = tuple(replace(r, log_end_offset=ends.get(r.broker_id, r.log_end_offset)) for r in after.replicas)
-        return replace(after, replicas=replicas), started
+        replicas = tuple(r._replace(log_end_offset=ends.get(r.broker_id, r.log_end_offset)) for r in after.replicas)
+        return after._replace(replicas=replicas), started
 
     begin = reassignment_rules.begin
     patch(reassignment_rules, "begin", mutant)

@@ -1,7 +1,5 @@
 """Every rule of replication by example. Replicas are written as (broker, LEO, in sync); broker 1 has log dir 10."""
 
-from dataclasses import replace
-
 import pytest
 
 from spark_log.errors import NotLeaderForPartitionError
@@ -97,7 +95,7 @@ def test_records_acknowledged_with_acks_1_above_the_new_leader_are_truncated_in_
 
 
 def test_the_order_of_ar_decides_not_the_number_of_records():
-    after, truncation = fail_over(replace(AFTER_ACKS_1, replicas=AFTER_ACKS_1.replicas[::-1]), {20, 30})
+    after, truncation = fail_over(AFTER_ACKS_1._replace(replicas=AFTER_ACKS_1.replicas[::-1]), {20, 30})
     assert (after.leader, truncation) == (3, Truncation(5, 8))
     assert after.high_watermark == 6, "broker 2 is in sync and has no more"
 
@@ -150,12 +148,12 @@ def test_a_leader_without_deleted_records_is_complete_and_no_offset_is_assigned_
 @pytest.mark.parametrize(
     ("state", "alive", "leader"),
     [
-        (replace(FULL, leader=2), EVERYBODY, 1),
-        (replace(FULL, leader=2), {20, 30}, 2),
-        (replace(AFTER_ACKS_1, leader=1), EVERYBODY, 1),
+        (FULL._replace(leader=2), EVERYBODY, 1),
+        (FULL._replace(leader=2), {20, 30}, 2),
+        (AFTER_ACKS_1._replace(leader=1), EVERYBODY, 1),
         (partition((1, 6, True), (2, 10, True), leader=2), EVERYBODY, 2),
         (partition((1, 10, False), (2, 10, True), leader=2), EVERYBODY, 2),
-        (replace(FULL, leader=None), EVERYBODY, None),
+        (FULL._replace(leader=None), EVERYBODY, None),
     ],
     ids=["ready", "dead", "leads", "lacks records", "out of sync", "offline"],
 )
@@ -190,7 +188,7 @@ def test_a_new_replica_skips_deleted_offsets():
     state = partition((1, 10, True), (2, 0, False), log_start_offset=8)
     after = advance_follower(state, copied(0, 10, "a"), ["a"], 10, alive=True)
     assert shown(after) == [(1, 10, True), (2, 10, True)]
-    nothing_left = replace(state, log_start_offset=10)
+    nothing_left = state._replace(log_start_offset=10)
     assert advance_follower(nothing_left, copied(0, 0), [], 10, alive=True).isr == {1, 2}
 
 
@@ -272,7 +270,7 @@ def test_files_that_no_end_covers_are_not_missed(broker, first_missing):
 
 
 def test_a_fence_begins_both_epochs_and_changes_nothing_else():
-    assert fence_writers(FULL) == replace(FULL, leader_epoch=5, partition_epoch=8)
+    assert fence_writers(FULL) == FULL._replace(leader_epoch=5, partition_epoch=8)
 
 
 # Rewriting
