@@ -2,8 +2,9 @@
 
 `send().get()` of a record of 100 bytes, one after the other, with the median time of each stage, and beside them two
 floors of the same disk and server: a transaction of the driver alone that inserts one row and is forced to disk and, on
-PostgreSQL, a statement that does nothing. Then a process sends a record every 10 ms or so to a consumer that waits in
-this process, with the stages until `poll` returns it. The timers themselves take about 1 µs a stage.
+PostgreSQL, a statement that does nothing. Then the same with a pause of 10 ms before each record, in which the caches
+get cold and the processors sleep. At last a process sends records with this pause to a consumer that waits in this
+process, with the stages until `poll` returns each. The timers themselves take about 1 µs a stage.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from spark_log.metadata.store import Store
 from spark_log.replication.controller.topic_operations import create_topic
 
 _WARM_UP = 300
+_PAUSE_S = 0.01
 _STAGES: tuple[tuple[Any, str], ...] = (
     (Producer, "send"),
     (Sender, "_assemble"),
@@ -51,10 +53,10 @@ _STAGES: tuple[tuple[Any, str], ...] = (
 )
 
 
-def measure(address: str, store: str, sends: int) -> Iterator[Row]:
+def measure(address: str, store: str, sends: int, pause_s: float = 0.0) -> Iterator[Row]:
     """Yield the median of the whole, of its stages, and of the floors."""
-    with Cluster.open(address) as cluster:
-        create_topic(cluster, "one-record", 1)
+    if pause_s:
+        store = f"{store}, after a pause of {pause_s * 1000:.0f} ms"
     times_us: dict[str, list[float]] = defaultdict(list)
     with Producer(cluster=address) as client:
         for _ in range(_WARM_UP):
@@ -62,7 +64,7 @@ def measure(address: str, store: str, sends: int) -> Iterator[Row]:
         with contextlib.ExitStack() as stack:
             for owner, name in _STAGES:
                 stack.enter_context(mock.patch.object(owner, name, _timed(owner, name, times_us)))
-            times_us["whole"] = _times_us(lambda: client.send("one-record", bytes(100)).get(), sends)
+            times_us["whole"] = _times_us(lambda: client.send("one-record", bytes(100)).get(), sends, pause_s)
     us = defaultdict(float, {name: statistics.median(each) for name, each in times_us.items() if each})
     commit = us["commit_tokens.commit"] or us["RootTransaction.commit"]
     parts = {
@@ -81,7 +83,7 @@ def measure(address: str, store: str, sends: int) -> Iterator[Row]:
     for what, part_us in parts.items():
         yield Row(f"  {what}", store, f"{part_us:,.0f} µs ({part_us / us['whole']:.0%})")
     for what, action in _floors(address):
-        yield Row(what, store, f"{statistics.median(_times_us(action, sends)):,.0f} µs")
+        yield Row(what, store, f"{statistics.median(_times_us(action, sends, pause_s)):,.0f} µs")
 
 
 _WRITER = """
@@ -94,7 +96,7 @@ for _ in range(int(sys.argv[2])):
     sent_ns = time.time_ns()
     client.send("awaited", b"%d" % sent_ns).get()
     print(sent_ns, time.time_ns(), flush=True)
-    time.sleep(0.01)
+    time.sleep(float(sys.argv[3]))
 """
 """Sends the time in nanoseconds in each value, and prints it with that of the acknowledgement."""
 
@@ -110,11 +112,9 @@ _READ_STAGES: tuple[tuple[Any, str], ...] = (
 
 def measure_consumer(address: str, store: str, sends: int) -> Iterator[Row]:
     """Yield the median time from a send to a waiting consumer, and its stages."""
-    with Cluster.open(address) as cluster:
-        create_topic(cluster, "awaited", 1)
     spans: dict[str, tuple[int, int]] = {}
     times_us: dict[str, list[float]] = defaultdict(list)
-    command = [sys.executable, "-c", _WRITER, address, str(sends + _WARM_UP)]
+    command = [sys.executable, "-c", _WRITER, address, str(sends + _WARM_UP), str(_PAUSE_S)]
     with (
         Consumer(cluster=address, auto_offset_reset="earliest", enable_auto_commit=False) as consumer,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer,
@@ -142,7 +142,8 @@ def measure_consumer(address: str, store: str, sends: int) -> Iterator[Row]:
                 times_us[stage].append((ended_ns - began_ns) / 1_000)
     us = {stage: statistics.median(times) for stage, times in times_us.items()}
     whole_us = us.pop("whole")
-    yield Row("from send to a waiting consumer", store, f"{whole_us:,.0f} µs")
+    store = f"{store}, to a waiting consumer"
+    yield Row("from send to the record", store, f"{whole_us:,.0f} µs")
     for stage, stage_us in us.items():
         yield Row(f"  {stage}", store, f"{stage_us:,.0f} µs ({stage_us / whole_us:.0%})")
 
@@ -200,7 +201,7 @@ def _floors(address: str) -> Iterator[tuple[str, Callable[[], object]]]:
         files = sqlite3.connect(Path(address, "floor.db"), isolation_level=None)
         files.execute("PRAGMA journal_mode=WAL")
         files.execute("PRAGMA synchronous=FULL")
-        files.execute("CREATE TABLE floor (id INTEGER PRIMARY KEY, data BLOB)")
+        files.execute("CREATE TABLE IF NOT EXISTS floor (id INTEGER PRIMARY KEY, data BLOB)")
 
         def commit_file() -> None:
             files.execute("BEGIN IMMEDIATE")
@@ -212,14 +213,16 @@ def _floors(address: str) -> Iterator[tuple[str, Callable[[], object]]]:
         return
     with psycopg.connect(sa.make_url(address).set(drivername="postgresql").render_as_string(False)) as server:
         server.autocommit = True
-        server.execute("CREATE TABLE floor (id bigserial PRIMARY KEY, data bytea)")
+        server.execute("CREATE TABLE IF NOT EXISTS floor (id bigserial PRIMARY KEY, data bytea)")
         yield "floor: one row, committed by the driver alone", lambda: server.execute(insert, (bytes(100),))
         yield "floor: a round trip, SELECT 1", lambda: server.execute("SELECT 1").fetchone()
 
 
-def _times_us(action: Callable[[], object], count: int) -> list[float]:
+def _times_us(action: Callable[[], object], count: int, pause_s: float) -> list[float]:
     times = []
     for _ in range(count):
+        if pause_s:
+            time.sleep(pause_s)
         began = time.perf_counter()
         action()
         times.append((time.perf_counter() - began) * 1e6)
@@ -235,7 +238,11 @@ def main() -> None:
     arguments = parser.parse_args()
 
     def both(address: str, store: str) -> Iterator[Row]:
+        with Cluster.open(address) as cluster:
+            create_topic(cluster, "one-record", 1)
+            create_topic(cluster, "awaited", 1)
         yield from measure(address, store, arguments.sends)
+        yield from measure(address, store, arguments.sends // 2, _PAUSE_S)
         yield from measure_consumer(address, store, arguments.sends // 2)
 
     rows = report("one record", arguments, both)

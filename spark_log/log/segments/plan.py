@@ -13,7 +13,7 @@ from spark_log.ids import LogDirId, OffsetRange, TopicId, TopicPartition
 from spark_log.log.segments.replica_selector import Copies, Copy, distance, select_replicas
 from spark_log.log.segments.slices import Positions, Slice, TimestampBounds
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import Prepared, in_list, one_message
+from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import BLOB, BROKER, LOG_DIR, PARTITION, REPLICA, SEGMENT, TOPIC
 
 _ALL_TIMES = TimestampBounds()
@@ -88,11 +88,9 @@ def find_positions(connection: sa.Connection, partitions: Collection[TopicPartit
     if len(partitions) < 1_000:
         query, parameters["numbers"] = _SOME_POSITIONS, list({number for _, number in partitions})
     wanted = frozenset(partitions)
-    with one_message(connection):  # with the BEGIN, if it is the first statement
-        answer = query.ask(connection, parameters)
     positions_of = {
         TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end), *numbers)
-        for name, number, topic_id, start, end, *numbers in answer.rows()
+        for name, number, topic_id, start, end, *numbers in query.rows(connection, parameters)
     }
     return {topic_partition: here for topic_partition, here in positions_of.items() if topic_partition in wanted}
 
