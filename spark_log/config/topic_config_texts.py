@@ -48,14 +48,14 @@ WITHOUT_MEANING = {
 """Kafka's configs that have no meaning here, with the reasons. They are refused, not ignored."""
 
 
-def hint(name: object, known: Collection[str]) -> str:
+def hint(name: object, config_names: Collection[str]) -> str:
     """Return the end of the error message about an unknown name."""
     if not isinstance(name, str):
         return ": expected text"
     if name in WITHOUT_MEANING:
         return f": a config of Kafka that has no meaning here ({WITHOUT_MEANING[name]})"
-    near = difflib.get_close_matches(name.lower().replace("_", "."), known, n=3, cutoff=0.6)
-    return f". Did you mean {' or '.join(near)}?" if near else f". Known are {', '.join(known)}"
+    near = difflib.get_close_matches(name.lower().replace("_", "."), config_names, n=3, cutoff=0.6)
+    return f". Did you mean {' or '.join(near)}?" if near else f". Known are {', '.join(config_names)}"
 
 
 def parse(name: str, text: object, value_type: ValueType) -> Any:

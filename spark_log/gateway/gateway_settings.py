@@ -77,14 +77,14 @@ class GatewaySettings:
     """connection.failed.authentication.delay.ms."""
 
     def __post_init__(self) -> None:
-        unknown = [each for each in self.sasl_mechanisms if each not in MECHANISMS]
+        unknown = [mechanism for mechanism in self.sasl_mechanisms if mechanism not in MECHANISMS]
         if unknown:
             raise InvalidConfigurationError(f"--sasl: expected {', '.join(MECHANISMS)}, got {unknown[0]!r}")
         if self.super_users and not self.acls:
             raise InvalidConfigurationError("--super-users have a meaning with --acls only")
-        for each in self.super_users:
-            if not each.startswith("User:") or each == "User:":
-                raise InvalidConfigurationError(f"--super-users: expected User:NAME, got {each!r}")
+        for principal in self.super_users:
+            if not principal.startswith("User:") or principal == "User:":
+                raise InvalidConfigurationError(f"--super-users: expected User:NAME, got {principal!r}")
         in_the_clear = PLAIN in self.sasl_mechanisms and self.tls is None
         if in_the_clear and not (self.allow_plain_without_tls or is_loopback(self.host)):
             raise InvalidConfigurationError(

@@ -78,7 +78,7 @@ def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
 
     Raises InvalidConfigurationError if a spec does not name an assignor, two have the same name, or there are none.
     """
-    found: dict[str, Assignor] = {}
+    assignors: dict[str, Assignor] = {}
     for spec in specs:
         kind = _import(spec) if isinstance(spec, str) else spec
         try:
@@ -88,12 +88,12 @@ def resolve_assignors(specs: Sequence[AssignorSpec]) -> dict[str, Assignor]:
             raise InvalidConfigurationError(f"assignors: {spec!r} cannot be used: {error!r}") from error
         if not callable(getattr(assignor, "assign", None)) or not isinstance(name, str) or not name:
             raise InvalidConfigurationError(f"assignors: {spec!r} is not an assignor with a name and assign()")
-        if name in found:
+        if name in assignors:
             raise InvalidConfigurationError(f"assignors: two have the name {name!r}")
-        found[name] = assignor
-    if not found:
+        assignors[name] = assignor
+    if not assignors:
         raise InvalidConfigurationError("assignors: at least one is needed")
-    return found
+    return assignors
 
 
 def _import(path: str) -> Any:
@@ -174,7 +174,7 @@ def assign_as_leader(
             for member_id, instance_id, metadata in members
         ]
         encoded = {member_id: bytes(each.encode()) for member_id, each in _ask(assignor, subscribers, counts).items()}
-        given = {
+        assignments = {
             member_id: [TopicPartition(*p) for p in ConsumerProtocolAssignment.decode(data).partitions()]
             for member_id, data in encoded.items()
         }
@@ -184,7 +184,7 @@ def assign_as_leader(
         assignor.name,
         {member_id: set(subscription.topics) for member_id, _, subscription in subscribers},
         counts,
-        given,
+        assignments,
     )
     return encoded
 
@@ -215,7 +215,7 @@ def _check(
 
 def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
     """Assign like kafka-python's roundrobin, which raises KeyError if a member that does not subscribe has its turn."""
-    given: dict[str, set[TopicPartition]] = {c.member_id: set() for c in ordered}
+    assigned: dict[str, set[TopicPartition]] = {c.member_id: set() for c in ordered}
     turn = 0
     for topic in sorted(counts):
         if not any(topic in c.topics for c in ordered):
@@ -223,9 +223,9 @@ def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dic
         for number in range(counts[topic]):
             while topic not in ordered[turn % len(ordered)].topics:
                 turn += 1
-            given[ordered[turn % len(ordered)].member_id].add(TopicPartition(topic, number))
+            assigned[ordered[turn % len(ordered)].member_id].add(TopicPartition(topic, number))
             turn += 1
-    return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
+    return {member_id: frozenset(partitions) for member_id, partitions in assigned.items()}
 
 
 def by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:

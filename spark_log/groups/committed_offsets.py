@@ -252,15 +252,15 @@ def read_commits(
         .join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
         .where(GROUP_OFFSET.group_id == group_id)
     )
-    wanted = None if partitions is None else set(partitions)
-    if wanted is not None and len(wanted) == 1:
-        (only,) = wanted
+    requested = None if partitions is None else set(partitions)
+    if requested is not None and len(requested) == 1:
+        (only,) = requested
         query = query.where(TOPIC.name == only.topic, GROUP_OFFSET.partition == only.partition)
     found = {
         TopicPartition(name, number): Commit(offset, text.decode(), *rest)
         for name, number, offset, text, *rest in connection.execute(query)
     }
-    return found if wanted is None else {p: commit for p, commit in found.items() if p in wanted}
+    return found if requested is None else {p: commit for p, commit in found.items() if p in requested}
 
 
 def has_commits(connection: sa.Connection, group_id: str) -> bool:

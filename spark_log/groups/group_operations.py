@@ -48,7 +48,7 @@ from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_g
 from spark_log.groups.share.members import remove_share_members
 from spark_log.groups.share.rows import delete_state
 from spark_log.ids import TopicPartition
-from spark_log.log.segments.plan import Found, find_positions
+from spark_log.log.segments.plan import PartitionSnapshot, find_positions
 from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
@@ -105,22 +105,22 @@ def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time:
     """
     match to:
         case Earliest():
-            wanted = limits.log_start_offset
+            new_offset = limits.log_start_offset
         case Latest():
-            wanted = limits.high_watermark
+            new_offset = limits.high_watermark
         case AtTime():
-            wanted = limits.high_watermark if at_time is None else at_time
+            new_offset = limits.high_watermark if at_time is None else at_time
         case ShiftBy(records):
             if committed is None:
                 raise IllegalArgumentError("shift by: there is no committed offset to count from")
-            wanted = committed + records
+            new_offset = committed + records
         case Exactly(offset):
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
                 raise IllegalArgumentError(f"offset to reset to: {offset!r} is not an integer >= 0")
-            wanted = offset
+            new_offset = offset
         case _:
             assert_never(to)
-    return min(max(wanted, limits.log_start_offset), limits.high_watermark)
+    return min(max(new_offset, limits.log_start_offset), limits.high_watermark)
 
 
 def reset_offsets(
@@ -164,17 +164,17 @@ def reset_offsets(
 class Limits(NamedTuple):
     """The positions of partitions to reset, and the offsets of the resets to a time."""
 
-    found: dict[TopicPartition, Found]
+    found: dict[TopicPartition, PartitionSnapshot]
     at_times: dict[TopicPartition, int | None]
 
 
 def read_limits(cluster: Cluster, targets: Mapping[TopicPartition, ResetTo]) -> Limits:
     """Read each partition from its store. Raises UnknownTopicOrPartitionError."""
     legal = {partition for partition in targets if is_legal(partition.topic)}
-    found = cluster.store.read(lambda connection: find_positions(connection, legal))
-    for store_id, there in partitions_by_store(cluster, legal - found.keys()).items():
-        found |= cluster.at(store_id).store.read(partial(find_positions, partitions=there))
-    refuse_unknown(targets.keys() - found.keys())
+    positions = cluster.store.read(lambda connection: find_positions(connection, legal))
+    for store_id, there in partitions_by_store(cluster, legal - positions.keys()).items():
+        positions |= cluster.at(store_id).store.read(partial(find_positions, partitions=there))
+    refuse_unknown(targets.keys() - positions.keys())
     times: dict[str, dict[int, int]] = {}
     for partition, to in targets.items():
         if isinstance(to, AtTime):
@@ -184,7 +184,7 @@ def read_limits(cluster: Cluster, targets: Mapping[TopicPartition, ResetTo]) -> 
         topic = cluster.store.read(partial(find_topic, name=name))
         for number, offset in offsets_for_times(cluster.of(topic), topic, asked).items():
             at_times[TopicPartition(name, number)] = offset
-    return Limits(found, at_times)
+    return Limits(positions, at_times)
 
 
 def resolve_resets(
@@ -246,13 +246,15 @@ def delete_offsets_of_each(
         mine = [partition for partition in partitions if partition.topic == name]
         error = None
         try:
-            delete_offsets(store, group_id, [each for each in mine if 0 <= each.partition < count])
+            delete_offsets(store, group_id, [partition for partition in mine if 0 <= partition.partition < count])
         except GroupSubscribedToTopicError as subscribed:
             error = subscribed
-        for each in mine:
-            known = 0 <= each.partition < count
-            outcomes[each] = (
-                error if known else UnknownTopicOrPartitionError(f"partition {name}-{each.partition}: does not exist")
+        for partition in mine:
+            known = 0 <= partition.partition < count
+            outcomes[partition] = (
+                error
+                if known
+                else UnknownTopicOrPartitionError(f"partition {name}-{partition.partition}: does not exist")
             )
     return outcomes
 

@@ -155,8 +155,8 @@ def _of_consumer_groups(
     later = _too_much(by_key)
     by_key = {key: row for key, row in by_key.items() if key not in later}
     subscriptions = [subscription_of(row.subscription) for row in by_key.values()]
-    topics = {name for said in subscriptions for name in said.topics}
-    topic_set = rows.all_topics(connection) if any(said.pattern for said in subscriptions) else None
+    topics = {name for subscription in subscriptions for name in subscription.topics}
+    topic_set = rows.all_topics(connection) if any(subscription.pattern for subscription in subscriptions) else None
     facts = rows.topic_facts(connection, topics)
     answers = {}
     for heartbeat in heartbeats:
@@ -167,7 +167,7 @@ def _of_consumer_groups(
         if row is None or now.expired(row.until_ms, row.clock_epoch) or row.protocol != heartbeat.protocol:
             answers[heartbeat] = HeartbeatAnswer(error=_refusal(connection, heartbeat, gone=row is None))
             continue
-        group, said = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
+        group, subscription = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
         epochs, owned_now = epochs_of(row.epoch_state), assigned.get(heartbeat.key, set())
         accepted = (row.epoch, epochs.connection_id) == (
             heartbeat.epoch,
@@ -176,11 +176,11 @@ def _of_consumer_groups(
         alone = (
             not accepted
             or row.group_generation != heartbeat.epoch
-            or notice_topics(group, facts_of(row.topics), facts, said.topics) != group
+            or notice_topics(group, facts_of(row.topics), facts, subscription.topics) != group
             or ends_ms[heartbeat.group_id] <= now.lease_ms
             or owned_now != partitions_of(row.target)
             or owned_now != epochs.current
-            or (said.pattern is not None and said.pattern.matched != topic_set)
+            or (subscription.pattern is not None and subscription.pattern.matched != topic_set)
         )
         due_ms = epochs.renewal_due_ms(row.until_ms, row.session_timeout_ms)
         valid_until_ms = min(due_ms, ends_ms[heartbeat.group_id])

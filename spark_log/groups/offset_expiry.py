@@ -81,13 +81,13 @@ def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
         old = _old(now.wall_ms - settings.offsets_retention_ms)
         query = sa.select(sa.func.count()).select_from(t.group_offset).where(old)
         of_empty = _empty_since(now.wall_ms - settings.offsets_retention_ms)
-        found = connection.execute(
+        expired_count = connection.execute(
             query.join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_OFFSET.group_id).where(of_empty)
         ).scalar_one()
         for group_id, topic_ids in _unsubscribed(connection, now, settings.offsets_retention_ms):
             where = (GROUP_OFFSET.group_id == group_id) & GROUP_OFFSET.topic_id.in_(topic_ids)
-            found += connection.execute(query.where(where)).scalar_one()
-        return int(found)
+            expired_count += connection.execute(query.where(where)).scalar_one()
+        return int(expired_count)
 
     return store.read(count)
 

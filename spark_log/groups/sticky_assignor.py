@@ -44,15 +44,15 @@ def assign_sticky(
     classes = _classes(subscriptions, counts)
     loads = [0] * len(subscriptions)
     owners = _kept(subscriptions, owned)
-    for each in classes:
-        _give(each, loads, owners, counts)
+    for topic_class in classes:
+        _give(topic_class, loads, owners, counts)
     for _ in range(_ROUNDS_MAX):
-        moves = [_level(each, loads) for each in classes]
+        moves = [_level(topic_class, loads) for topic_class in classes]
         if len(classes) == 1 or not any(moves):
             break
     given: list[list[TopicPartition]] = [[] for _ in subscriptions]
-    for each in classes:
-        for member, partitions in each.held.items():
+    for topic_class in classes:
+        for member, partitions in topic_class.held.items():
             given[member] += partitions
     return {name: frozenset(given[member]) for member, name in enumerate(subscriptions)}
 
@@ -81,46 +81,48 @@ def _kept(subscriptions: Mapping[str, Collection[str]], owned: Mapping[str, Part
     return owners
 
 
-def _give(each: _Class, loads: list[int], owners: Mapping[TopicPartition, int], counts: Mapping[str, int]) -> None:
+def _give(
+    topic_class: _Class, loads: list[int], owners: Mapping[TopicPartition, int], counts: Mapping[str, int]
+) -> None:
     """Fill `held`: owners keep their partitions, and the others go to the least loaded subscriber."""
     free = []
-    numbers_max = max(counts[topic] for topic in each.topics)
+    numbers_max = max(counts[topic] for topic in topic_class.topics)
     for number in range(numbers_max):  # the topics in turn, so that a member gives away some of each
-        for topic in each.topics:
+        for topic in topic_class.topics:
             if number < counts[topic]:
                 partition = TopicPartition(topic, number)
                 owner = owners.get(partition)
                 if owner is None:
                     free.append(partition)
                 else:
-                    each.held.setdefault(owner, []).append(partition)
+                    topic_class.held.setdefault(owner, []).append(partition)
                     loads[owner] += 1
-    least = [(loads[member], member) for member in each.subscribers]
+    least = [(loads[member], member) for member in topic_class.subscribers]
     heapq.heapify(least)
     for partition in sorted(free):  # topic by topic, so that each topic is spread over the members
         load, member = least[0]
-        each.held.setdefault(member, []).append(partition)
+        topic_class.held.setdefault(member, []).append(partition)
         loads[member] = load + 1
         heapq.heapreplace(least, (load + 1, member))
 
 
-def _level(each: _Class, loads: list[int]) -> int:
+def _level(topic_class: _Class, loads: list[int]) -> int:
     """Move partitions from the most to the least loaded subscribers, and return the number of moves."""
-    least = [(loads[member], member) for member in each.subscribers]
-    most = [(-loads[member], -member) for member, partitions in each.held.items() if partitions]
+    least = [(loads[member], member) for member in topic_class.subscribers]
+    most = [(-loads[member], -member) for member, partitions in topic_class.held.items() if partitions]
     heapq.heapify(least)
     heapq.heapify(most)
     moves = 0
     while most:
         giver, taker = -most[0][1], least[0][1]
-        if -most[0][0] != loads[giver] or not each.held[giver]:
+        if -most[0][0] != loads[giver] or not topic_class.held[giver]:
             heapq.heappop(most)  # its load has changed since, or it has none of these topics left
         elif least[0][0] != loads[taker]:
             heapq.heappop(least)
         elif loads[giver] - loads[taker] <= 1:
             break
         else:
-            each.held.setdefault(taker, []).append(each.held[giver].pop())
+            topic_class.held.setdefault(taker, []).append(topic_class.held[giver].pop())
             for member, change in ((giver, -1), (taker, 1)):
                 loads[member] += change
                 heapq.heappush(most, (-loads[member], -member))

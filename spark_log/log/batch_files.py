@@ -131,13 +131,13 @@ class BatchFiles:
             outcomes = [try_writing(named[0])]
         else:
             outcomes = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
-        for each in outcomes:
-            if isinstance(each, WriteIdExpiredError):  # it is the write id of all files
+        for outcome in outcomes:
+            if isinstance(outcome, WriteIdExpiredError):  # it is the write id of all files
                 delete_files(self._cluster, topics, [batch for batch in outcomes if isinstance(batch, Batch)])
-                raise each
+                raise outcome
         return names[0][0], [
-            refusal(topic, item, each) if isinstance(each, Exception) else each
-            for (topic, item), each in zip(items, outcomes, strict=True)
+            refusal(topic, item, outcome) if isinstance(outcome, Exception) else outcome
+            for (topic, item), outcome in zip(items, outcomes, strict=True)
         ]
 
     def _targets(self, topic: Topic, partitions: Sequence[int], acks: Acks, timeout_ms: int) -> dict[int, Target]:

@@ -38,7 +38,7 @@ class ReadPlan:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RangesToRead:
     """The input of a plan, read in the same snapshot as the plan: ranges, and their topics by name."""
 
     topics: Mapping[str, Topic]
@@ -108,14 +108,14 @@ class LogReader:
         Replicas in the reader's `rack` are read first.
         """
 
-        def find(connection: sa.Connection) -> Wanted:
-            found = find_topics(connection, {name for name, _ in ranges})
-            _check_topics(found, ranges, topics)
-            if any(topic.store_id != self.cluster.store_id for topic in found.values()):
-                raise _ElsewhereError(found)
+        def find(connection: sa.Connection) -> RangesToRead:
+            topics_by_name = find_topics(connection, {name for name, _ in ranges})
+            _check_topics(topics_by_name, ranges, topics)
+            if any(topic.store_id != self.cluster.store_id for topic in topics_by_name.values()):
+                raise _ElsewhereError(topics_by_name)
             here = planner.find_positions(connection, ranges.keys())
             _check_ranges({topic_partition: at.positions for topic_partition, at in here.items()}, ranges)
-            return Wanted(found, ranges)
+            return RangesToRead(topics_by_name, ranges)
 
         try:
             return self.plan_in_snapshot(find, times, rack)
@@ -138,7 +138,10 @@ class LogReader:
         return ReadPlan([piece for plan in plans for piece in plan.slices], log_dirs)
 
     def plan_in_snapshot(
-        self, find: Callable[[sa.Connection], Wanted], times: TimestampBounds = _ALL_TIMES, rack: str | None = None
+        self,
+        find: Callable[[sa.Connection], RangesToRead],
+        times: TimestampBounds = _ALL_TIMES,
+        rack: str | None = None,
     ) -> ReadPlan:
         """Plan the ranges that `find` returns, in the same snapshot as `find`, which runs again after sealing."""
         limit = self._tail_limit
@@ -192,11 +195,11 @@ class LogReader:
 
 def _find_and_plan(
     connection: sa.Connection,
-    find: Callable[[sa.Connection], Wanted],
+    find: Callable[[sa.Connection], RangesToRead],
     times: TimestampBounds,
     rack: str | None,
     limit: TailLimit | None,
-) -> tuple[Wanted, list[Slice], list[TopicPartition]]:
+) -> tuple[RangesToRead, list[Slice], list[TopicPartition]]:
     """Return the requested ranges, the slices, and the tails that must be sealed first."""
     wanted = find(connection)
     slices = planner.plan(connection, wanted.topics, wanted.ranges, times, rack=rack)

@@ -78,7 +78,7 @@ class TableRounds:
         if searches:
             self._lags_from_s = began_s + _LAGS_EVERY_S
         try:
-            costs_ms = {topic_id: each.cost_ms or 0.0 for topic_id, each in self._attempts.items()}
+            costs_ms = {topic_id: attempt.cost_ms or 0.0 for topic_id, attempt in self._attempts.items()}
             due = _due_topics(context, costs_ms, searches_lags=searches)
             with FirstFailure() as failure:
                 with failure.attempt():
@@ -90,7 +90,7 @@ class TableRounds:
         finally:
             self._seconds = clock.monotonic_s() - began_s
             if len(self._attempts) > _KNOWN_MAX:
-                self._attempts = {topic_id: each for topic_id, each in self._attempts.items() if each.failures}
+                self._attempts = {topic_id: attempt for topic_id, attempt in self._attempts.items() if attempt.failures}
 
     def _chosen(self, due: Sequence[T], topic_of: Callable[[T], Topic]) -> list[T]:
         """Return the part of the due work for this round, in the same order."""

@@ -14,7 +14,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.reader import LogReader, ReadPlan, Wanted
+from spark_log.log.reader import LogReader, RangesToRead, ReadPlan
 from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.records.schema import TimestampType, read_schema
@@ -88,7 +88,7 @@ def _plan(cluster: Cluster, table: TopicTable, there: OpenTable) -> tuple[ReadPl
     """
     ranges: dict[int, OffsetRange] | None = None
 
-    def find(connection: sa.Connection) -> Wanted:
+    def find(connection: sa.Connection) -> RangesToRead:
         nonlocal ranges
         topic = find_topic(connection, table.topic.name)
         cursors = publication_state.cursors(connection, table.key)
@@ -102,7 +102,9 @@ def _plan(cluster: Cluster, table: TopicTable, there: OpenTable) -> tuple[ReadPl
             }
             starts = {number: limits[TopicPartition(topic.name, number)].log_start_offset for number in ends}
             ranges = {number: OffsetRange(starts[number], end) for number, end in ends.items() if starts[number] < end}
-        return Wanted({topic.name: topic}, {TopicPartition(topic.name, n): each for n, each in (ranges or {}).items()})
+        return RangesToRead(
+            {topic.name: topic}, {TopicPartition(topic.name, n): each for n, each in (ranges or {}).items()}
+        )
 
     plan = LogReader(cluster).plan_in_snapshot(find)
     return None if ranges is None else (plan, ranges)

@@ -38,17 +38,17 @@ def find_unresolved(data: Cluster) -> list[Unresolved]:
     """Return the parts that `resolve` would end now."""
     home = data.home.store
     parts = {part.producer_id: part for part in _unfinished_parts(data)}  # before their transactions
-    found = []
+    unresolved = []
     for producer_id, transaction in _transactions(home, data.store_id, parts).items():
         part = parts.get(producer_id)
         name = transaction.transactional_id if transaction is not None else f"producer {producer_id}"
         resolution = Resolution.WAIT if part is None else part_rules.resolve(transaction, data.store_id, part)
         if part is not None and resolution is not Resolution.WAIT:
             committed = resolution is Resolution.ROLL_FORWARD
-            found.append(Unresolved(name, producer_id, part.number, committed))
+            unresolved.append(Unresolved(name, producer_id, part.number, committed))
         elif transaction is not None and rules.is_unfinished(transaction):
-            found.append(Unresolved(name, producer_id, transaction.parts.number, committed=True))
-    return found
+            unresolved.append(Unresolved(name, producer_id, transaction.parts.number, committed=True))
+    return unresolved
 
 
 def _unfinished_parts(data: Cluster) -> list[Part]:

@@ -105,13 +105,15 @@ def register(
         before = lock_part(connection, now, producer_id)
         there: dict[int, Batch] = {}
         if again and before.number == number:
-            there = {each.position: each.batch for each in read_pending(connection, producer_id)}
-        new = [each for each in batches if each.position not in there]
+            there = {pending.position: pending.batch for pending in read_pending(connection, producer_id)}
+        new = [pending for pending in batches if pending.position not in there]
         dropped = save_part(connection, now, before, part_rules.register(before, number, len(new)))
         if new:
             insert_pending(connection, producer_id, new)
-            insert_blobs(connection, {each.batch.name: blobs[each.batch.name] for each in new if each.batch.inline})
-        return [there.get(each.position, each.batch) for each in batches], dropped
+            insert_blobs(
+                connection, {pending.batch.name: blobs[pending.batch.name] for pending in new if pending.batch.inline}
+            )
+        return [there.get(pending.position, pending.batch) for pending in batches], dropped
 
     registered, dropped = data.store.transact(body, timeout_ms=timeout_ms, durable=durable)
     failpoint("part.registered")

@@ -68,19 +68,19 @@ def init_producer(
     transactional_id: str,
     transaction_timeout_ms: int,
     *,
-    given: ProducerRef | None = None,
+    producer: ProducerRef | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> Initialized:
     """Return a producer id and a new epoch for the transactional id, and a fencing token.
 
     Earlier producers with the id are fenced, and their open transaction is aborted; `transaction_parts.abort_parts`
-    drops its parts. With `given`, the caller must be this producer, which continues with the new epoch (`rules.bump`);
-    an unknown transactional id is created all the same. If the epoch would be above EPOCH_MAX, the transactional id
-    gets another producer id.
+    drops its parts. With `producer`, the caller must be this producer, which continues with the new epoch
+    (`rules.bump`); an unknown transactional id is created all the same. If the epoch would be above EPOCH_MAX, the
+    transactional id gets another producer id.
 
     Raises InvalidTransactionTimeoutError unless the timeout is above 0 and at most transaction.max.timeout.ms, and
     TransactionCommitPendingError if the last transaction is unfinished (`transaction_parts.complete_last`). With
-    `given`, raises InvalidProducerIdMappingError and ProducerFencedError.
+    `producer`, raises InvalidProducerIdMappingError and ProducerFencedError.
     """
     store = cluster.store
     limit = store.settings.transaction_max_timeout_ms
@@ -98,10 +98,10 @@ def init_producer(
             producer_id = insert_transactional_producer(connection, transactional_id, transaction_timeout_ms, now)
             insert_empty_transaction(connection, producer_id)
         before = lock_transaction(connection, now, producer_id)
-        if given is None or before.transaction.epoch < 0:  # a new row: a client whose id has expired begins again
+        if producer is None or before.transaction.epoch < 0:  # a new row: a client whose id has expired begins again
             after = rules.initialize(before.transaction)
         else:
-            after = rules.bump(before.transaction, given)
+            after = rules.bump(before.transaction, producer)
         ends = before.transaction.state is ONGOING and after.state is not ONGOING
         aborted = before.transaction.parts if ends else NO_PARTS
         dropped = read_pending(connection, producer_id) if ends else []
@@ -165,16 +165,18 @@ def register(
         before = lock_transaction(connection, now, ref.producer_id)
         if before.transaction.parts.stores and batches:
             rules.join(before.transaction, ref, HOME, across=may_cross(store))
-        there = {each.position: each.batch for each in read_pending(connection, ref.producer_id)} if again else {}
-        new = [each for each in batches if each.position not in there]
+        there = (
+            {pending.position: pending.batch for pending in read_pending(connection, ref.producer_id)} if again else {}
+        )
+        new = [pending for pending in batches if pending.position not in there]
         after = rules.register(before.transaction, ref, len(new))
         with sent_with_commit(connection):
             save_transaction(connection, now, before, after)
             if new:
                 insert_pending(connection, ref.producer_id, new)
-                names = [each.batch.name for each in new if each.batch.inline]
+                names = [pending.batch.name for pending in new if pending.batch.inline]
                 insert_blobs(connection, {name: blobs[name] for name in names})
-        return [there.get(each.position, each.batch) for each in batches]
+        return [there.get(pending.position, pending.batch) for pending in batches]
 
     registered = store.transact(body, timeout_ms=timeout_ms, durable=durable)
     failpoint("transaction.registered")

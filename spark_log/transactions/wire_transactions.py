@@ -192,11 +192,11 @@ def register(
     def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Appended | Rejected]]:
         if write_id is not None:
             check_write_id(connection, write_id, release=False)
-        order = sorted(range(len(registrations)), key=lambda each: registrations[each].producer.producer_id)
+        order = sorted(range(len(registrations)), key=lambda index: registrations[index].producer.producer_id)
         outcomes: dict[int, list[Appended | Rejected]] = {
-            each: _register(connection, store, registrations[each], blobs, provisional) for each in order
+            index: _register(connection, store, registrations[index], blobs, provisional) for index in order
         }
-        return [outcomes[each] for each in range(len(registrations))]
+        return [outcomes[index] for index in range(len(registrations))]
 
     outcomes = store.transact(body, timeout_ms=timeout_ms)
     failpoint("part.registered" if any(each.number is not None for each in registrations) else "transaction.registered")

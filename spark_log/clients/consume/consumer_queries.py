@@ -20,7 +20,7 @@ from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import IllegalStateError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed
 from spark_log.ids import StoreId
-from spark_log.log.segments.plan import Found, TimeLookup, find_positions, plan_time_lookups
+from spark_log.log.segments.plan import PartitionSnapshot, TimeLookup, find_positions, plan_time_lookups
 from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import first_records
 
@@ -140,7 +140,7 @@ def _elsewhere(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict
 
 
 def _checked(
-    positions: Mapping[ids.TopicPartition, Found], partitions: Collection[TopicPartition]
+    positions: Mapping[ids.TopicPartition, PartitionSnapshot], partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Positions]:
     for partition in partitions:
         if partition not in positions:

@@ -185,7 +185,7 @@ class Fetching:
         self,
         connection: sa.Connection,
         states: dict[TopicPartition, PartitionState],
-        found: dict[ids.TopicPartition, planner.Found],
+        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> None:
         """Update the positions to the snapshot. Drop the streams of deleted topics, and of logs that were truncated or
         whose segments were replaced, because records may have been erased.
@@ -209,7 +209,7 @@ class Fetching:
         self,
         connection: sa.Connection,
         states: dict[TopicPartition, PartitionState],
-        found: dict[ids.TopicPartition, planner.Found],
+        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> dict[TopicPartition, list[Truncation]]:
         """Return truncations of the partitions that had an election since their positions were found. Usually empty."""
         keys: dict[Key, TopicPartition] = {
@@ -220,7 +220,7 @@ class Fetching:
         return {keys[key]: cut for key, cut in read_truncations(connection, keys).items()}
 
     def _ranges(
-        self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.Found]
+        self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.PartitionSnapshot]
     ) -> dict[ids.TopicPartition, ids.OffsetRange]:
         """Return the ranges to plan: partitions with records to read and no stream, as many as there is room for."""
         self._release(states)
@@ -239,7 +239,7 @@ class Fetching:
         self,
         connection: sa.Connection,
         ranges: dict[ids.TopicPartition, ids.OffsetRange],
-        found: dict[ids.TopicPartition, planner.Found],
+        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> list[Slice]:
         """Return the next slices of the ranges, with inline slices up to the limits of a fetch (`bounded`)."""
         topics = self._topics_of(connection, ranges, found)
@@ -253,7 +253,7 @@ class Fetching:
         self,
         connection: sa.Connection,
         partitions: Collection[ids.TopicPartition],
-        found: dict[ids.TopicPartition, planner.Found],
+        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> dict[str, Topic]:
         """Return the topics by name. Each is read once, because a plan needs only properties that never change for a
         topic id. Typed columns can change: if some are chosen, the topics are read again.
@@ -273,7 +273,7 @@ class Fetching:
         cluster: Cluster,
         ranges: dict[ids.TopicPartition, ids.OffsetRange],
         slices: list[Slice],
-        found: dict[ids.TopicPartition, planner.Found],
+        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> None:
         if self.fetcher.renewal_due(slices):
             self.fetcher.renew(cluster.log_dirs)

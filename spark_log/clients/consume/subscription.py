@@ -30,7 +30,7 @@ from spark_log.errors import (
 from spark_log.groups.committed_offsets import Commit
 from spark_log.log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
 from spark_log.log.partitions.replication_rules import Truncation
-from spark_log.log.segments.plan import Found
+from spark_log.log.segments.plan import PartitionSnapshot
 
 Reset = Literal["earliest", "latest"]
 Policy = Literal["earliest", "latest", "none"]
@@ -197,7 +197,11 @@ class Subscription:
 
 
 def settle(
-    partition: TopicPartition, state: PartitionState, found: Found, truncations: Iterable[Truncation], policy: Policy
+    partition: TopicPartition,
+    state: PartitionState,
+    found: PartitionSnapshot,
+    truncations: Iterable[Truncation],
+    policy: Policy,
 ) -> None:
     """Update a position to the current partition: apply a requested reset, a truncation, or the policy if the position
     is missing or out of range. `truncations` are those of the partition with a leader epoch above the position's.

@@ -86,13 +86,13 @@ class LogDirFolder:
     def entries(self, folder: str = "") -> list[Entry]:
         """List a folder, or the log dir itself, not recursively. Returns no entries if there is no such folder."""
         where = self._resolve(folder) if folder else self._root
-        found: list[fs.FileInfo] = []
+        infos: list[fs.FileInfo] = []
         with self._storage_errors(folder or "its folder"), _if_it_exists():
-            found = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
+            infos = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
         start = len(self._root.rstrip("/")) + 1
         return [
             Entry(info.path[start:], not info.is_file, info.size or 0, (info.mtime_ns or 0) // 1_000_000)
-            for info in found
+            for info in infos
         ]
 
     def names(self, folder: str) -> list[str]:

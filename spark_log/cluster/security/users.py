@@ -83,18 +83,18 @@ def alter_credentials(
             delete = t.scram_credential.delete().where(_is(user, mechanism))
             if not can_be_stored(user) or not connection.execute(delete).rowcount:
                 raise ResourceNotFoundError(f"user {user!r} has no {mechanism.sasl_name} credential")
-        for each in sorted(upsertions, key=lambda one: (one.user, one.mechanism)):
+        for upsertion in sorted(upsertions, key=lambda one: (one.user, one.mechanism)):
             values = {
-                "salt": each.credential.salt,
-                "iterations": each.credential.iterations,
-                "stored_key": each.credential.stored_key,
-                "server_key": each.credential.server_key,
+                "salt": upsertion.credential.salt,
+                "iterations": upsertion.credential.iterations,
+                "stored_key": upsertion.credential.stored_key,
+                "server_key": upsertion.credential.server_key,
             }
-            here = t.scram_credential.update().where(_is(each.user, each.mechanism)).values(values)
+            here = t.scram_credential.update().where(_is(upsertion.user, upsertion.mechanism)).values(values)
             if not connection.execute(here).rowcount:
                 connection.execute(
                     t.scram_credential.insert(),
-                    {"user_name": each.user, "mechanism": int(each.mechanism), **values},
+                    {"user_name": upsertion.user, "mechanism": int(upsertion.mechanism), **values},
                 )
 
     store.transact(body)

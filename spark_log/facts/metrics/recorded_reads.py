@@ -14,7 +14,7 @@ from spark_log.errors import redact
 from spark_log.facts.metrics.recorded_topics import RecordedTopic, find_recorded
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.columns.column_choice import chosen_fields
-from spark_log.log.reader import LogReader, Wanted
+from spark_log.log.reader import LogReader, RangesToRead
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import BAD_REPLICA, Fetcher
 from spark_log.log.segments.file_pruning import without_excluded
@@ -89,8 +89,8 @@ def read_records(
         if limits is None or limits.log_start_offset >= limits.high_watermark:
             return empty
 
-        def wanted(connection: sa.Connection) -> Wanted:
-            return Wanted({topic.name: topic}, {here: OffsetRange(*limits)})
+        def wanted(connection: sa.Connection) -> RangesToRead:
+            return RangesToRead({topic.name: topic}, {here: OffsetRange(*limits)})
 
         plan = reader.plan_in_snapshot(wanted, times)
         slices = cluster.store.read(

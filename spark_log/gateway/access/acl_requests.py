@@ -67,17 +67,17 @@ async def create_acls(services: Services, request: Message, client: Client) -> M
 
 
 def _create(services: Services, request: Message, client: Client) -> Message:
-    def create(wanted: Message) -> None:
+    def create(creation: Message) -> None:
         _check_enabled(services)
         acl = on_acls.acl_of_numbers(
-            wanted.resource_type, wanted.resource_name, wanted.resource_pattern_type, wanted.principal, wanted.host,
-            wanted.operation, wanted.permission_type,
+            creation.resource_type, creation.resource_name, creation.resource_pattern_type, creation.principal,
+            creation.host, creation.operation, creation.permission_type,
         )  # fmt: skip
         [error] = on_acls.create_acls(services.cluster, client.principal, _SOURCE, [acl])
         if error is not None:
             raise error
 
-    outcomes = [outcome_of(create, wanted) for wanted in request.creations]
+    outcomes = [outcome_of(create, creation) for creation in request.creations]
     kind = CreateAclsResponse.AclCreationResult
     return CreateAclsResponse(
         throttle_time_ms=0, results=[kind(error_code=each.code, error_message=each.message) for each in outcomes]

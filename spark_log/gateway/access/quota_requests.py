@@ -76,15 +76,15 @@ async def alter_client_quotas(services: Services, request: Message, client: Clie
 def _alter(services: Services, request: Message, client: Client) -> Message:
     entry = AlterClientQuotasResponse.EntryData
     entries = []
-    for wanted in request.entries:
-        outcome = outcome_of(_alter_one, services, client, wanted, bool(request.validate_only))
+    for alteration in request.entries:
+        outcome = outcome_of(_alter_one, services, client, alteration, bool(request.validate_only))
         entries.append(
             entry(
                 error_code=outcome.code,
                 error_message=outcome.message,
                 entity=[
                     entry.EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
-                    for part in wanted.entity
+                    for part in alteration.entity
                 ],
             )
         )

@@ -34,7 +34,10 @@ def describe_users(services: Services, request: Message, _client: Client) -> Mes
             error = DuplicateResourceError(f"user {user!r} is in the request more than once")
         elif not credentials:
             error = ResourceNotFoundError(f"there is no user {user!r}")
-        infos = [kind.CredentialInfo(mechanism=int(each.mechanism), iterations=each.iterations) for each in credentials]
+        infos = [
+            kind.CredentialInfo(mechanism=int(credential.mechanism), iterations=credential.iterations)
+            for credential in credentials
+        ]
         results.append(
             kind(
                 user=user,

@@ -100,7 +100,7 @@ class ClassicWaits:
     async def _look(self, groups: dict[str, _Group]) -> None:
         for group in groups.values():  # before the read: `wait` sets it to 0 if a member begins to wait during it
             group.look_at_s = _now_s() + _LOOK_AGAIN_S
-        keys = [(key, each.member_id) for key, group in groups.items() for each in group.waiting]
+        keys = [(key, member.member_id) for key, group in groups.items() for member in group.waiting]
         if not keys:
             return
         marks: dict[str, Mark] | None = None
@@ -108,15 +108,15 @@ class ClassicWaits:
             marks = await self._call_in_thread(marks_of, self._store, keys)
         for group_id, group in groups.items():
             mark = None if marks is None else marks.get(group_id)
-            waiting = [each for each in group.waiting if not each.woken.done()]
-            woken = [each for each in waiting if mark is None or _differs(mark, each)]
+            waiting = [member for member in group.waiting if not member.woken.done()]
+            woken = [member for member in waiting if mark is None or _differs(mark, member)]
             if mark is not None and mark.wait_ms is not None:
                 wait_s = mark.wait_ms / 1000
                 if wait_s == 0:
                     woken, wait_s = woken or waiting[:1], _ADVANCE_S
                 group.look_at_s = min(group.look_at_s, _now_s() + wait_s)
-            for each in woken:
-                each.woken.set_result(None)
+            for member in woken:
+                member.woken.set_result(None)
 
 
 def _differs(mark: Mark, waiting: _Waiting) -> bool:

@@ -114,13 +114,13 @@ def _owned(services: Services, parts: Collection[Message] | None) -> Partitions 
     """Return the partitions that a member reports as owned, without those of topics that no longer exist, or None."""
     if not parts:
         return None if parts is None else NO_PARTITIONS
-    ids = {each.topic_id.hex for each in parts}
+    ids = {part.topic_id.hex for part in parts}
     topics = services.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
     return frozenset(
-        TopicPartition(topics[each.topic_id.hex].name, number)
-        for each in parts
-        if each.topic_id.hex in topics
-        for number in each.partitions
+        TopicPartition(topics[part.topic_id.hex].name, number)
+        for part in parts
+        if part.topic_id.hex in topics
+        for number in part.partitions
     )
 
 

@@ -165,10 +165,10 @@ def delete_committed_offsets(services: Services, request: Message, _client: Clie
             name=topic.name,
             partitions=[
                 kind.OffsetDeleteResponsePartition(
-                    partition_index=each.partition_index,
-                    error_code=codes[TopicPartition(topic.name, each.partition_index)],
+                    partition_index=requested.partition_index,
+                    error_code=codes[TopicPartition(topic.name, requested.partition_index)],
                 )
-                for each in topic.partitions
+                for requested in topic.partitions
             ],
         )
         for topic in request.topics

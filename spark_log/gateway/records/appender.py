@@ -316,14 +316,16 @@ class Appender(threading.Thread):
         done.add_done_callback(end)
 
     def _appended(self, checked: Sequence[Checked], acks: Acks) -> list[Outcome]:
-        accepted = [each for each in checked if isinstance(each, Accepted)]
-        self._counters.appended_records += sum(each.records.table.num_rows for each in accepted)
+        accepted = [batch for batch in checked if isinstance(batch, Accepted)]
+        self._counters.appended_records += sum(batch.records.table.num_rows for batch in accepted)
         appended = iter(
-            self._log.append_each([(each.topic, each.records) for each in accepted], acks=acks, timeout_ms=_TIMEOUT_MS)
+            self._log.append_each(
+                [(batch.topic, batch.records) for batch in accepted], acks=acks, timeout_ms=_TIMEOUT_MS
+            )
             if accepted
             else ()
         )
-        return [self._outcome_of(each, next(appended)) if isinstance(each, Accepted) else each for each in checked]
+        return [self._outcome_of(batch, next(appended)) if isinstance(batch, Accepted) else batch for batch in checked]
 
     def _checked(self, batches: Sequence[SentBatch | Checked]) -> list[Checked]:
         """Check the batches that are not checked yet, and return all in their order."""
@@ -334,18 +336,20 @@ class Appender(threading.Thread):
         """Make the batches of transactions pending, and return their outcomes. They get final offsets at the commit.
         `names` has the transactional id of each batch.
         """
-        accepted = [(name, each) for name, each in zip(names, checked, strict=True) if isinstance(each, Accepted)]
+        accepted = [(name, batch) for name, batch in zip(names, checked, strict=True) if isinstance(batch, Accepted)]
         registered = iter(
             register_records(
                 self._log,
-                [(name, each.topic, each.records) for name, each in accepted],
+                [(name, batch.topic, batch.records) for name, batch in accepted],
                 provisional=self._provisional_offsets,
                 timeout_ms=_TIMEOUT_MS,
             )
             if accepted
             else ()
         )
-        return [self._outcome_of(each, next(registered)) if isinstance(each, Accepted) else each for each in checked]
+        return [
+            self._outcome_of(batch, next(registered)) if isinstance(batch, Accepted) else batch for batch in checked
+        ]
 
     def _outcome_of(self, accepted: Accepted, outcome: Appended | Rejected) -> Outcome:
         if isinstance(outcome, Appended):

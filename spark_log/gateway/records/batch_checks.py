@@ -112,17 +112,21 @@ def check_batches(
     open_ones = [number for number, outcome in enumerate(checked) if outcome is None]
     decoded = decode([batches[number].data for number in open_ones], limits)
     by_topic: dict[str, list[int]] = {}
-    for number, each in enumerate(decoded):
-        if isinstance(each, DecodedBatch):
+    for number, decoded_batch in enumerate(decoded):
+        if isinstance(decoded_batch, DecodedBatch):
             by_topic.setdefault(batches[open_ones[number]].topic, []).append(number)
     stored: dict[int, pa.Table] = {}
     for name, numbers in by_topic.items():
         if len(numbers) > 1:
-            records = [each.records for number in numbers if isinstance(each := decoded[number], DecodedBatch)]
+            records = [
+                decoded_batch.records
+                for number in numbers
+                if isinstance(decoded_batch := decoded[number], DecodedBatch)
+            ]
             stored.update(zip(numbers, _stored_together(records, topics[name], now_ms), strict=False))
-    for position, (number, each) in enumerate(zip(open_ones, decoded, strict=True)):
+    for position, (number, decoded_batch) in enumerate(zip(open_ones, decoded, strict=True)):
         batch = batches[number]
-        checked[number] = _check(batch, each, topics[batch.topic], now_ms, stored.get(position))
+        checked[number] = _check(batch, decoded_batch, topics[batch.topic], now_ms, stored.get(position))
     return [outcome for outcome in checked if outcome is not None]
 
 

@@ -28,7 +28,7 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.record_streams import BATCH_BYTES, Version
 from spark_log.gateway.services import Services
 from spark_log.ids import TopicPartition
-from spark_log.log.segments.plan import Found, find_positions
+from spark_log.log.segments.plan import PartitionSnapshot, find_positions
 
 _UNKNOWN_TOPIC_ID = 100
 _FENCED_LEADER_EPOCH = 74
@@ -155,10 +155,10 @@ def _answers(services: Services, asked: Sequence[_Asked]) -> list[_Answer]:
         moved = {name for name, topic in now.items() if topic.store_id != topics[name].store_id}
         topics |= now
         here |= services.stores.of_partitions([tp for tp in legal if tp.topic in moved], positions_of, topics=topics)
-    return [_position(services, each, topics, here) for each in asked]
+    return [_position(services, partition, topics, here) for partition in asked]
 
 
-def positions_of(view: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Found]:
+def positions_of(view: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionSnapshot]:
     return view.store.read(lambda connection: find_positions(connection, partitions))
 
 
@@ -166,7 +166,7 @@ def _position(
     services: Services,
     asked: _Asked,
     topics: Mapping[str, Topic],
-    here: Mapping[TopicPartition, Found | SparkLogError],
+    here: Mapping[TopicPartition, PartitionSnapshot | SparkLogError],
 ) -> _Answer:
     if asked.topic is None:
         return _Answer(_UNKNOWN_TOPIC_ID)

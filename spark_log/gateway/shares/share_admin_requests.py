@@ -116,13 +116,13 @@ def _offsets_of(services: Services, asked: Message, version: int) -> Message:
         return group_kind(group_id=asked.group_id, topics=[], error_code=error_code(error),
                           error_message=client_message(error))  # fmt: skip
 
-    wanted: dict[str, list[int]] = {}
+    numbers_by_topic: dict[str, list[int]] = {}
     if asked.topics is None:
         for place in sorted(here):
-            wanted.setdefault(place.topic, []).append(place.partition)
+            numbers_by_topic.setdefault(place.topic, []).append(place.partition)
     else:
-        wanted = {topic.topic_name: topic.partitions for topic in asked.topics}
-    found = services.topics.find(filter(is_legal, wanted))
+        numbers_by_topic = {topic.topic_name: topic.partitions for topic in asked.topics}
+    existing = services.topics.find(filter(is_legal, numbers_by_topic))
 
     def partition(topic: str, number: int) -> Message:
         state = here.get(TopicPartition(topic, number))
@@ -137,10 +137,10 @@ def _offsets_of(services: Services, asked: Message, version: int) -> Message:
     topics = [
         kind(
             topic_name=name,
-            topic_id=uuid.UUID(hex=found[name].uuid) if name in found else _NO_ID,
+            topic_id=uuid.UUID(hex=existing[name].uuid) if name in existing else _NO_ID,
             partitions=[partition(name, number) for number in numbers],
         )
-        for name, numbers in wanted.items()
+        for name, numbers in numbers_by_topic.items()
     ]
     return group_kind(group_id=asked.group_id, topics=topics, error_code=NONE, error_message=None)
 
@@ -150,9 +150,9 @@ def alter_share_group_offsets(services: Services, request: Message, _client: Cli
     kind = AlterShareGroupOffsetsResponse.AlterShareGroupOffsetsResponseTopic
     part = kind.AlterShareGroupOffsetsResponsePartition
     targets = {
-        TopicPartition(topic.topic_name, each.partition_index): Exactly(max(0, each.start_offset))
+        TopicPartition(topic.topic_name, reset.partition_index): Exactly(max(0, reset.start_offset))
         for topic in request.topics
-        for each in topic.partitions
+        for reset in topic.partitions
     }
     outcome = _named(outcome_of(reset_each_share_offset, services.cluster, request.group_id, targets))
     if outcome.result is None:
@@ -160,7 +160,7 @@ def alter_share_group_offsets(services: Services, request: Message, _client: Cli
             throttle_time_ms=0, error_code=outcome.code, error_message=outcome.message, responses=[]
         )
     errors = outcome.result
-    found = services.topics.find({place.topic for place in targets if is_legal(place.topic)})
+    existing = services.topics.find({place.topic for place in targets if is_legal(place.topic)})
 
     def partition(place: TopicPartition) -> Message:
         error = errors[place]
@@ -170,7 +170,7 @@ def alter_share_group_offsets(services: Services, request: Message, _client: Cli
     responses = [
         kind(
             topic_name=topic.topic_name,
-            topic_id=uuid.UUID(hex=found[topic.topic_name].uuid) if topic.topic_name in found else _NO_ID,
+            topic_id=uuid.UUID(hex=existing[topic.topic_name].uuid) if topic.topic_name in existing else _NO_ID,
             partitions=[partition(TopicPartition(topic.topic_name, each.partition_index)) for each in topic.partitions],
         )
         for topic in request.topics
@@ -188,7 +188,7 @@ def delete_share_group_offsets(services: Services, request: Message, _client: Cl
     """Delete the state of topics in a share group without members."""
     kind = DeleteShareGroupOffsetsResponse.DeleteShareGroupOffsetsResponseTopic
     names = [topic.topic_name for topic in request.topics]
-    found = services.topics.find(filter(is_legal, names))
+    existing = services.topics.find(filter(is_legal, names))
     store, group_id = services.cluster.store, request.group_id
     outcome = _named(outcome_of(lambda: delete_share_offsets(store, check_group_id(group_id), names)))
     if outcome.result is None:
@@ -199,12 +199,16 @@ def delete_share_group_offsets(services: Services, request: Message, _client: Cl
     for name in names:
         error = outcome.result[name]
         text = (
-            None if error is None else _NOT_HOSTED if name not in found else "There is no offset information to delete."
+            None
+            if error is None
+            else _NOT_HOSTED
+            if name not in existing
+            else "There is no offset information to delete."
         )
         responses.append(
             kind(
                 topic_name=name,
-                topic_id=uuid.UUID(hex=found[name].uuid) if error is None and name in found else _NO_ID,
+                topic_id=uuid.UUID(hex=existing[name].uuid) if error is None and name in existing else _NO_ID,
                 error_code=NONE if error is None else error_code(error),
                 error_message=text,
             )

@@ -99,7 +99,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         new = frozenset(asked.places.keys() - session.places.keys())
     answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
     if epoch == FINAL:
-        found = _Found(await _acknowledge(services, session, checked, closes=True))
+        polled = _PollResult(await _acknowledge(services, session, checked, closes=True))
         shares.close(session)
     else:
         session.add_places(asked.places)
@@ -110,14 +110,14 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         until_s = until_s if acquires and not refused else 0.0
         places = dict(session.places)  # another connection of the member may change them meanwhile
         try:
-            found = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
+            polled = await _poll(services, session, request, checked, mode, until_s, acquires, refused)
         except SparkLogError as error:  # nothing was acquired
             return _fetch_response(error_code(error), 0, ())
-    result = found.result
+    result = polled.result
     memory = request_context.get().memory
     if memory is not None:
-        await memory.response.more(_bytes_of(found))
-    records = found.records if found.records is not None else await services.call(_all_encoded, result.taken)
+        await memory.response.more(_bytes_of(polled))
+    records = polled.records if polled.records is not None else await services.call(_all_encoded, result.taken)
     await services.compute(_note_acknowledgements, services, session, asked, checked, result, answers)
     for key in result.unread & places.keys():
         topic_place = places[key].topic_id, key[1]
@@ -133,7 +133,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
 
 
 @dataclass(frozen=True)
-class _Found:
+class _PollResult:
     """The result of a poll, with the encoded records of each partition. None: they are many, and are encoded when the
     request has the memory for them.
     """
@@ -142,10 +142,10 @@ class _Found:
     records: Mapping[Key, bytes] | None = field(default_factory=dict)
 
 
-def _bytes_of(found: _Found) -> int:
-    if found.records is not None:
-        return sum(map(len, found.records.values()))
-    return sum(records.nbytes for taken in found.result.taken for _, records in taken.parts)
+def _bytes_of(polled: _PollResult) -> int:
+    if polled.records is not None:
+        return sum(map(len, polled.records.values()))
+    return sum(records.nbytes for taken in polled.result.taken for _, records in taken.parts)
 
 
 def _lock_ms(services: Services) -> int:
@@ -155,42 +155,42 @@ def _lock_ms(services: Services) -> int:
 async def _poll(
     services: Services, session: Session, request: Message, checked: Mapping[Key, Checked], mode: int, until_s: float,
     acquires: bool, refused: Collection[Key],
-) -> _Found:  # fmt: skip
+) -> _PollResult:  # fmt: skip
     records_max = request.max_records if acquires else 0
-    wanted = Request(session.member_id, records_max, max(1, request.max_bytes), mode != _RECORD_LIMIT)
+    poll_request = Request(session.member_id, records_max, max(1, request.max_bytes), mode != _RECORD_LIMIT)
     assigned = {key: place.topic for key, place in session.places.items() if key not in refused}
     acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
     failed = any(each.code for each in checked.values())
     errors: dict[Key, SparkLogError | None] = {}
     while True:
-        steps = _attempt(services, session, wanted, assigned, acknowledgements)
-        seen, found = await services.shares.together.run(steps, services.call, request_context.get().cpu)
-        result = found.result
+        steps = _attempt(services, session, poll_request, assigned, acknowledgements)
+        seen, polled = await services.shares.together.run(steps, services.call, request_context.get().cpu)
+        result = polled.result
         await _write_letters(services, session, result)
         errors |= result.errors
         left_s = until_s - clock.monotonic_s()
         if result.taken or left_s <= 0 or errors or failed or result.unread or not assigned or session.ended:
-            return replace(found, result=replace(result, errors=errors))
+            return replace(polled, result=replace(result, errors=errors))
         acknowledgements = {}
         client = request_context.get().client
         await services.shares.watches.wait(client, session.group_id, assigned, seen, result.wait_ms, left_s)
         if clock.monotonic_s() >= until_s or session.ended:  # the client asks again at once
-            return found
+            return polled
 
 
 def _attempt(
-    services: Services, session: Session, wanted: Request, assigned: Mapping[Key, str],
+    services: Services, session: Session, poll_request: Request, assigned: Mapping[Key, str],
     acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
-) -> Steps[tuple[int, _Found]]:  # fmt: skip
+) -> Steps[tuple[int, _PollResult]]:  # fmt: skip
     """Acknowledge and acquire, and return the number of the store's last change before it too."""
     polls, seen = services.shares.polls, services.changes.current()
-    result = yield from polls.steps(session.group_id, wanted, assigned, acknowledgements)
+    result = yield from polls.steps(session.group_id, poll_request, assigned, acknowledgements)
     if result.taken and not session.take(result.taken):
         locks = {taken.key: frozenset(r.lock for r, _ in taken.parts) for taken in result.taken}
         yield from polls.acknowledgement(session.group_id, session.member_id, {}, locks)
         result = replace(result, taken=())
-    found = _Found(result, None)
-    return seen, found if _bytes_of(found) > _AT_ONCE_BYTES else _Found(result, _all_encoded(result.taken))
+    polled = _PollResult(result, None)
+    return seen, polled if _bytes_of(polled) > _AT_ONCE_BYTES else _PollResult(result, _all_encoded(result.taken))
 
 
 async def _acknowledge(
@@ -215,16 +215,16 @@ def _note_acknowledgements(
     answers: dict[tuple[uuid.UUID, int], _Answer],
 ) -> None:  # fmt: skip
     """Put the outcome of each partition's acknowledgements into its answer."""
-    for key, each in checked.items():
+    for key, check in checked.items():
         place = asked.places[key].topic_id, key[1]
         answer = answers.setdefault(place, _Answer(place))
-        answer.acknowledged, answer.acknowledge_message = each.code, each.message
+        answer.acknowledged, answer.acknowledge_message = check.code, check.message
         error = result.errors.get(key)
         if error is not None:
             answer.acknowledged, answer.acknowledge_message = error_code(error), client_message(error)
-        elif not each.code:
-            note_acknowledged(session, key, each.acknowledgements)
-            for ack in each.acknowledgements:
+        elif not check.code:
+            note_acknowledged(session, key, check.acknowledgements)
+            for ack in check.acknowledgements:
                 services.counters.acknowledgements[ack.type.name.lower()] += ack.end - ack.first
 
 

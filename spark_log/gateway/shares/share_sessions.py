@@ -109,15 +109,15 @@ class HeldRecords:
     def locks_of(self, first: int, end: int) -> list[Held]:
         """Return the parts of the ranges that cover these offsets. Raises InvalidRecordStateError if one is missing."""
         at = max(0, bisect.bisect_right(self.ranges, (first, _EPOCH_MAX << 32)) - 1)
-        found: list[Held] = []
+        parts: list[Held] = []
         position = first
         while position < end:
             if at >= len(self.ranges) or not self.ranges[at].first <= position < self.ranges[at].end:
                 raise InvalidRecordStateError("The offset cannot be acknowledged. The offset is not acquired.")
             stop = min(end, self.ranges[at].end)
-            found.append(Held(position, stop, self.ranges[at].lock))
+            parts.append(Held(position, stop, self.ranges[at].lock))
             position, at = stop, at + 1
-        return found
+        return parts
 
 
 @dataclass
@@ -268,7 +268,7 @@ def _with_locks(session: Session, key: Key, parts: Sequence[Any], renews: bool) 
     if key not in session.places and key not in session.held:
         raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
     held = session.held.get(key) or HeldRecords()
-    found: list[Acknowledgement] = []
+    acknowledgements: list[Acknowledgement] = []
     position = 0
     for part in parts:
         first, last, types = part.first_offset, part.last_offset, part.acknowledge_types
@@ -287,12 +287,12 @@ def _with_locks(session: Session, key: Key, parts: Sequence[Any], renews: bool) 
             [(kind, len(list(group))) for kind, group in groupby(types)] if one_each else [(types[0], position - first)]
         )
         for kind, count in runs:
-            found += (
+            acknowledgements += (
                 Acknowledgement(*one, session.member_id, AcknowledgeType(kind))
                 for one in held.locks_of(begin, begin + count)
             )
             begin += count
-    return found
+    return acknowledgements
 
 
 def note_acknowledged(session: Session, key: Key, acknowledgements: Sequence[Acknowledgement]) -> None:

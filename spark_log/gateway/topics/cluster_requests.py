@@ -81,7 +81,8 @@ def describe_log_dirs(services: Services, request: Message, _client: Client) -> 
                 kind.DescribeLogDirsTopic(
                     name=topic["name"],
                     partitions=[
-                        kind.DescribeLogDirsTopic.DescribeLogDirsPartition(**each) for each in topic["partitions"]
+                        kind.DescribeLogDirsTopic.DescribeLogDirsPartition(**partition)
+                        for partition in topic["partitions"]
                     ],
                 )
                 for topic in log_dir["topics"]
@@ -100,14 +101,14 @@ def _merged(described: Mapping[StoreId, list[dict[str, Any]] | SparkLogError]) -
     home = described[HOME]
     if isinstance(home, SparkLogError):
         raise home
-    log_dirs = {(broker["broker"], each["log_dir"]): each for broker in home for each in broker["log_dirs"]}
+    log_dirs = {(broker["broker"], log_dir["log_dir"]): log_dir for broker in home for log_dir in broker["log_dirs"]}
     for store_id, brokers in described.items():
         if isinstance(brokers, SparkLogError):
             log_failed(brokers)
         elif store_id != HOME:
             for broker in brokers:
-                for each in broker["log_dirs"]:
-                    log_dirs.get((broker["broker"], each["log_dir"]), {"topics": []})["topics"] += each["topics"]
+                for log_dir in broker["log_dirs"]:
+                    log_dirs.get((broker["broker"], log_dir["log_dir"]), {"topics": []})["topics"] += log_dir["topics"]
     return home
 
 

@@ -51,14 +51,14 @@ def describe_configs(services: Services, request: Message, _client: Client) -> M
     """Return all or the named configs of resources. A BROKER has the cluster's settings and the gateway's options."""
     results = []
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}
-    for wanted in resources.values():
-        outcome = outcome_of(_entries, services, wanted)
+    for requested in resources.values():
+        outcome = outcome_of(_entries, services, requested)
         results.append(
             DescribeConfigsResponse.DescribeConfigsResult(
                 error_code=outcome.code,
                 error_message=outcome.message,
-                resource_type=wanted.resource_type,
-                resource_name=wanted.resource_name,
+                resource_type=requested.resource_type,
+                resource_name=requested.resource_name,
                 configs=[
                     _described(
                         name, facts, bool(request.include_synonyms), bool(request.include_documentation),
@@ -71,14 +71,14 @@ def describe_configs(services: Services, request: Message, _client: Client) -> M
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
-def _entries(services: Services, wanted: Message) -> dict[str, Facts]:
-    resource = _resource(wanted.resource_type, wanted.resource_name)
+def _entries(services: Services, requested: Message) -> dict[str, Facts]:
+    resource = _resource(requested.resource_type, requested.resource_name)
     entries: dict[str, Facts] = dict(describe_resource(services.cluster, resource))
-    if wanted.resource_type == _BROKER:
+    if requested.resource_type == _BROKER:
         entries |= _options(services.settings)
-    if wanted.configuration_keys is None:
+    if requested.configuration_keys is None:
         return entries
-    names = canonical(dict.fromkeys(wanted.configuration_keys))
+    names = canonical(dict.fromkeys(requested.configuration_keys))
     return {name: facts for name, facts in entries.items() if name in names}
 
 
@@ -153,50 +153,50 @@ def _alter(services: Services, request: Message, client: Client, response: type[
     incremental = response is IncrementalAlterConfigsResponse
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
 
-    def alter(wanted: Message) -> None:
-        if times[wanted.resource_type, wanted.resource_name] > 1:
-            raise IllegalArgumentError(f"resource {wanted.resource_name!r} is in the request more than once")
-        if (wanted.resource_type, wanted.resource_name) == (_TOPIC, AUDIT_TOPIC):
+    def alter(requested: Message) -> None:
+        if times[requested.resource_type, requested.resource_name] > 1:
+            raise IllegalArgumentError(f"resource {requested.resource_name!r} is in the request more than once")
+        if (requested.resource_type, requested.resource_name) == (_TOPIC, AUDIT_TOPIC):
             # With its retention a client could delete the records of its own changes. As in Kafka, clients may alter
             # the configs of the other internal topics.
             raise PolicyViolationError(f"Topic {AUDIT_TOPIC}: its configs are changed on the command line only.")
-        changes = _changes(wanted, incremental)
-        resource = _resource(wanted.resource_type, wanted.resource_name, changes)
+        changes = _changes(requested, incremental)
+        resource = _resource(requested.resource_type, requested.resource_name, changes)
         change = partial(
             alter_resource, services.cluster, client.principal, "gateway", resource,
             validate_only=bool(request.validate_only), incremental=incremental,
         )  # fmt: skip
-        if wanted.resource_type == _TOPIC:
-            services.stores.change(services.stores.of(wanted.resource_name), change)
-            services.topics.forget(wanted.resource_name)
+        if requested.resource_type == _TOPIC:
+            services.stores.change(services.stores.of(requested.resource_name), change)
+            services.topics.forget(requested.resource_name)
         else:
             change()
 
     responses = []
-    for wanted in request.resources:
-        outcome = outcome_of(alter, wanted)
+    for requested in request.resources:
+        outcome = outcome_of(alter, requested)
         responses.append(
             response.AlterConfigsResourceResponse(
                 error_code=outcome.code,
                 error_message=outcome.message,
-                resource_type=wanted.resource_type,
-                resource_name=wanted.resource_name,
+                resource_type=requested.resource_type,
+                resource_name=requested.resource_name,
             )
         )
     return response(throttle_time_ms=0, responses=responses)
 
 
-def _changes(wanted: Message, incremental: bool) -> dict[str, tuple[AlterConfigOp, str | None]]:
+def _changes(requested: Message, incremental: bool) -> dict[str, tuple[AlterConfigOp, str | None]]:
     changes: dict[str, tuple[AlterConfigOp, str | None]] = {}
-    for each in wanted.configs:
-        if each.name in changes:
-            raise IllegalArgumentError(f"config {each.name!r} is in the request more than once")
-        number = each.config_operation if incremental else AlterConfigOp.SET
+    for config in requested.configs:
+        if config.name in changes:
+            raise IllegalArgumentError(f"config {config.name!r} is in the request more than once")
+        number = config.config_operation if incremental else AlterConfigOp.SET
         if number not in list(AlterConfigOp):
-            raise IllegalArgumentError(f"config {each.name!r}: there is no operation {number}")
-        if each.value is None and number != AlterConfigOp.DELETE:
-            raise IllegalArgumentError(f"config {each.name!r}: the value is null")
-        changes[each.name] = AlterConfigOp(number), each.value
+            raise IllegalArgumentError(f"config {config.name!r}: there is no operation {number}")
+        if config.value is None and number != AlterConfigOp.DELETE:
+            raise IllegalArgumentError(f"config {config.name!r}: the value is null")
+        changes[config.name] = AlterConfigOp(number), config.value
     return changes
 
 

@@ -129,7 +129,7 @@ def _metadata(
 
     def read(connection: sa.Connection) -> _Facts | Needed:
         by_name = find_topics(connection, None if everything else names)
-        by_id = topics_of_uuids(connection, [each.hex for each in ids]) if ids else {}
+        by_id = topics_of_uuids(connection, [topic_id.hex for topic_id in ids]) if ids else {}
         topics = (*by_name.values(), *by_id.values())
         partitions = sum(topic.partition_count for topic in topics)
         size = partitions * PARTITION_BYTES + (len(topics) + len(names) + len(ids)) * TOPIC_BYTES
@@ -162,14 +162,16 @@ def _metadata(
                 else frozenset()
             )
     brokers = [
-        MetadataResponse.MetadataResponseBroker(node_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone)
-        for each in facts.gateways
+        MetadataResponse.MetadataResponseBroker(
+            node_id=gateway.gateway_id, host=gateway.host, port=gateway.port, rack=gateway.zone
+        )
+        for gateway in facts.gateways
     ]
     response = MetadataResponse(
         throttle_time_ms=0,
         brokers=brokers,
         cluster_id=services.cluster.cluster_id,
-        controller_id=min((each.gateway_id for each in facts.gateways), default=-1),
+        controller_id=min((gateway.gateway_id for gateway in facts.gateways), default=-1),
         topics=answers,
         authorized_operations=(
             operations_on(client.access, ResourceType.CLUSTER)

@@ -39,7 +39,7 @@ from spark_log.gateway.topics.metadata_requests import add_epochs_of_data_stores
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
-from spark_log.log.segments.plan import Found, find_positions
+from spark_log.log.segments.plan import PartitionSnapshot, find_positions
 from spark_log.replication.controller.reassignment_rows import ReassignmentStatus, list_reassignments
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.requested_elections import elect
@@ -187,7 +187,7 @@ def alter_reassignments(services: Services, request: Message, _client: Client) -
     kind = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
 
     def begun(tp: TopicPartition, replicas: Sequence[int] | None) -> Message:
-        begin = partial(begin_reassignments, wanted={tp: replicas})
+        begin = partial(begin_reassignments, brokers_by_partition={tp: replicas})
         outcome = outcome_of(lambda: services.stores.call(services.stores.of(tp.topic), begin, CHANGE_S))
         return kind.ReassignablePartitionResponse(
             partition_index=tp.partition, error_code=outcome.code, error_message=outcome.message
@@ -267,7 +267,7 @@ def offset_for_leader_epoch(services: Services, request: Message, _client: Clien
         return kind.EpochEndOffset(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=offset)
 
     topics = [
-        kind(topic=topic.topic, partitions=[end_of(topic.topic, each) for each in topic.partitions])
+        kind(topic=topic.topic, partitions=[end_of(topic.topic, asked) for asked in topic.partitions])
         for topic in request.topics
     ]
     return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
@@ -275,8 +275,8 @@ def offset_for_leader_epoch(services: Services, request: Message, _client: Clien
 
 def _ends_of(
     view: Cluster, partitions: Sequence[TopicPartition]
-) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
-    def read(connection: sa.Connection) -> dict[TopicPartition, tuple[Found, list[Truncation]]]:
+) -> dict[TopicPartition, tuple[PartitionSnapshot, list[Truncation]]]:
+    def read(connection: sa.Connection) -> dict[TopicPartition, tuple[PartitionSnapshot, list[Truncation]]]:
         positions = find_positions(connection, partitions)
         truncations = read_truncations(connection, [(each.topic_id, tp.partition) for tp, each in positions.items()])
         return {tp: (each, truncations.get((each.topic_id, tp.partition), [])) for tp, each in positions.items()}

@@ -60,20 +60,20 @@ PARTITIONS_OF_REQUEST_MAX = 10_000
 
 def create_topics(services: Services, request: Message, client: Client) -> Message:
     """Create each topic on its own. spark-log places the replicas, so a topic with assignments is refused."""
-    times = Counter(each.name for each in request.topics)
-    topics = {each.name: each for each in request.topics}.values()
+    times = Counter(topic.name for topic in request.topics)
+    topics = {topic.name: topic for topic in request.topics}.values()
     default = services.settings.partitions_of_new_topics
-    partitions = {each.name: default if each.num_partitions == _DEFAULT else each.num_partitions for each in topics}
+    partitions = {topic.name: default if topic.num_partitions == _DEFAULT else topic.num_partitions for topic in topics}
     too_many = _too_many(partitions.values())
 
-    def created(wanted: Message) -> Message:
+    def created(new_topic: Message) -> Message:
         if too_many is not None:
-            return _not_created(wanted, too_many)
+            return _not_created(new_topic, too_many)
         return _created(
-            services, client, wanted, partitions[wanted.name], times[wanted.name], bool(request.validate_only)
+            services, client, new_topic, partitions[new_topic.name], times[new_topic.name], bool(request.validate_only)
         )
 
-    return CreateTopicsResponse(throttle_time_ms=0, topics=[created(each) for each in topics])
+    return CreateTopicsResponse(throttle_time_ms=0, topics=[created(topic) for topic in topics])
 
 
 def _too_many(new_partitions: Iterable[int]) -> Outcome[None] | None:
@@ -87,9 +87,9 @@ def _too_many(new_partitions: Iterable[int]) -> Outcome[None] | None:
     )
 
 
-def _not_created(wanted: Message, outcome: Outcome[Any]) -> Message:
+def _not_created(new_topic: Message, outcome: Outcome[Any]) -> Message:
     return CreateTopicsResponse.CreatableTopicResult(
-        name=wanted.name,
+        name=new_topic.name,
         topic_id=_NO_ID,
         error_code=outcome.code,
         error_message=outcome.message,
@@ -100,43 +100,43 @@ def _not_created(wanted: Message, outcome: Outcome[Any]) -> Message:
 
 
 def _created(
-    services: Services, client: Client, wanted: Message, partitions: int, times: int, validate_only: bool
+    services: Services, client: Client, new_topic: Message, partitions: int, times: int, validate_only: bool
 ) -> Message:
-    factor = wanted.replication_factor
+    factor = new_topic.replication_factor
     factor = _DEFAULT_REPLICATION_FACTOR if factor == _DEFAULT else factor
     configs: dict[str, str] = {}
 
     def create() -> Topic | None:
         if times > 1:
-            raise IllegalArgumentError(f"topic {wanted.name!r} is in the request more than once")
-        if wanted.assignments:
+            raise IllegalArgumentError(f"topic {new_topic.name!r} is in the request more than once")
+        if new_topic.assignments:
             raise InvalidReplicationAssignmentError(
-                f"topic {wanted.name!r}: spark-log places replicas over brokers and racks;"
+                f"topic {new_topic.name!r}: spark-log places replicas over brokers and racks;"
                 " give the number of partitions and the replication factor instead of assignments"
             )
-        for each in wanted.configs:
+        for each in new_topic.configs:
             if each.value is None:
                 raise InvalidConfigurationError(f"config {each.name!r}: the value is null")
             configs[each.name] = each.value
         try:
             operation = check_new_topic if validate_only else create_topic
-            make = partial(operation, services.cluster, wanted.name, partitions, factor, configs)
+            make = partial(operation, services.cluster, new_topic.name, partitions, factor, configs)
             return services.stores.change(services.stores.of_new_topics(), make)
         except TopicAlreadyExistsError:
             if client.access is EVERYTHING:
                 raise
             # the name that collides may be of a topic that the client may not describe
             raise TopicAlreadyExistsError(
-                f"Topic {wanted.name!r} already exists, or a name that differs in '.' and '_' only."
+                f"Topic {new_topic.name!r} already exists, or a name that differs in '.' and '_' only."
             ) from None
 
     outcome = outcome_of(create)
     if outcome.code != NONE:
-        return _not_created(wanted, outcome)
+        return _not_created(new_topic, outcome)
     topic = outcome.result
     entry = CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs
     return CreateTopicsResponse.CreatableTopicResult(
-        name=wanted.name,
+        name=new_topic.name,
         topic_id=_NO_ID if topic is None else uuid.UUID(hex=topic.uuid),
         error_code=NONE,
         error_message=None,
@@ -195,21 +195,21 @@ def create_partitions(services: Services, request: Message, _client: Client) -> 
     there = services.cluster.store.read(lambda connection: find_topics(connection, names))
     too_many = _too_many(each.count - there[each.name].partition_count for each in request.topics if each.name in there)
 
-    def add_to(wanted: Message) -> None:
-        if wanted.assignments:
+    def add_to(topic: Message) -> None:
+        if topic.assignments:
             raise InvalidReplicationAssignmentError(
-                f"topic {wanted.name!r}: spark-log places replicas over brokers and racks, without assignments"
+                f"topic {topic.name!r}: spark-log places replicas over brokers and racks, without assignments"
             )
-        add = partial(add_partitions, services.cluster, wanted.name, wanted.count, validate_only=request.validate_only)
-        services.stores.change(services.stores.of(wanted.name), add)
-        services.topics.forget(wanted.name)
+        add = partial(add_partitions, services.cluster, topic.name, topic.count, validate_only=request.validate_only)
+        services.stores.change(services.stores.of(topic.name), add)
+        services.topics.forget(topic.name)
 
     results = []
-    for wanted in request.topics:
-        outcome = too_many or outcome_of(add_to, wanted)
+    for topic in request.topics:
+        outcome = too_many or outcome_of(add_to, topic)
         results.append(
             CreatePartitionsResponse.CreatePartitionsTopicResult(
-                name=wanted.name, error_code=outcome.code, error_message=outcome.message
+                name=topic.name, error_code=outcome.code, error_message=outcome.message
             )
         )
     return CreatePartitionsResponse(throttle_time_ms=0, results=results)
@@ -220,9 +220,9 @@ def delete_records_before(services: Services, request: Message, _client: Client)
     of internal topics are refused with INVALID_TOPIC_EXCEPTION, as by a broker.
     """
     before = {
-        TopicPartition(topic.name, each.partition_index): each.offset
+        TopicPartition(topic.name, partition.partition_index): partition.offset
         for topic in request.topics
-        for each in topic.partitions
+        for partition in topic.partitions
     }
 
     def delete(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -247,7 +247,9 @@ def delete_records_before(services: Services, request: Message, _client: Client)
     topics = [
         DeleteRecordsResponse.DeleteRecordsTopicResult(
             name=topic.name,
-            partitions=[result(TopicPartition(topic.name, each.partition_index)) for each in topic.partitions],
+            partitions=[
+                result(TopicPartition(topic.name, partition.partition_index)) for partition in topic.partitions
+            ],
         )
         for topic in request.topics
     ]

@@ -105,12 +105,12 @@ async def list_transactions(services: Services, request: Message, _client: Clien
 
 
 def _list_transactions(services: Services, request: Message, held: int) -> Message | Needed:
-    all_states = {each.value for each in TransactionState}
+    all_states = {state.value for state in TransactionState}
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
     longer_than_ms = request.duration_filter if request.version >= 1 else -1
     outcome = outcome_of(inspection.list_transactions, services.cluster)
-    size = sum(ELEMENT_BYTES + len(each.transactional_id) for each in outcome.result or ())
+    size = sum(ELEMENT_BYTES + len(transaction.transactional_id) for transaction in outcome.result or ())
     if size > held:
         return Needed(size)
     return ListTransactionsResponse(
@@ -119,14 +119,14 @@ def _list_transactions(services: Services, request: Message, held: int) -> Messa
         unknown_state_filters=sorted(states - all_states),
         transaction_states=[
             ListTransactionsResponse.TransactionState(
-                transactional_id=each.transactional_id,
-                producer_id=each.producer_id,
-                transaction_state=each.state.value,
+                transactional_id=transaction.transactional_id,
+                producer_id=transaction.producer_id,
+                transaction_state=transaction.state.value,
             )
-            for each in outcome.result or ()
-            if (not states or each.state.value in states)
-            and (not producer_ids or each.producer_id in producer_ids)
-            and (longer_than_ms < 0 or (each.open_ms is not None and each.open_ms > longer_than_ms))
+            for transaction in outcome.result or ()
+            if (not states or transaction.state.value in states)
+            and (not producer_ids or transaction.producer_id in producer_ids)
+            and (longer_than_ms < 0 or (transaction.open_ms is not None and transaction.open_ms > longer_than_ms))
         ],
     )
 

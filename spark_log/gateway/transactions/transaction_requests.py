@@ -91,11 +91,11 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
         return register_producer(services.cluster.store, TIMEOUT_MS, client.checked_principal), 0
     if not 0 < len(name) <= _ID_LENGTH_MAX or not can_be_stored(name):
         raise IllegalArgumentError(f"transactional id {name[:50]!r}: expected 1 to {_ID_LENGTH_MAX} characters")
-    given = None
+    producer = None
     if request.version >= 3 and request.producer_id >= 0:
-        given = ProducerRef(request.producer_id, request.producer_epoch)
+        producer = ProducerRef(request.producer_id, request.producer_epoch)
     init = partial(
-        transaction_store.init_producer, services.cluster, name, request.transaction_timeout_ms, given=given,
+        transaction_store.init_producer, services.cluster, name, request.transaction_timeout_ms, producer=producer,
         timeout_ms=TIMEOUT_MS,
     )  # fmt: skip
     try:
@@ -115,12 +115,12 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
     the transaction, even if no partition was added, so it is begun.
     """
     topics = request.v3_and_below_topics
-    known = await services.call(services.topics.find, [topic.name for topic in topics])
+    topics_by_name = await services.call(services.topics.find, [topic.name for topic in topics])
     missing = {
         (topic.name, number)
         for topic in topics
         for number in topic.partitions
-        if topic.name not in known or not 0 <= number < known[topic.name].partition_count
+        if topic.name not in topics_by_name or not 0 <= number < topics_by_name[topic.name].partition_count
     }
     code = NONE
     if not missing:
@@ -129,7 +129,7 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
         )
-        code = await _begin(services, client, producer, request, {topic.store_id for topic in known.values()})
+        code = await _begin(services, client, producer, request, {topic.store_id for topic in topics_by_name.values()})
         if code == _TRANSACTION_ABORTABLE and "rdkafka" in client.software:
             await _begin(services, client, producer, request)
 

@@ -59,15 +59,15 @@ def join(group: ClassicGroup, request: Joining, now_ms: int) -> ClassicGroup:
     _check_protocols(group, request)
     if not request.member_id:
         return _join_without_id(group, request, now_ms)
-    known = group.members.get(request.member_id)
-    if known is None or known.phase is not Phase.PENDING:
-        known = member_of(group, request.member_id, request.instance_id)
-    new = replace(_new_member(request, now_ms), phase=known.phase, assignment=known.assignment)
-    same = new.protocols == known.protocols
-    if known.phase is not Phase.PENDING and same:
-        follower = group.state is State.STABLE and group.leader != known.member_id
+    member = group.members.get(request.member_id)
+    if member is None or member.phase is not Phase.PENDING:
+        member = member_of(group, request.member_id, request.instance_id)
+    new = replace(_new_member(request, now_ms), phase=member.phase, assignment=member.assignment)
+    same = new.protocols == member.protocols
+    if member.phase is not Phase.PENDING and same:
+        follower = group.state is State.STABLE and group.leader != member.member_id
         if follower or group.state is State.COMPLETING:  # the answer to the member's last JoinGroup was lost
-            return replace_member(group, touched(known, now_ms))
+            return replace_member(group, touched(member, now_ms))
     return _joining(group, new, request.protocol_type, now_ms)
 
 
@@ -314,19 +314,21 @@ def _complete_join(group: ClassicGroup, now_ms: int) -> ClassicGroup:
     members that are late.
     """
     assert group.deadline_ms is not None
-    waited_for = [each for each in group.members.values() if each.phase is not Phase.JOINING]
+    waited_for = [member for member in group.members.values() if member.phase is not Phase.JOINING]
     if waited_for and now_ms < group.deadline_ms:
         return group
-    kept = [each for each in group.joined if each.phase is Phase.JOINING or each.instance_id is not None]
-    pending = {each.member_id: each for each in group.members.values() if each.phase is Phase.PENDING}
-    rejoined = [each.member_id for each in kept if each.phase is Phase.JOINING]
+    kept = [member for member in group.joined if member.phase is Phase.JOINING or member.instance_id is not None]
+    pending = {member.member_id: member for member in group.members.values() if member.phase is Phase.PENDING}
+    rejoined = [member.member_id for member in kept if member.phase is Phase.JOINING]
     deadline_ms = now_ms + _rebalance_timeout_ms(kept)
     if kept and not rejoined:  # wait again: only static members are left, and they may return until their sessions end
-        return replace(group, deadline_ms=deadline_ms, members={**pending, **{each.member_id: each for each in kept}})
+        return replace(
+            group, deadline_ms=deadline_ms, members={**pending, **{member.member_id: member for member in kept}}
+        )
     group = replace(group, generation=group.generation + 1)
     if not kept:
         return replace(group, state=State.EMPTY, protocol="", leader="", deadline_ms=None, members=pending)
-    began = {each.member_id: _in_new_generation(each, now_ms) for each in kept}
+    began = {member.member_id: _in_new_generation(member, now_ms) for member in kept}
     leader = group.leader if group.leader in rejoined else rejoined[0]
     return replace(
         group, state=State.COMPLETING, protocol=select_protocol(kept), leader=leader, deadline_ms=deadline_ms,

@@ -117,13 +117,13 @@ def read_group(connection: sa.Connection, group_id: str, *, lock: bool = False) 
 
 def lock_or_make_group(connection: sa.Connection, group_id: str, now: StoreClock) -> GroupRow:
     """Return the group's row, locked. It is created without members if there is none."""
-    found = read_group(connection, group_id, lock=True)
-    if found is None:
+    row = read_group(connection, group_id, lock=True)
+    if row is None:
         new = {"group_id": group_id, "generation": 0, "assignor": "", "empty_since_ms": now.wall_ms}
         insert_if_missing(connection, t.consumer_group, new)
-        found = read_group(connection, group_id, lock=True)
-        assert found is not None
-    return found
+        row = read_group(connection, group_id, lock=True)
+        assert row is not None
+    return row
 
 
 def save_group(connection: sa.Connection, group_id: str, group: Group, **others: Any) -> None:
@@ -166,7 +166,7 @@ def read_all_members(connection: sa.Connection, *, with_subscriptions: bool) -> 
     """Return the members of all groups that have some, with their assigned partitions, in two statements.
     Subscriptions, which may be large, are empty unless requested; the metadata of classic members is left out.
     """
-    found: dict[tuple[str, str], MemberRow] = {}
+    member_rows: dict[tuple[str, str], MemberRow] = {}
     left_out: dict[str, sa.ColumnElement[Any]] = {"classic_protocols": sa.null()}
     if not with_subscriptions:
         left_out["subscription"] = sa.literal(subscription_json(Subscription(frozenset(), ())))
@@ -174,14 +174,14 @@ def read_all_members(connection: sa.Connection, *, with_subscriptions: bool) -> 
     query = sa.select(*columns, GROUP_MEMBER.group_id).order_by(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id)
     for *columns, group_id in connection.execute(query):
         member_row = _member_row(columns)
-        found[group_id, member_row.member_id] = member_row
+        member_rows[group_id, member_row.member_id] = member_row
     assigned: dict[tuple[str, str], set[TopicPartition]] = {}
-    if found:
+    if member_rows:
         for row in connection.execute(sa.select(t.group_partition)):
             partition = TopicPartition(row.topic, row.partition)
             assigned.setdefault((row.group_id, row.member_id), set()).add(partition)
     by_group: dict[str, list[MemberRow]] = {}
-    for key, member_row in found.items():
+    for key, member_row in member_rows.items():
         member = replace(member_row.member, assigned=frozenset(assigned.get(key, ())))
         by_group.setdefault(key[0], []).append(replace(member_row, member=member))
     return by_group
@@ -218,14 +218,14 @@ def assigned_to_others(
     connection: sa.Connection, group_id: str, member_id: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, str]:
     """Return which of the partitions are assigned to other members, with their owners."""
-    found: dict[TopicPartition, str] = {}
+    owners: dict[TopicPartition, str] = {}
     for topic, numbers in _by_topic(partitions).items():
         where = {"g": group_id, "m": member_id, "topic": topic, "first": numbers[0], "last": numbers[-1]}
         wanted = set(numbers)
         for number, owner in _GIVEN_TO_OTHERS.rows(connection, where):
             if number in wanted:
-                found[TopicPartition(topic, number)] = owner
-    return found
+                owners[TopicPartition(topic, number)] = owner
+    return owners
 
 
 def dead_members(connection: sa.Connection, group_id: str, now: StoreClock) -> list[str]:

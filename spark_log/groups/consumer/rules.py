@@ -135,15 +135,15 @@ def check_member(group_id: str, member_id: str, *, live: bool, fenced: bool) -> 
         raise UnknownMemberIdError(f"group {group_id!r}: {member_id} is not a member, or its session has ended")
 
 
-def check_commit(group_id: str, known: int, generation: int, others: Mapping[TopicPartition, str]) -> None:
-    """Raise IllegalGenerationError unless `generation` is `known`, the generation of the member's last heartbeat
-    response.
+def check_commit(group_id: str, member_generation: int, generation: int, others: Mapping[TopicPartition, str]) -> None:
+    """Raise IllegalGenerationError unless `generation` is `member_generation`, the generation of the member's last
+    heartbeat response.
 
     It is also raised for `others`: partitions of the commit that are assigned to other members now, with their owners.
     """
-    if generation != known:
+    if generation != member_generation:
         raise IllegalGenerationError(
-            f"group {group_id!r}: the commit is of generation {generation}, the member is in {known}"
+            f"group {group_id!r}: the commit is of generation {generation}, the member is in {member_generation}"
         )
     if others:
         partition, owner = min(others.items())
@@ -247,13 +247,13 @@ def decide_epoch_heartbeat(
         released = NO_PARTITIONS
     reported = trusted and (state.reported or request.owned is not None)
     assigned = member.assigned - released
-    wanted = frozenset(p for p in member.target if p.topic in member.topics)
-    to_revoke = assigned - wanted
+    target = frozenset(p for p in member.target if p.topic in member.topics)
+    to_revoke = assigned - target
     epoch = member.generation
     if not group.stale and not to_revoke:
-        assigned |= wanted - frozenset(taken)
+        assigned |= target - frozenset(taken)
         epoch = group.target_generation
-    current = assigned & wanted
+    current = assigned & target
     shrinks = bool((state.current & assigned) - current)
     if to_revoke and trusted and not reported and not shrinks:
         return EpochDecision(member, state, repeat=True)

@@ -190,7 +190,7 @@ def _votes_for_another_assignor(
 
 def _decide(
     connection: sa.Connection, heartbeat: ConsumerHeartbeat, row: rows.MemberRow, stored: rows.MemberRow | None,
-    known: rows.GroupRow, now: StoreClock, trusted: bool,
+    group_row: rows.GroupRow, now: StoreClock, trusted: bool,
 ) -> _Decided:  # fmt: skip
     """Decide the heartbeat and write the member. `stored` is the member before it, None if it joins now."""
     group_id = heartbeat.me.group_id
@@ -198,12 +198,12 @@ def _decide(
     missing = member.target - member.assigned
     taken = rows.assigned_to_others(connection, group_id, row.member_id, missing) if missing else {}
     request = EpochRequest(_epoch(heartbeat, row), heartbeat.owned, heartbeat.connection_id, trusted)
-    decided = decide_epoch_heartbeat(known.group, member, row.epochs, request, taken, now.lease_ms)
+    decided = decide_epoch_heartbeat(group_row.group, member, row.epochs, request, taken, now.lease_ms)
     revoked, newly = member.assigned - decided.member.assigned, decided.member.assigned - member.assigned
     rows.revoke_partitions(connection, group_id, row.member_id, revoked)
     rows.assign_partitions(connection, group_id, row.member_id, newly)
     topics = {p.topic for p in decided.state.current}
-    epochs = replace(decided.state, topic_ids=frozenset(known.topics[name].topic_id for name in topics))
+    epochs = replace(decided.state, topic_ids=frozenset(group_row.topics[name].topic_id for name in topics))
     after = replace(row, member=decided.member, epochs=epochs)
     # a heartbeat that changes nothing writes nothing, and so wakes no other member
     if after != stored or epochs.renewal_due_ms(row.until_ms, row.session_timeout_ms) <= now.lease_ms:
@@ -214,8 +214,8 @@ def _decide(
         row.member_id,
         decided.member.generation,
         epochs.current if heartbeat.full or changed or not trusted else None,
-        known.assignor,
-        complete=not known.group.stale and decided.member.settled,
+        group_row.assignor,
+        complete=not group_row.group.stale and decided.member.settled,
         repeat=decided.repeat or decided.member.generation == JOINING,
     )
     return _Decided(answer, announce=bool(revoked or newly))

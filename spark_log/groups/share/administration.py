@@ -178,13 +178,13 @@ def delete_share_offsets(store: Store, group_id: str, topics: Iterable[str]) -> 
     def delete(connection: sa.Connection, _attempt: Attempt) -> dict[str, SparkLogError | None]:
         lock_share_group(connection, group_id)
         refuse_live(store, connection, group_id)
-        known = find_topics(connection, set(filter(is_legal, names)))
+        topics_by_name = find_topics(connection, set(filter(is_legal, names)))
         errors: dict[str, SparkLogError | None] = {}
         for name in names:
-            if name not in known:
+            if name not in topics_by_name:
                 errors[name] = UnknownTopicOrPartitionError(f"topic {name!r}: does not exist")
                 continue
-            deleted = rows.delete_state(connection, group_id, known[name].topic_id)
+            deleted = rows.delete_state(connection, group_id, topics_by_name[name].topic_id)
             missing = f"topic {name!r}: there is no offset information to delete"
             errors[name] = None if deleted else UnknownTopicOrPartitionError(missing)
         return errors

@@ -272,8 +272,8 @@ def find_starts(
             PARTITION.topic_id, PARTITION.partition, PARTITION.log_start_offset, PARTITION.high_watermark,
             PARTITION.leader_epoch,
         ).where(in_list(PARTITION.topic_id, sorted(names)))  # fmt: skip
-        found = {(row[0], row[1]): (row[2], row[3], row[4]) for row in connection.execute(query)}
-        return found, {topic_id for topic_id, _ in rows.partitions_of(connection, group_id, names)}
+        positions = {(row[0], row[1]): (row[2], row[3], row[4]) for row in connection.execute(query)}
+        return positions, {topic_id for topic_id, _ in rows.partitions_of(connection, group_id, names)}
 
     positions, read_before = cluster.store.read(read)
     policy = config.share_auto_offset_reset
@@ -284,8 +284,8 @@ def find_starts(
         for topic_id in sorted({key[0] for key in missing} - read_before):
             topic = cluster.store.read(lambda connection: find_topic(connection, names[topic_id]))  # noqa: B023
             numbers = {number: since_ms for at, number in missing if at == topic_id}
-            found = offsets_for_times(cluster, topic, numbers)
-            times.update({(topic_id, number): offset for number, offset in found.items()})
+            offsets = offsets_for_times(cluster, topic, numbers)
+            times.update({(topic_id, number): offset for number, offset in offsets.items()})
     starts = {}
     for key in missing:
         if key not in positions:

@@ -268,26 +268,26 @@ class SharePolls:
         other one.
         """
         limits = rows.limits_of(seen.config)
-        found: dict[Key, Readable] = {}
+        readable: dict[Key, Readable] = {}
         failed: SparkLogError | None = None
         records = 0
         later: list[Key] = []
         keys = self._in_turn(request.member, [key for key in assigned if key in seen.offers])
         keys = [key for key in keys if has_work(seen.offers[key], seen.now, limits)]
         for position, key in enumerate([*keys, *keys]):
-            if position >= len(keys) and (found or key not in later):
+            if position >= len(keys) and (readable or key not in later):
                 continue  # the second round is for what other threads read, if there is nothing else
             offer = seen.offers[key]
             read = partial(self._read, group_id, key, assigned[key], offer, seen, limits.record_locks, request)
             try:
                 try:
-                    found[key] = read(at_once=True)
+                    readable[key] = read(at_once=True)
                 except _WouldBlock:
                     if position < len(keys) and self._reads.is_being_read(key):
                         later.append(key)
                         continue
                     yield None
-                    found[key] = read(at_once=False)
+                    readable[key] = read(at_once=False)
             except UnknownTopicOrPartitionError:
                 continue  # the next heartbeat brings an assignment without it
             except MetadataStoreUnavailableError:
@@ -299,11 +299,11 @@ class SharePolls:
             records += (
                 offer.available + len(seen.due.get(key, ())) + max(0, offer.log.high_watermark - offer.next_offset)
             )
-            if records >= request.records_max or len(found) == _PARTITIONS_MAX:
+            if records >= request.records_max or len(readable) == _PARTITIONS_MAX:
                 break
-        if failed is not None and not found:
+        if failed is not None and not readable:
             raise failed
-        return found
+        return readable
 
     def _in_turn(self, member: str, keys: Iterable[Key]) -> list[Key]:
         """Return partitions in their order, beginning at another one for each poll of a member."""
@@ -358,14 +358,14 @@ class SharePolls:
 
         row = self._store.read(read)
         now = self._store.now()
-        found, records = [], 0
+        available, records = [], 0
         for r in () if row is None else row.window.ranges:
             if r.lock == AVAILABLE or (r.lock > 0 and r.until_ms <= now.lease_ms):
-                found.append((r.first, r.end))
+                available.append((r.first, r.end))
                 records += r.length
                 if records >= max(request.records_max, _AVAILABLE_MAX):
                     break
-        return found
+        return available
 
 
 def _taken(poll: Poll, outcome: Outcome) -> list[Taken]:

@@ -76,15 +76,15 @@ class _Partition:
     def forget_below(self, needs: Sequence[tuple[int, int]], keep_from: int) -> None:
         """Forget what ends below `keep_from` and below all `needs`."""
         low = min([keep_from, *(first for first, _ in needs)])
-        self.read = [each for each in self.read if each.stretch.end > low]
+        self.read = [cached for cached in self.read if cached.stretch.end > low]
         # One unfinished record may keep the start where it is: what is not needed now is read again when it is.
-        size = sum(each.bytes for each in self.read)
-        for each in list(self.read):
+        size = sum(cached.bytes for cached in self.read)
+        for cached in list(self.read):
             if size <= _PARTITION_BYTES:
                 return
-            if not any(first < each.stretch.end and each.stretch.first < end for first, end in needs):
-                self.read.remove(each)
-                size -= each.bytes
+            if not any(first < cached.stretch.end and cached.stretch.first < end for first, end in needs):
+                self.read.remove(cached)
+                size -= cached.bytes
 
     @property
     def readable(self) -> Readable:
@@ -195,23 +195,23 @@ class ShareReads:
         place = TopicPartition(name, key[1])
         start, end = missing
 
-        def plan(connection: sa.Connection) -> tuple[planner.Found, list[Slice]]:
+        def plan(connection: sa.Connection) -> tuple[planner.PartitionSnapshot, list[Slice]]:
             topic: Topic | None = find_topics(connection, [name]).get(name)
-            found = planner.find_positions(connection, [place]).get(place)
-            if topic is None or found is None or found.topic_id != key[0]:
+            snapshot = planner.find_positions(connection, [place]).get(place)
+            if topic is None or snapshot is None or snapshot.topic_id != key[0]:
                 raise UnknownTopicOrPartitionError(f"{place}: the topic was deleted, or created again")
-            limits = found.positions
+            limits = snapshot.positions
             ranges = {place: OffsetRange(max(start, limits.log_start_offset), min(end, limits.high_watermark))}
             slices = planner.plan(connection, {name: topic}, ranges, segments_max=_SEGMENTS_MAX, rack=self._rack)
             slices = planner.bounded(slices, _AHEAD_BYTES, _AHEAD_BYTES)
-            return found, planner.with_inline_data(connection, slices)
+            return snapshot, planner.with_inline_data(connection, slices)
 
-        found, slices = self._cluster.store.read(plan)
-        if found.version != here.version:
-            here.read, here.version = [], found.version
+        snapshot, slices = self._cluster.store.read(plan)
+        if snapshot.version != here.version:
+            here.read, here.version = [], snapshot.version
         if here.fetcher.renewal_due(slices):
             here.fetcher.renew(self._cluster.log_dirs)
-        stop = slices[-1].end if slices else min(end, found.positions.high_watermark)
+        stop = slices[-1].end if slices else min(end, snapshot.positions.high_watermark)
         return _parts(here.fetcher, slices, start, stop)
 
     def _evict(self, but: Key) -> None:

@@ -41,7 +41,7 @@ class ShareRow:
 
 
 class LogFacts(NamedTuple):
-    """The facts of a partition's log that a poll needs. `version` is as in `planner.Found.version`."""
+    """The facts of a partition's log that a poll needs. `version` is as in `planner.PartitionSnapshot.version`."""
 
     log_start_offset: int
     high_watermark: int

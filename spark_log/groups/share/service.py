@@ -36,14 +36,14 @@ class Readable:
 
     def records_of(self, ranges: Sequence[Range]) -> list[tuple[Range, pa.RecordBatch]]:
         """Return the records of acquired ranges, in order. A range may be in several parts."""
-        found = []
+        parts = []
         for r in ranges:
             for stretch, records in zip(self.stretches, self.records, strict=True):
                 first, end = max(r.first, stretch.first), min(r.end, stretch.end)
                 if first < end:
                     low, high = (int(i) for i in np.searchsorted(stretch.offsets, (first, end)))
-                    found.append((r._replace(first=first, end=end), records.slice(low, high - low)))
-        return found
+                    parts.append((r._replace(first=first, end=end), records.slice(low, high - low)))
+        return parts
 
 
 @dataclass(frozen=True)

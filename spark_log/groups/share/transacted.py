@@ -119,11 +119,11 @@ class _Locked(NamedTuple):
 
 def _locked(connection: sa.Connection, group_id: str, keys: Iterable[Key], now: StoreClock) -> dict[Key, _Locked]:
     """Lock and return the rows of partitions. Raises UnknownTopicOrPartitionError if one is missing."""
-    found = {}
+    locked = {}
     for key in sorted(keys):
         row = rows.row_of(rows.ask_row(connection, group_id, key, lock=True), group_id, key, now)
         log = rows.log_of(rows.ask_log(connection, key))
         if row is None or log is None:
             raise UnknownTopicOrPartitionError(f"group {group_id!r} reads no such partition, or it was deleted")
-        found[key] = _Locked(row, log)
-    return found
+        locked[key] = _Locked(row, log)
+    return locked

@@ -180,13 +180,13 @@ class Fetcher:
         if self._look_up is None:
             return False
         try:
-            found = self._look_up()
+            infos = self._look_up()
         except SparkLogError as error:
             logger.warning("log dirs cannot be looked up again: %s", redact(str(error)))
             return False
-        if found == self._infos:
+        if infos == self._infos:
             return False
-        self._use(found)
+        self._use(infos)
         return True
 
     def _log_dir(self, log_dir_id: LogDirId) -> LogDir:

@@ -46,16 +46,16 @@ def _by_path(fields: pa.StructType) -> dict[tuple[str, ...], Leaf]:
     return {leaf.path: leaf for leaf in leaves(fields)}
 
 
-def excludes(found: FieldFilter, kind: pa.DataType, bounds: Bounds, rows: int) -> bool:
+def excludes(field_filter: FieldFilter, kind: pa.DataType, bounds: Bounds, rows: int) -> bool:
     """Return whether the bounds of a leaf in `rows` rows prove that no value passes the filter."""
-    if found.condition is Condition.IS_NULL:
+    if field_filter.condition is Condition.IS_NULL:
         return bounds.nulls == 0
     if bounds.nulls == rows:
         return True
-    values = [_comparable(value, kind) for value in found.values]
+    values = [_comparable(value, kind) for value in field_filter.values]
     if not values or None in values or bounds.low is None or bounds.high is None:
         return False
-    return not any(_may_pass(found.condition, value, bounds.low, bounds.high) for value in values)
+    return not any(_may_pass(field_filter.condition, value, bounds.low, bounds.high) for value in values)
 
 
 def _may_pass(condition: Condition, value: Any, low: Any, high: Any) -> bool:

@@ -33,7 +33,7 @@ def positions(connection: sa.Connection, topics: Iterable[Topic]) -> dict[TopicP
     return by_partition
 
 
-class Found(NamedTuple):
+class PartitionSnapshot(NamedTuple):
     """The present positions of a partition, and the id of its topic, which changes if the topic is created again.
 
     A reader that caches records must discard them when `rewrites` has grown.
@@ -78,7 +78,9 @@ _LOG_DIRS = Prepared(
 _BLOBS = Prepared(sa.select(BLOB.name, BLOB.data).where(in_list(BLOB.name, "names")))
 
 
-def find_positions(connection: sa.Connection, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Found]:
+def find_positions(
+    connection: sa.Connection, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, PartitionSnapshot]:
     """Return the present positions of the partitions that exist. Topic names must be legal.
 
     It runs only one statement, because consumers call it often.
@@ -89,7 +91,7 @@ def find_positions(connection: sa.Connection, partitions: Collection[TopicPartit
         query, parameters["numbers"] = _SOME_POSITIONS, list({number for _, number in partitions})
     wanted = frozenset(partitions)
     positions_of = {
-        TopicPartition(name, number): Found(TopicId(topic_id), Positions(start, end), *numbers)
+        TopicPartition(name, number): PartitionSnapshot(TopicId(topic_id), Positions(start, end), *numbers)
         for name, number, topic_id, start, end, *numbers in query.rows(connection, parameters)
     }
     return {topic_partition: here for topic_partition, here in positions_of.items() if topic_partition in wanted}

@@ -185,7 +185,7 @@ def plan_pass(context: MaintenanceContext, due: Due) -> CompactionPass | None:
             return None  # the dirty files lie above a tail in a table that could not be published
         horizon = tombstone_horizon(passes, due.now_ms, topic.config.delete_retention_ms) if steady else 0
         end_passed, limit = first_dirty_offset(passes), candidates.skipped_from
-        end_offset = max((each.end_offset for each in files if limit is None or each.end_offset <= limit), default=0)
+        end_offset = max((file.end_offset for file in files if limit is None or file.end_offset <= limit), default=0)
         left = max(passes, key=lambda done: done.end_offset).tombstone_count if passes else 0
         units: list[Unit] = []
         for run in runs(files, topic.config.segment_bytes, seen_offsets(connection, topic, partition)):
@@ -217,21 +217,28 @@ def _cleanable(
     if state is None:
         return _Cleanable([], 0, [], None)
     passes = read_passes(connection, (topic.topic_id, partition))
-    everything = [each for inline in (True, False) for each in segments(connection, topic, partition, inline=inline)]
-    everything.sort(key=lambda each: each.base_offset)
+    everything = [
+        segment for inline in (True, False) for segment in segments(connection, topic, partition, inline=inline)
+    ]
+    everything.sort(key=lambda segment: segment.base_offset)
     start = state.log_start_offset
     first_dirty = max(first_dirty_offset(passes), start)
-    found = cleanable(everything, start, first_dirty, now_ms, topic.config.min_compaction_lag_ms)
-    kept = [each for each in found if each.inline or not overlaps(each.base_offset, each.end_offset, listed)]
+    cleanable_segments = cleanable(everything, start, first_dirty, now_ms, topic.config.min_compaction_lag_ms)
+    kept = [
+        segment
+        for segment in cleanable_segments
+        if segment.inline or not overlaps(segment.base_offset, segment.end_offset, listed)
+    ]
     key = topic.uuid, partition
-    if len(kept) == len(found):
+    if len(kept) == len(cleanable_segments):
         _read_up_to.pop(key, None)
-        return _Cleanable(found, first_dirty, passes, None)
-    offsets = {each.base_offset for each in kept}
-    skipped_from = min(each.base_offset for each in found if each.base_offset not in offsets)
+        return _Cleanable(cleanable_segments, first_dirty, passes, None)
+    offsets = {segment.base_offset for segment in kept}
+    skipped_from = min(segment.base_offset for segment in cleanable_segments if segment.base_offset not in offsets)
     epoch, end = _read_up_to.get(key, (-1, 0))
     dirty_from = max(first_dirty, end if epoch == state.partition_epoch else 0)
-    covers_some = any(each.base_offset < skipped_from for each in kept)  # otherwise it cannot record expired tombstones
+    # a pass that covers no segment cannot record expired tombstones
+    covers_some = any(segment.base_offset < skipped_from for segment in kept)
     return _Cleanable(kept, dirty_from, passes if covers_some else [], skipped_from)
 
 

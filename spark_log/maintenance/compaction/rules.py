@@ -70,22 +70,22 @@ def cleanable(
 
 
 def is_due(
-    found: Sequence[Segment], first_dirty: int, passes: Sequence[Pass], now_ms: int, config: TopicConfig
+    segments: Sequence[Segment], first_dirty: int, passes: Sequence[Pass], now_ms: int, config: TopicConfig
 ) -> bool:
     """Whether the topic's configs make a pass over these segments, which are `cleanable`, due.
 
     That is so if the share of dirty bytes reaches min.cleanable.dirty.ratio, if a dirty record is older than
     max.compaction.lag.ms, or if tombstones that the last pass left have expired.
     """
-    if any(segment.end_offset > first_dirty for segment in found):
-        dirty = sum(_dirty_bytes(segment, first_dirty) for segment in found)
-        if dirty >= config.min_cleanable_dirty_ratio * sum(segment.bytes for segment in found):
+    if any(segment.end_offset > first_dirty for segment in segments):
+        dirty = sum(_dirty_bytes(segment, first_dirty) for segment in segments)
+        if dirty >= config.min_cleanable_dirty_ratio * sum(segment.bytes for segment in segments):
             return True
         oldest_ms = now_ms - config.max_compaction_lag_ms
-        if any(s.end_offset > first_dirty and s.record_count and s.min_timestamp_ms < oldest_ms for s in found):
+        if any(s.end_offset > first_dirty and s.record_count and s.min_timestamp_ms < oldest_ms for s in segments):
             return True
     last = max(passes, key=lambda done: done.end_offset, default=None)
-    return bool(found) and last is not None and tombstones_expired(last, now_ms, config.delete_retention_ms)
+    return bool(segments) and last is not None and tombstones_expired(last, now_ms, config.delete_retention_ms)
 
 
 def tombstones_expired(last: Pass, now_ms: int, retention_ms: int) -> bool:
@@ -127,15 +127,15 @@ def remember(passes: Sequence[Pass], done: Pass, retention_ms: int) -> list[Pass
     or later. If a pass is not kept, tombstones stay longer, by at most a sixteenth of delete.retention.ms. A pass from
     the future, which was recorded while the clock was ahead, counts as one of now.
     """
-    passes = [replace(each, at_ms=min(each.at_ms, done.at_ms)) for each in passes]
+    passes = [replace(recorded, at_ms=min(recorded.at_ms, done.at_ms)) for recorded in passes]
     end_offset = max(done.end_offset, first_dirty_offset(passes))
-    same = [each.at_ms for each in passes if each.end_offset == end_offset]
+    same = [recorded.at_ms for recorded in passes if recorded.end_offset == end_offset]
     # it ends where an earlier pass ended: its tombstones have been waiting since that pass
     latest = Pass(end_offset, min([done.at_ms, *same]), done.tombstone_count)
     horizon = tombstone_horizon(passes, done.at_ms, retention_ms)
     earlier = sorted((each for each in passes if horizon <= each.end_offset < end_offset), key=lambda p: p.end_offset)
     kept = earlier[:1]
-    for each, following in pairwise([*earlier[1:], latest]):
+    for candidate, following in pairwise([*earlier[1:], latest]):
         if following.at_ms - kept[-1].at_ms > retention_ms // _SPACING:
-            kept.append(each)
+            kept.append(candidate)
     return [*kept, latest]

@@ -93,7 +93,7 @@ def _compact(
                 passes.append(planned)
     units = [unit for planned in passes for unit in planned.units]
     if units:
-        size = sum(each.bytes for unit in units for each in unit.rewriting.inputs)
+        size = sum(segment.bytes for unit in units for segment in unit.rewriting.inputs)
         records = sum(unit.record_count for unit in units)
         partitions, read, files = (
             count_of(count, what)
@@ -107,9 +107,9 @@ def _compact(
         rest = iter(outcomes)
         for planned in passes:
             mine = [next(rest) for _ in planned.units]
-            failed += [each.error for each in mine if each.error is not None]
+            failed += [outcome.error for outcome in mine if outcome.error is not None]
             _swap(under_way[planned.topic.topic_id], planned, mine, write_id)
-    reports = [report for each in under_way.values() if (report := each.report()) is not None]
+    reports = [report for compacting in under_way.values() if (report := compacting.report()) is not None]
     if failed:
         for report in reports:
             progress(str(report))

@@ -213,9 +213,9 @@ class _Run:
 
     def _suspects_of(self, connection: sa.Connection, partition: int, end: int) -> list[tuple[Segment, Slice]]:
         files = [
-            each
-            for each in segments(connection, self.topic, partition, inline=False)
-            if each.base_offset < end and each.record_count and each.name not in self.clean
+            segment
+            for segment in segments(connection, self.topic, partition, inline=False)
+            if segment.base_offset < end and segment.record_count and segment.name not in self.clean
         ]
         if not files:
             return []
@@ -224,7 +224,7 @@ class _Run:
             connection, {self.topic.name: self.topic}, {TopicPartition(self.topic.name, partition): where}
         )
         by_name = {piece.name: piece for piece in slices}
-        return [(each, by_name[each.name]) for each in files]
+        return [(segment, by_name[segment.name]) for segment in files]
 
     def _holding(self, suspects: Sequence[tuple[Segment, Slice]]) -> list[tuple[Segment, int]]:
         """Return the segments that hold a record to erase, with their partitions; the others are added to `clean`."""

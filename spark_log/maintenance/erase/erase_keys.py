@@ -15,14 +15,14 @@ from spark_log.errors import InvalidOptionError
 STDIN = "-"
 
 
-def keys_of(given: Sequence[str], file: str | None, *, encoded: bool) -> pa.Array:
+def keys_of(texts: Sequence[str], file: str | None, *, encoded: bool) -> pa.Array:
     """Return the keys that are given one by one, and those of a file with one key per line ("-": stdin), without empty
     lines.
 
     They are UTF-8 text, or base64 of the keys' bytes if `encoded`. Raises InvalidOptionError for other input.
     """
     try:
-        keys = [text.encode() for text in given]
+        keys = [text.encode() for text in texts]
     except UnicodeEncodeError:
         raise InvalidOptionError("key: not UTF-8; give it as base64") from None
     lines = _lines(file) if file is not None else []

@@ -49,8 +49,9 @@ class Purged:
     notes: tuple[str, ...]
 
 
-def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Collection[str]) -> Purged:
-    """Purge the topic's retired files that hold such keys. `known` are the paths of files that are known to hold some.
+def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, paths_with_keys: Collection[str]) -> Purged:
+    """Purge the topic's retired files that hold such keys. `paths_with_keys` are the paths of files that are known to
+    hold some.
 
     A file that cannot be read is deleted too. So are such files of deleted topics of the same name.
     """
@@ -58,11 +59,13 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, known: Col
     log_dirs = CleanableLogDirs.of(cluster)
     paths = store.read(lambda connection: _retired(connection, topic))
     copies = _copies(log_dirs, paths)
-    unknown = [path for path in paths if path not in known and copies[path]]
+    unknown = [path for path in paths if path not in paths_with_keys and copies[path]]
     items = [OldFile(path, tuple(copies[path])) for path in unknown]
     holding = {path for path, verdict in zip(unknown, workers.run(old_file_holds, items), strict=True) if verdict}
     # a file whose only copies are in an unreachable log dir cannot be checked
-    due = [path for path in paths if path in known or path in holding or (log_dirs.failures and not copies[path])]
+    due = [
+        path for path in paths if path in paths_with_keys or path in holding or (log_dirs.failures and not copies[path])
+    ]
     store.transact(lambda connection, _attempt: _mark(connection, topic, due))
     failpoint("erase.marked")
     deleted = delete_retired_files(cluster, log_dirs, topic)

@@ -151,7 +151,7 @@ def _needed(
     log_dirs: CleanableLogDirs,
     topic: Topic,
     numbers: Sequence[int],
-    found: Sequence[tuple[int, Entry]],
+    files: Sequence[tuple[int, Entry]],
 ) -> Needed | None:
     """Read the metadata about these files, in one snapshot. None if the topic was deleted: the clean-up
     of deleted topics removes its files. None too if another store gets it or has got it: then files may be named there.
@@ -169,7 +169,7 @@ def _needed(
     )
     names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
     kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, topic.config.file_delete_delay_ms)
-    return Needed(names, _registered(connection, log_dirs, found), kept_since_ms)
+    return Needed(names, _registered(connection, log_dirs, files), kept_since_ms)
 
 
 def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:

@@ -39,7 +39,7 @@ class _Done:
 def rewrite_partitions(
     context: MaintenanceContext,
     task: str,
-    wanted: Sequence[tuple[Topic, Sequence[int]]],
+    topic_partitions: Sequence[tuple[Topic, Sequence[int]]],
     rewrites: Rewrites,
     threads: int,
     publish: Publish | None = None,
@@ -55,13 +55,14 @@ def rewrite_partitions(
     try:
         jobs = [
             (topic, {number: pool.submit(_rewrite, context, rewrites, topic, number) for number in numbers})
-            for topic, numbers in wanted
+            for topic, numbers in topic_partitions
         ]
         while jobs:
             _wait(context, list(jobs[0][1].values()))
             count = next((i for i, (_, futures) in enumerate(jobs) if not _all_done(futures)), len(jobs))
             results = [
-                (topic, {number: each.result() for number, each in futures.items()}) for topic, futures in jobs[:count]
+                (topic, {number: future.result() for number, future in futures.items()})
+                for topic, futures in jobs[:count]
             ]
             jobs = jobs[count:]
             changed = [topic for topic, done in results if any(each.before for each in done.values())]
@@ -91,16 +92,16 @@ def _publish(context: MaintenanceContext, topics: Sequence[Topic], publish: Publ
 
 def _report(task: str, topic: Topic, done: Mapping[int, _Done], publishing_s: float, *, behind: bool) -> Report | None:
     """Return the report of a topic, None if nothing of it was changed and nothing failed."""
-    errors = {number: each.error for number, each in done.items() if each.error is not None}
-    changed = [each for each in done.values() if each.before]
+    errors = {number: outcome.error for number, outcome in done.items() if outcome.error is not None}
+    changed = [outcome for outcome in done.values() if outcome.before]
     if not changed and not errors:
         return None
-    seconds = sum(each.seconds for each in done.values()) + (publishing_s if changed else 0.0)
+    seconds = sum(outcome.seconds for outcome in done.values()) + (publishing_s if changed else 0.0)
     notes = tuple(f"partition {number}: {redact(str(error))}" for number, error in errors.items())
     if behind:
         notes += ("a Delta table was not updated, and is tried again",)
-    before = sum((each.before for each in changed), Amount())
-    after = sum((each.after for each in changed), Amount())
+    before = sum((outcome.before for outcome in changed), Amount())
+    after = sum((outcome.after for outcome in changed), Amount())
     return Report(task, topic.name, len(changed), before, after, notes, seconds=seconds)
 
 

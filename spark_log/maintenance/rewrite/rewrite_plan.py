@@ -123,16 +123,16 @@ def plan_rewriting(
     It contains the bytes of inline segments.
     """
     assert all(a.end_offset == b.base_offset for a, b in pairwise(inputs)), "offsets meet"
-    assert len({(each.timestamp_type, each.inline) for each in inputs}) == 1, "of one kind"
+    assert len({(segment.timestamp_type, segment.inline) for segment in inputs}) == 1, "of one kind"
     state = read_partition(connection, (topic.topic_id, partition))
     if state is None:
         return None
     where = OffsetRange(inputs[0].base_offset, inputs[-1].end_offset)
     slices = planner.plan(connection, {topic.name: topic}, {TopicPartition(topic.name, partition): where})
-    if [piece.name for piece in slices] != [each.name for each in inputs]:
+    if [piece.name for piece in slices] != [segment.name for segment in inputs]:
         return None
     slices = planner.with_inline_data(connection, slices)
-    log_dirs = {each.broker_id: LogDirId(each.log_dir_id) for each in state.replicas if each.in_sync}
+    log_dirs = {replica.broker_id: LogDirId(replica.log_dir_id) for replica in state.replicas if replica.in_sync}
     if not log_dirs:
         return None
     return Rewriting(topic, partition, tuple(inputs), tuple(slices), log_dirs, state.partition_epoch)

@@ -257,7 +257,7 @@ def _swap(
     query = sa.select(SEGMENT.name, SEGMENT.appended_ms).where(here).order_by(SEGMENT.base_offset)
     appended_ms: dict[str, int] = dict(tuple(row) for row in connection.execute(query))
     names = list(appended_ms)
-    if names != [each.name for each in inputs]:
+    if names != [segment.name for segment in inputs]:
         return False
     if any(start < offset < end for offset in seen_offsets(connection, topic, key[1])):
         return False  # for the stream of a Delta table, some records of the file would be new and some not
@@ -269,7 +269,7 @@ def _swap(
     delete_segments(connection, *key, start, end)
     if inputs[0].inline:
         delete_blobs(connection, names)
-        after = after._replace(tail_bytes=after.tail_bytes - sum(each.bytes for each in inputs))
+        after = after._replace(tail_bytes=after.tail_bytes - sum(segment.bytes for segment in inputs))
     else:
         now = cluster.store.clock(connection)
         fresh = {name for name in names if is_fresh(appended_ms[name], now)}

@@ -84,13 +84,13 @@ def _entry(where: str, entry: Any) -> tuple[TopicPartition, tuple[int, ...]]:
     return TopicPartition(topic, partition), replicas
 
 
-def _check_members(where: str, found: Any, known: set[str], needed: set[str]) -> None:
-    if not isinstance(found, dict):
-        raise InvalidReplicationAssignmentError(f"{where}: expected an object, got {found!r}")
-    for name in sorted(needed - found.keys()):
+def _check_members(where: str, json_object: Any, known: set[str], needed: set[str]) -> None:
+    if not isinstance(json_object, dict):
+        raise InvalidReplicationAssignmentError(f"{where}: expected an object, got {json_object!r}")
+    for name in sorted(needed - json_object.keys()):
         raise InvalidReplicationAssignmentError(f"{where}: {name!r} is missing")
-    for name in sorted(found.keys() - known):
-        raise InvalidReplicationAssignmentError(f"{where}: {name!r} is unknown: {found[name]!r}")
+    for name in sorted(json_object.keys() - known):
+        raise InvalidReplicationAssignmentError(f"{where}: {name!r} is unknown: {json_object[name]!r}")
 
 
 def _number(where: str, value: Any, least: int) -> int:

@@ -78,11 +78,13 @@ class InspectionResult:
     checks: Sequence["Future[None]"] = ()
 
 
-def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]) -> InspectionResult:
+def inspection_result(
+    log_dirs: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]
+) -> InspectionResult:
     """Decide from the answers which log dirs change. None changes if no log dir answered. Pure."""
     out: dict[LogDirId, str] = {}
     back: list[LogDirId] = []
-    for log_dir in known:
+    for log_dir in log_dirs:
         answer = answers[log_dir.log_dir_id]
         if answer.failure is not None:
             reason: str | None = answer.failure
@@ -96,7 +98,7 @@ def inspection_result(known: Sequence[RegisteredLogDir], answers: Mapping[LogDir
             out[log_dir.log_dir_id] = reason
         if answer.failure is None and (reason is not None or not log_dir.online):
             back.append(log_dir.log_dir_id)
-    if all(answers[log_dir.log_dir_id].failure is not None for log_dir in known):
+    if all(answers[log_dir.log_dir_id].failure is not None for log_dir in log_dirs):
         return InspectionResult({}, [])
     return InspectionResult(out, back)
 
@@ -162,49 +164,51 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
     ]  # fmt: skip
 
 
-def _ask_all(known: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
+def _ask_all(log_dirs: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
     """Ask all log dirs in parallel, and wait ANSWER_S_MAX for all of them together."""
-    ours = frozenset(one.uuid for one in known)
-    asked = {one.log_dir_id: _answer_of(one, cluster_id, ours) for one in known}
+    ours = frozenset(one.uuid for one in log_dirs)
+    asked = {one.log_dir_id: _answer_of(one, cluster_id, ours) for one in log_dirs}
     wait(asked.values(), ANSWER_S_MAX)
     missing = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
     return {log_dir_id: answer.result() if answer.done() else missing for log_dir_id, answer in asked.items()}
 
 
-def _answer_of(known: RegisteredLogDir, cluster_id: str, uuids: frozenset[str]) -> "Future[LogDirAnswer]":
-    question = replace(known, online=True, counter=0), cluster_id, uuids  # `_ask` needs neither of the two
-    return ask_in_thread("spark-log-inspection", question, lambda: _ask(known, cluster_id, uuids))
+def _answer_of(log_dir: RegisteredLogDir, cluster_id: str, uuids: frozenset[str]) -> "Future[LogDirAnswer]":
+    question = replace(log_dir, online=True, counter=0), cluster_id, uuids  # `_ask` needs neither of the two
+    return ask_in_thread("spark-log-inspection", question, lambda: _ask(log_dir, cluster_id, uuids))
 
 
-def _ask(known: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:
+def _ask(log_dir: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:
     try:
-        directory = LogDir(known.uri, known.store_id)
+        directory = LogDir(log_dir.uri, log_dir.store_id)
         marker = directory.read_marker()
         if (
             marker is None
             and directory.exists()
-            and (directory.has_only_tables() or _has_other_marker(directory, known, cluster_id))
+            and (directory.has_only_tables() or _has_other_marker(directory, log_dir, cluster_id))
         ):
             return LogDirAnswer(None, empty=True)
         # A marker of this broker with an id that no log dir has now is taken for a former one of this log dir: an old
         # disk was mounted again, or a marker was written too late. The files are listed when it is marked online.
         formerly = (
             marker is not None
-            and (marker.cluster_id, marker.broker_id) == (cluster_id, known.broker_id)
+            and (marker.cluster_id, marker.broker_id) == (cluster_id, log_dir.broker_id)
             and marker.uuid not in uuids
         )
         if not formerly:
-            directory.verify(known.uuid)
-        if known.suspect_bytes is not None:
-            directory.try_writing(known.suspect_bytes)
+            directory.verify(log_dir.uuid)
+        if log_dir.suspect_bytes is not None:
+            directory.try_writing(log_dir.suspect_bytes)
     except (SparkLogError, OSError) as error:
         return LogDirAnswer(redact(str(error)))
     return LogDirAnswer(None, counter=-1 if marker is None or formerly else marker.counter)
 
 
-def _has_other_marker(directory: LogDir, known: RegisteredLogDir, cluster_id: str) -> bool:
+def _has_other_marker(directory: LogDir, log_dir: RegisteredLogDir, cluster_id: str) -> bool:
     """Whether another store of the cluster has its marker here: the disk was replaced, and that store was first."""
-    return any((marker.cluster_id, marker.broker_id) == (cluster_id, known.broker_id) for marker in directory.markers())
+    return any(
+        (marker.cluster_id, marker.broker_id) == (cluster_id, log_dir.broker_id) for marker in directory.markers()
+    )
 
 
 def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
@@ -224,38 +228,38 @@ def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirI
     store.transact(body)
 
 
-def _mark_online(cluster: Cluster, fence: Fence, known: RegisteredLogDir, answer: LogDirAnswer) -> None:
+def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answer: LogDirAnswer) -> None:
     """Check the files of an offline log dir, and then mark it online.
 
     That is the last step, so that the next inspection can repeat all steps after a crash at any point.
     """
     store = cluster.store
-    marker_uuid = known.uuid
+    marker_uuid = log_dir.uuid
     if answer.empty:  # the store before the marker: a marker with an unknown id would count as a former one
         marker_uuid = str(uuid.uuid4())
-        before = known
+        before = log_dir
         store.transact(lambda connection, _: _set(connection, fence, before, uuid=marker_uuid))
-        known = replace(known, uuid=marker_uuid)
-    directory = LogDir(known.uri, known.store_id)
-    topics = store.read(lambda connection: _topics_in(connection, known.log_dir_id))
-    fallen = sum(_check_files(store, fence, known, directory, topic) for topic in topics)
-    counter = max(known.counter, answer.counter) + 1
-    directory.write_marker(Marker(cluster.cluster_id, known.broker_id, marker_uuid, counter))
+        log_dir = replace(log_dir, uuid=marker_uuid)
+    directory = LogDir(log_dir.uri, log_dir.store_id)
+    topics = store.read(lambda connection: _topics_in(connection, log_dir.log_dir_id))
+    fallen = sum(_check_files(store, fence, log_dir, directory, topic) for topic in topics)
+    counter = max(log_dir.counter, answer.counter) + 1
+    directory.write_marker(Marker(cluster.cluster_id, log_dir.broker_id, marker_uuid, counter))
     back = {"counter": counter, "online": True, "failure": None, "suspect_bytes": None}
-    store.transact(lambda connection, _: _set(connection, fence, known, **back), announce=True)
+    store.transact(lambda connection, _: _set(connection, fence, log_dir, **back), announce=True)
     logger.warning(
-        "log dir %s is back%s: %s of its replicas lack files", redact(known.uri), ", empty" * answer.empty, fallen
+        "log dir %s is back%s: %s of its replicas lack files", redact(log_dir.uri), ", empty" * answer.empty, fallen
     )
 
 
-def _set(connection: sa.Connection, fence: Fence, known: RegisteredLogDir, **values: object) -> None:
+def _set(connection: sa.Connection, fence: Fence, log_dir: RegisteredLogDir, **values: object) -> None:
     """Change the row of a log dir that is offline. Raises LogDirMismatchError if it has been online since it was read,
     or got another id: what was listed before that, perhaps by a thread that hung, is out of date.
     """
     fence(connection)
-    still_offline = ~LOG_DIR.online & (LOG_DIR.counter == known.counter) & (LOG_DIR.uuid == known.uuid)
-    if change_log_dirs(connection, [known.log_dir_id], still_offline, **values) != 1:
-        raise LogDirMismatchError(f"log dir {redact(known.uri)}: another process has changed it")
+    still_offline = ~LOG_DIR.online & (LOG_DIR.counter == log_dir.counter) & (LOG_DIR.uuid == log_dir.uuid)
+    if change_log_dirs(connection, [log_dir.log_dir_id], still_offline, **values) != 1:
+        raise LogDirMismatchError(f"log dir {redact(log_dir.uri)}: another process has changed it")
 
 
 def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
@@ -264,15 +268,15 @@ def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
     return [topic for topic in find_topics(connection).values() if topic.topic_id in here]
 
 
-def _check_files(store: Store, fence: Fence, known: RegisteredLogDir, directory: LogDir, topic: Topic) -> int:
+def _check_files(store: Store, fence: Fence, log_dir: RegisteredLogDir, directory: LogDir, topic: Topic) -> int:
     """Lower the LEO of the topic's replicas in the log dir to their first segment that is missing or of another size.
 
     Writers of the partitions are fenced. Returns the number of replicas whose LEO fell.
     """
-    sizes, log_dir_id = directory.list_files(topic.folder), known.log_dir_id
+    sizes, log_dir_id = directory.list_files(topic.folder), log_dir.log_dir_id
 
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
-        _set(connection, fence, known, online=False)
+        _set(connection, fence, log_dir, online=False)
         here = (REPLICA.topic_id == topic.topic_id) & (REPLICA.log_dir_id == log_dir_id)
         rows = connection.execute(sa.select(REPLICA.partition, REPLICA.broker_id).where(here)).all()
         before = lock_partitions(connection, [(topic.topic_id, row.partition) for row in rows])

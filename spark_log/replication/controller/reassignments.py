@@ -40,7 +40,7 @@ _THROTTLE_MAX = 2**63 - 1
 
 def begin_reassignments(
     cluster: Cluster,
-    wanted: Mapping[TopicPartition, Sequence[int] | None],
+    brokers_by_partition: Mapping[TopicPartition, Sequence[int] | None],
     throttle_bytes_per_s: int | None = None,
 ) -> None:
     """Begin to move partitions to the given brokers, the preferred leader first; None cancels the reassignment.
@@ -51,12 +51,12 @@ def begin_reassignments(
     throttle).
     """
     _check_throttle(throttle_bytes_per_s)
-    targets = {partition: _checked_target(partition, target) for partition, target in wanted.items()}
+    targets = {partition: _checked_target(partition, target) for partition, target in brokers_by_partition.items()}
 
     if cluster is cluster.home and cluster.store_ids()[1:]:
-        elsewhere = partitions_by_store(cluster, wanted)
+        elsewhere = partitions_by_store(cluster, brokers_by_partition)
         for store_id in elsewhere.keys() - {HOME}:
-            there = {tp: wanted[tp] for tp in elsewhere[store_id]}
+            there = {tp: brokers_by_partition[tp] for tp in elsewhere[store_id]}
             begin_reassignments(cluster.at(store_id), there, throttle_bytes_per_s)
         targets = {tp: targets[tp] for tp in elsewhere.get(HOME, ())}
         if not targets:

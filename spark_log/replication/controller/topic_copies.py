@@ -101,22 +101,22 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
         return
     _thaw(data, topic_id)
     if store_id == HOME:
-        for each in home.store.read(topics_left):
-            if topic_id in (None, each):
-                _delete_copy(home, each)
+        for left_id in home.store.read(topics_left):
+            if topic_id in (None, left_id):
+                _delete_copy(home, left_id)
         return
     # the data store first: a topic that is not at home when home is read later was deleted, and not just created
     copies = data.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
     stated = home.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
-    for each in copies.keys() - stated.keys():
-        _delete_copy(data, each)
-    for each, (topic, state, *_) in stated.items():
-        copy = copies.get(each)
+    for deleted_id in copies.keys() - stated.keys():
+        _delete_copy(data, deleted_id)
+    for stated_id, (topic, state, *_) in stated.items():
+        copy = copies.get(stated_id)
         if state == DELETING:
             if copy is not None:
-                _delete_copy(data, each)
+                _delete_copy(data, stated_id)
             failpoint("topic.copy-deleted")
-            home.store.transact(lambda c, _, i=each: delete_topic_row(c, i, DELETING))  # type: ignore[misc]
+            home.store.transact(lambda c, _, i=stated_id: delete_topic_row(c, i, DELETING))  # type: ignore[misc]
             continue
         if copy is None and state == CREATING:
             _create(data, topic)
@@ -125,11 +125,11 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
             logger.error("store %s has lost topic %s", store_id, topic.name)
             continue
         elif copy.state == CREATING:
-            change_copy(data, each, lambda c, stated, i=each: _make_live(c, i, stated, store_id))  # type: ignore[misc]
+            change_copy(data, stated_id, lambda c, stated, i=stated_id: _make_live(c, i, stated, store_id))  # type: ignore[misc]
         elif copy.topic != topic:
             _copy(home, data, topic, copy.topic)
         if state == CREATING:
-            home.store.transact(lambda c, _, i=each: set_live(c, i), announce=True)  # type: ignore[misc]
+            home.store.transact(lambda c, _, i=stated_id: set_live(c, i), announce=True)  # type: ignore[misc]
 
 
 def _make_live(connection: sa.Connection, topic_id: int, stated: StatedTopic | None, store_id: StoreId) -> None:

@@ -175,9 +175,9 @@ def _copy_to_replicas(
     topic: Topic,
     batch: Batch,
     state: PartitionState,
-    wanted: list[Replica],
+    target_replicas: list[Replica],
 ) -> tuple[frozenset[int], bool]:
-    """Copy the batch's file to the replicas of `wanted` that lack it.
+    """Copy the batch's file to the replicas of `target_replicas` that lack it.
 
     Returns the brokers that have it, and whether a log dir failed, which was reported to the controller. Raises
     StorageUnavailableError if no log dir has the file.
@@ -203,7 +203,7 @@ def _copy_to_replicas(
     if not have:
         raise StorageUnavailableError(f"{path}: no log dir has it any more: write it again")
     file = SegmentFile(path, batch.bytes, batch.checksum)
-    for replica in wanted:
+    for replica in target_replicas:
         if replica.broker_id not in have:
             try:
                 target = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])

@@ -13,7 +13,7 @@ from spark_log.cluster.topics import Topic, find_topic
 from spark_log.ids import OffsetRange, StoreId, TopicPartition
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
-from spark_log.log.reader import LogReader, ReadPlan, Wanted
+from spark_log.log.reader import LogReader, RangesToRead, ReadPlan
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.gaps import count_gaps
 
@@ -128,13 +128,13 @@ def plan_at(log: LogReader, name: str, version: TableVersion, ranges: Mapping[in
     The version is checked and the plan is made in one snapshot. Raises UnknownTopicOrPartitionError.
     """
 
-    def wanted(connection: sa.Connection) -> Wanted:
+    def wanted(connection: sa.Connection) -> RangesToRead:
         topic, now = _read_version(connection, name, version)
         if topic.store_id != log.cluster.store_id:
             raise _ElsewhereError(topic.store_id)
         if now != version:
             raise _GoneError
-        return Wanted({name: topic}, {TopicPartition(name, number): found for number, found in ranges.items()})
+        return RangesToRead({name: topic}, {TopicPartition(name, number): found for number, found in ranges.items()})
 
     try:
         return log.plan_in_snapshot(wanted)

@@ -177,7 +177,7 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
 
     def read(
         connection: sa.Connection,
-    ) -> tuple[Topic, Mapping[TopicPartition, planner.Found], list[Slice], dict[str, int]]:
+    ) -> tuple[Topic, Mapping[TopicPartition, planner.PartitionSnapshot], list[Slice], dict[str, int]]:
         topic = find_topic(connection, name)
         numbers = [TopicPartition(name, number) for number in range(topic.partition_count)]
         limits = planner.find_positions(connection, numbers)

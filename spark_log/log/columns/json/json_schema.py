@@ -94,20 +94,20 @@ class _Schema:
             elif "oneOf" in schema or "anyOf" in schema:
                 every = schema.get("oneOf") or schema["anyOf"]
                 self._count(len(every))
-                branches = [each for each in every if each.get("type") != "null"]
+                branches = [branch for branch in every if branch.get("type") != "null"]
                 if len(branches) != 1:
                     return None
                 [schema] = branches
             elif "allOf" in schema:
-                parts = [self._resolved(each, within) for each in schema["allOf"]]
+                parts = [self._resolved(subschema, within) for subschema in schema["allOf"]]
                 known = [part[0] for part in parts if part is not None]
                 rest = {key: value for key, value in schema.items() if key != "allOf"}
                 properties: dict[str, Any] = {}
                 merged: dict[str, Any] = {}
-                for each in (*known, rest):
-                    self._count(len(each) + len(each.get("properties") or ()))
-                    merged |= each
-                    properties |= each.get("properties") or {}
+                for subschema in (*known, rest):
+                    self._count(len(subschema) + len(subschema.get("properties") or ()))
+                    merged |= subschema
+                    properties |= subschema.get("properties") or {}
                 schema = {**merged, "properties": properties} if properties else merged
                 within = tuple(name for part in parts if part is not None for name in part[1]) or within
             else:

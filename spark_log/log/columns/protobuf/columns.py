@@ -73,13 +73,13 @@ class _Columns:
     ) -> pa.Array:
         for row, message in zip(rows, messages, strict=True):
             if message is not None and len(unknown := UnknownFieldSet(message)):
-                for each in unknown:
-                    self._check_unknown(each, row, kind, path)
+                for unknown_field in unknown:
+                    self._check_unknown(unknown_field, row, kind, path)
         columns = [
-            self._field(messages, rows, kind.fields_by_name[each.name], each.type, path)
-            if each.name in kind.fields_by_name
-            else pa.nulls(len(messages), each.type)
-            for each in arrow
+            self._field(messages, rows, kind.fields_by_name[field.name], field.type, path)
+            if field.name in kind.fields_by_name
+            else pa.nulls(len(messages), field.type)
+            for field in arrow
         ]
         absent = pa.array([message is None for message in messages], pa.bool_())
         return pa.StructArray.from_arrays(columns, fields=list(arrow), mask=absent)
@@ -101,22 +101,23 @@ class _Columns:
         if not field.is_repeated:
             if field.has_presence:
                 values = [
-                    getattr(each, name) if each is not None and each.HasField(name) else None for each in messages
+                    getattr(message, name) if message is not None and message.HasField(name) else None
+                    for message in messages
                 ]
             else:
-                values = [None if each is None else getattr(each, name) for each in messages]
+                values = [None if message is None else getattr(message, name) for message in messages]
             return self._values(values, rows, field, arrow, where)
-        several = [() if each is None else getattr(each, name) for each in messages]
+        several = [() if message is None else getattr(message, name) for message in messages]
         if width := struct_width(item_type(arrow)):
-            for place, (row, each) in enumerate(zip(rows, several, strict=True)):
-                self._counts[row] = self._counts.get(row, 0) + len(each) * width
+            for place, (row, elements) in enumerate(zip(rows, several, strict=True)):
+                self._counts[row] = self._counts.get(row, 0) + len(elements) * width
                 if self._counts[row] > MAX_VALUES:  # an empty message of two bytes may become thousands of values
                     self._errors.setdefault(row, f"field {where}: more than {MAX_VALUES} values in its messages")
                     several[place] = ()
         if is_map(field):
-            several = [self._pairs(each, row, where) for row, each in zip(rows, several, strict=True)]
+            several = [self._pairs(elements, row, where) for row, elements in zip(rows, several, strict=True)]
         offsets = pa.array(list(accumulate(map(len, several), initial=0)), pa.int32())
-        rows = [row for row, each in zip(rows, several, strict=True) for _ in each]
+        rows = [row for row, elements in zip(rows, several, strict=True) for _ in elements]
         if not is_map(field):
             flat = self._values(list(chain.from_iterable(several)), rows, field, arrow.value_type, where)
             return pa.ListArray.from_arrays(offsets, flat, type=arrow)
@@ -131,16 +132,17 @@ class _Columns:
     ) -> pa.Array:
         if is_timestamp(field):
             values = [
-                None if each is None else self._micros(each, row, path) for row, each in zip(rows, values, strict=True)
+                None if timestamp is None else self._micros(timestamp, row, path)
+                for row, timestamp in zip(rows, values, strict=True)
             ]
         elif field.message_type is not None:
             return self.structs(values, rows, field.message_type, arrow, path)
         elif field.enum_type is not None:
-            names = {each.number: each.name for each in field.enum_type.values}
-            values = [None if each is None else names.get(each, str(each)) for each in values]
+            names = {enum_value.number: enum_value.name for enum_value in field.enum_type.values}
+            values = [None if number is None else names.get(number, str(number)) for number in values]
         elif field.type == FieldDescriptor.TYPE_STRING:
             values = [
-                None if each is None else self._text(each, row, path) for row, each in zip(rows, values, strict=True)
+                None if text is None else self._text(text, row, path) for row, text in zip(rows, values, strict=True)
             ]
         return pa.array(values, arrow)
 

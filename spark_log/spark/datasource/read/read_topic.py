@@ -66,16 +66,16 @@ def read_topic(
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
-    from spark_log.log.reader import Wanted
+    from spark_log.log.reader import RangesToRead
     from spark_log.log.segments import plan as planner
     from spark_log.maintenance.client_log import TaskReader
 
     since_ms = None if since is None else _milliseconds(since)
 
-    def find(connection: "sa.Connection") -> Wanted:
+    def find(connection: "sa.Connection") -> RangesToRead:
         current = find_topic(connection, topic)
         limits = planner.positions(connection, [current])
-        return Wanted({topic: current}, _ranges(topic, limits, offsets))
+        return RangesToRead({topic: current}, _ranges(topic, limits, offsets))
 
     opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
     log = TaskReader(opened, holder="read_topic")

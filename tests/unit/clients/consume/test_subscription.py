@@ -19,7 +19,7 @@ from spark_log.errors import (
 from spark_log.groups.committed_offsets import Commit
 from spark_log.ids import TopicId
 from spark_log.log.partitions.replication_rules import Truncation
-from spark_log.log.segments.plan import Found
+from spark_log.log.segments.plan import PartitionSnapshot
 from spark_log.log.segments.slices import Positions
 
 EPOCH = 4
@@ -39,7 +39,7 @@ def test_settled_position_is_in_the_log(offset, reset, known_topic, ends, policy
     state = PartitionState(offset=None if reset else offset, reset=reset, topic_id=known_topic)
     stays = reset is None and offset is not None and ends[0] <= offset <= ends[1] and known_topic != 2
     try:
-        settle(P0, state, Found(TopicId(1), ends, EPOCH), (), policy)
+        settle(P0, state, PartitionSnapshot(TopicId(1), ends, EPOCH), (), policy)
     except NoOffsetForPartitionError as error:
         assert policy == "none" and offset is None and reset is None and error.args == ({P0},)
         return
@@ -57,21 +57,21 @@ def test_settled_position_is_in_the_log(offset, reset, known_topic, ends, policy
 
 def test_truncated_position_goes_back_to_the_first_diverging_offset():
     state = PartitionState(offset=9, leader_epoch=2, topic_id=1)
-    settle(P0, state, Found(TopicId(1), Positions(0, 20), EPOCH), [Truncation(3, 7)], "latest")
+    settle(P0, state, PartitionSnapshot(TopicId(1), Positions(0, 20), EPOCH), [Truncation(3, 7)], "latest")
     assert (state.offset, state.leader_epoch) == (7, 2)
 
 
 def test_truncated_position_without_a_policy_raises_and_does_not_change():
     state = PartitionState(offset=9, leader_epoch=2, topic_id=1)
     with pytest.raises(LogTruncationError) as raised:
-        settle(P0, state, Found(TopicId(1), Positions(0, 20), EPOCH), [Truncation(3, 7)], "none")
+        settle(P0, state, PartitionSnapshot(TopicId(1), Positions(0, 20), EPOCH), [Truncation(3, 7)], "none")
     assert raised.value.divergent_offsets == {P0: OffsetAndMetadata(7, "", 2)}
     assert raised.value.partition_offsets == {P0: 9} and state.offset == 9
 
 
 def test_truncations_of_a_recreated_topic_do_not_apply_to_old_positions():
     state = PartitionState(offset=9, leader_epoch=0, topic_id=1)
-    settle(P0, state, Found(TopicId(2), Positions(0, 20), EPOCH), [Truncation(3, 7)], "earliest")
+    settle(P0, state, PartitionSnapshot(TopicId(2), Positions(0, 20), EPOCH), [Truncation(3, 7)], "earliest")
     assert (state.offset, state.topic_id, state.leader_epoch) == (0, 2, EPOCH)
 
 

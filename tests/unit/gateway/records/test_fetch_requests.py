@@ -20,7 +20,7 @@ from spark_log.gateway.protocol.wire import encode_response
 from spark_log.gateway.records import fetch_requests
 from spark_log.gateway.records.fetch_requests import APIS, _Answer, _Asked, _bytes_to_read, _position, fetch
 from spark_log.gateway.records.record_streams import BATCH_BYTES
-from spark_log.log.segments.plan import Found
+from spark_log.log.segments.plan import PartitionSnapshot
 from spark_log.log.segments.slices import Positions
 from tests.support.waiting import LIMIT_S
 
@@ -58,7 +58,7 @@ def test_a_topic_id_is_not_that_of_a_new_topic_with_its_name():
     old, new = uuid.uuid4(), uuid.uuid4()
 
     def answer(asked_id, topic, position_of, partition=0):
-        here = {} if position_of is None else {("t", 0): Found(position_of, Positions(0, 5), 1)}
+        here = {} if position_of is None else {("t", 0): PartitionSnapshot(position_of, Positions(0, 5), 1)}
         asked = _Asked("t", asked_id, partition, 2, 1_000)
         return _position(services, asked, {} if topic is None else {"t": topic}, here).error
 
