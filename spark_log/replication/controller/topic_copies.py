@@ -125,7 +125,11 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
             logger.error("store %s has lost topic %s", store_id, topic.name)
             continue
         elif copy.state == CREATING:
-            change_copy(data, stated_id, lambda c, stated, i=stated_id: _make_live(c, i, stated, store_id))  # type: ignore[misc]
+            change_copy(
+                data,
+                stated_id,
+                lambda c, stated, i=stated_id: _make_live(c, i, stated, store_id),  # type: ignore[misc]
+            )
         elif copy.topic != topic:
             _copy(home, data, topic, copy.topic)
         if state == CREATING:
