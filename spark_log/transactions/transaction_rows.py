@@ -267,7 +267,7 @@ def delete_pending_offsets(
 
 def _pending_row(producer_id: int, pending: PendingBatch) -> dict[str, Any]:
     batch = pending.batch
-    facts = {**vars(batch), "written_to": sorted(batch.written_to)}
+    facts = {**batch._asdict(), "written_to": sorted(batch.written_to)}
     sequence = batch.sequence
     if sequence is not None:
         facts["sequence"] = [sequence.producer_id, sequence.producer_epoch, sequence.first]

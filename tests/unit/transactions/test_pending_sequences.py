@@ -84,7 +84,7 @@ class World(RuleBasedStateMachine):
             assert isinstance(outcome, Appended) and outcome.duplicate == (turn > 0)
         client.sequences[partition] += count
         client.sent.append((partition, batch.name))
-        gap = replace(batch, sequence=replace(batch.sequence, first=client.sequences[partition] + 1))
+        gap = batch._replace(sequence=replace(batch.sequence, first=client.sequences[partition] + 1))
         assert isinstance(self._register(gap), Rejected)
 
     @rule(late=st.integers(0, 3), commit=st.booleans(), sent=st.integers(1, 2))

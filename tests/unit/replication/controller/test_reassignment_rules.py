@@ -1,7 +1,5 @@
 """Reassignment by example: begin, finish, cancel. Replicas are written as (broker, LEO, in sync)."""
 
-from dataclasses import replace
-
 import pytest
 
 from spark_log.errors import InvalidReplicationAssignmentError
@@ -88,7 +86,7 @@ def test_an_offline_partition_gets_a_leader_by_the_switch():
 
 
 def test_a_new_leader_is_a_new_epoch_even_if_no_replica_leaves():
-    after = finish(replace(STATE, leader=None), Reassignment((1, 2), (1, 2)), ALIVE)
+    after = finish(STATE._replace(leader=None), Reassignment((1, 2), (1, 2)), ALIVE)
     assert (after.leader, after.leader_epoch) == (1, 5)
 
 
@@ -123,5 +121,5 @@ def test_cancel_is_refused_where_it_could_lose_records(state, alive):
 def test_a_cancelled_reassignment_may_begin_again():
     under_way, started = begin(STATE, [3], LOG_DIRS)
     back = cancel(under_way, started, ALIVE)
-    assert replace(back, leader_epoch=4, partition_epoch=7, change=STATE.change) == STATE
+    assert back._replace(leader_epoch=4, partition_epoch=7, change=STATE.change) == STATE
     assert begin(back, [3], LOG_DIRS)[1] == started
