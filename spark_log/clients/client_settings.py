@@ -76,7 +76,7 @@ _logged: set[str] = set()
 
 
 def parse_settings(
-    kind: type[T], given: Mapping[str, Any], theirs: Mapping[str, Any], unknown: type[Exception]
+    kind: type[T], configs: Mapping[str, Any], theirs: Mapping[str, Any], unknown: type[Exception]
 ) -> tuple[str, T]:
     """Return (address of the cluster, settings).
 
@@ -85,7 +85,7 @@ def parse_settings(
     neither spark-log's nor kafka-python's, and otherwise KafkaConfigurationError.
     """
     own_names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    others = {name: given[name] for name in given if name not in (*own_names, "cluster", "bootstrap_servers")}
+    others = {name: configs[name] for name in configs if name not in (*own_names, "cluster", "bootstrap_servers")}
     unrecognized = [name for name in others if name not in theirs and name not in _ONLY_IN_2 and name not in REFUSED]
     changed = {
         name: value
@@ -95,7 +95,7 @@ def parse_settings(
     problems = [_unknown_text(others, unrecognized, own_names | theirs.keys())] if unrecognized else []
     problems += _refused_texts(changed)
     try:
-        address = _address(given)
+        address = _address(configs)
     except KafkaConfigurationError as error:
         problems.append(str(error.args[0]))
     else:
@@ -107,7 +107,7 @@ def parse_settings(
         if name not in _logged:
             _logged.add(name)
             logger.warning("%s has no effect here: %s", _shown(name, changed[name]), NO_EFFECT[name])
-    return address, kind(**{name: given[name] for name in given if name in own_names})
+    return address, kind(**{name: configs[name] for name in configs if name in own_names})
 
 
 def _unknown_text(given: Mapping[str, Any], unrecognized: list[str], names: set[str]) -> str:
@@ -131,12 +131,12 @@ def _shown(name: str, value: object) -> str:
     return f"{name}={'...' if any(word in name for word in _SECRET) else repr(value)}"
 
 
-def _address(given: Mapping[str, Any]) -> str:
+def _address(configs: Mapping[str, Any]) -> str:
     """Return `cluster` or its alias `bootstrap_servers` (text, or a list of one text), or the environment's address.
 
     Raises KafkaConfigurationError if there is no address.
     """
-    cluster, alias = given.get("cluster"), given.get("bootstrap_servers")
+    cluster, alias = configs.get("cluster"), configs.get("bootstrap_servers")
     if cluster is not None and alias is not None and cluster != alias:
         raise KafkaConfigurationError("cluster and bootstrap_servers: two names of one setting; give only one")
     address = cluster if cluster is not None else alias

@@ -226,19 +226,19 @@ def group_lag(cluster: Cluster, group_id: str) -> list[PartitionLag]:
         topics = find_topics(connection, {p.topic for p in wanted})
         return _GroupPositions(commits, owners, wanted, topics, positions(connection, topics.values()))
 
-    found = store.read(read)
-    if not isinstance(found, _GroupPositions):
-        return found
-    limits = {**found.limits, **_limits_elsewhere(cluster, found.topics.values())}
+    group_facts = store.read(read)
+    if not isinstance(group_facts, _GroupPositions):
+        return group_facts
+    limits = {**group_facts.limits, **_limits_elsewhere(cluster, group_facts.topics.values())}
     lags = []
-    for partition in sorted(found.partitions & limits.keys()):
+    for partition in sorted(group_facts.partitions & limits.keys()):
         start, end = limits[partition]
-        commit = found.commits.get(partition)
+        commit = group_facts.commits.get(partition)
         lags.append(
             PartitionLag(
                 partition.topic, partition.partition, commit.offset if commit else None, start, end,
                 records_behind(commit.offset, end) if commit else None, commit.metadata if commit else "",
-                found.owners.get(partition),
+                group_facts.owners.get(partition),
             )
         )  # fmt: skip
     return lags

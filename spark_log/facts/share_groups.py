@@ -136,12 +136,14 @@ def peek_share_group(store: Store, group_id: str, places: Iterable[TopicPartitio
     """
     chosen = set(places)
     partitions = [
-        each for each in describe_share_group(store, group_id).partitions if not chosen or each.place in chosen
+        partition
+        for partition in describe_share_group(store, group_id).partitions
+        if not chosen or partition.place in chosen
     ]
 
     def read(connection: sa.Connection) -> list[PartitionPeek]:
         now = store.clock(connection)
-        found = []
+        peeks = []
         for partition in partitions:
             key = (partition.topic_id, partition.partition)
             row = rows.row_of(rows.ask_row(connection, group_id, key, lock=False), group_id, key, now)
@@ -156,10 +158,10 @@ def peek_share_group(store: Store, group_id: str, places: Iterable[TopicPartitio
                 .order_by(SHARE_DELAYED.due_ms, SHARE_DELAYED.offset)
                 .limit(DELAYED_MAX)
             ).all()
-            ranges = [_range(each, now.lease_ms) for each in held]
+            ranges = [_range(held_range, now.lease_ms) for held_range in held]
             ranges += [RecordRange("delayed", o, o + 1, count, due_ms=due_ms) for o, due_ms, count in delayed]
-            found.append(PartitionPeek(partition, tuple(sorted(ranges, key=lambda each: each.first))))
-        return found
+            peeks.append(PartitionPeek(partition, tuple(sorted(ranges, key=lambda record_range: record_range.first))))
+        return peeks
 
     return store.read(read)
 
@@ -196,16 +198,16 @@ def peek_records(cluster: Cluster, group_id: str, places: Iterable[TopicPartitio
 
     Raises GroupIdNotFoundError, and the errors of reading.
     """
-    found: list[PeekedRecord] = []
+    peeked_records: list[PeekedRecord] = []
     reads = ShareReads(cluster)
     for peek in peek_share_group(cluster.store, group_id, places):
         part = peek.partition
         chosen: list[tuple[int, RecordRange]] = []
         counts: dict[str, int] = {}
-        for each in peek.ranges:
-            upto = min(each.end, each.first + limit - counts.get(each.state, 0))
-            chosen += ((offset, each) for offset in range(each.first, upto))
-            counts[each.state] = counts.get(each.state, 0) + max(0, upto - each.first)
+        for record_range in peek.ranges:
+            upto = min(record_range.end, record_range.first + limit - counts.get(record_range.state, 0))
+            chosen += ((offset, record_range) for offset in range(record_range.first, upto))
+            counts[record_range.state] = counts.get(record_range.state, 0) + max(0, upto - record_range.first)
         following = RecordRange("next", part.next, part.high_watermark, 0)
         needs = [
             (max(offset, part.log_start), offset + 1)
@@ -218,14 +220,14 @@ def peek_records(cluster: Cluster, group_id: str, places: Iterable[TopicPartitio
         records = _read(cluster, reads, part, needs)
         new = sorted(offset for offset in records if offset >= following.first)[:limit]
         chosen += ((offset, following) for offset in new)
-        found += (
+        peeked_records += (
             PeekedRecord(
-                part.place, offset, each.state, each.deliveries, each.member, each.left_ms, each.due_ms,
-                *records.get(offset, (None, None)),
+                part.place, offset, record_range.state, record_range.deliveries, record_range.member,
+                record_range.left_ms, record_range.due_ms, *records.get(offset, (None, None)),
             )
-            for offset, each in chosen
+            for offset, record_range in chosen
         )  # fmt: skip
-    return found
+    return peeked_records
 
 
 def _read(

@@ -70,17 +70,17 @@ _PARTITIONS = (
 def share_partitions(connection: sa.Connection, group_id: str | None = None) -> list[SharePartition]:
     """Return the partitions of a group, or of all groups, in order."""
     query = _PARTITIONS if group_id is None else _PARTITIONS.where(SHARE_PARTITION.group_id == group_id)
-    found = []
+    partitions = []
     for row in connection.execute(query).all():
         group, topic, topic_id, number, start, following, log_start, end, epoch, unfinished, available, *rest = row
         delayed, archiving, *totals = rest
-        found.append(
+        partitions.append(
             SharePartition(
                 group, topic, topic_id, number, max(start, log_start), max(following, log_start), log_start, end,
                 epoch, unfinished - available - archiving, available, delayed, archiving, *totals,
             )
         )  # fmt: skip
-    return found
+    return partitions
 
 
 def total_lag(partitions: Iterable[SharePartition]) -> int:

@@ -91,11 +91,11 @@ def with_data_stores(cluster: Cluster, described: Sequence[TopicDescription]) ->
     def describe_there(data: Cluster) -> dict[TopicId, TopicDescription]:
         topics = elsewhere[data.store_id]
         found = data.store.read(lambda c: describe(c, topics, data.store.clock(c)))
-        return {each.topic.topic_id: each for each in found}
+        return {description.topic.topic_id: description for description in found}
 
     answers = ask_stores(cluster, describe_there, elsewhere)
-    there = {topic_id: each for found in answers.results.values() for topic_id, each in found.items()}
-    return [there.get(each.topic.topic_id, each) for each in described]
+    there = {topic_id: description for found in answers.results.values() for topic_id, description in found.items()}
+    return [there.get(description.topic.topic_id, description) for description in described]
 
 
 def describe_named(connection: sa.Connection, names: Sequence[str], now: StoreClock) -> list[TopicDescription]:

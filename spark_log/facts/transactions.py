@@ -207,7 +207,7 @@ def describe_producers(
 
 def _with_parts(cluster: Cluster, described: Sequence[TransactionDescription]) -> list[TransactionDescription]:
     """Add what is pending in data stores, and give the stores of the parts their names."""
-    with_parts = {each.transaction.producer_id for each in described if each.transaction.stores}
+    with_parts = {description.transaction.producer_id for description in described if description.transaction.stores}
     if not with_parts:
         return list(described)
     names = store_names(cluster)
@@ -225,12 +225,14 @@ def _with_parts(cluster: Cluster, described: Sequence[TransactionDescription]) -
 
     parts = ask_stores(cluster, pending_there, cluster.store_ids()[1:]).results.values()
     complete = []
-    for each in described:
-        more = [pending for part in parts for pending in part.get(each.transaction.producer_id, ())]
-        batches = each.transaction.batches + sum(pending.batches for pending in more)
-        pending = sorted([*each.pending, *more], key=lambda here: (here.topic, here.partition))
-        stores = tuple(names.get(StoreId(int(number)), number) for number in each.transaction.stores)
-        complete.append(TransactionDescription(replace(each.transaction, batches=batches, stores=stores), pending))
+    for description in described:
+        more = [pending for part in parts for pending in part.get(description.transaction.producer_id, ())]
+        batches = description.transaction.batches + sum(pending.batches for pending in more)
+        pending = sorted([*description.pending, *more], key=lambda here: (here.topic, here.partition))
+        stores = tuple(names.get(StoreId(int(number)), number) for number in description.transaction.stores)
+        complete.append(
+            TransactionDescription(replace(description.transaction, batches=batches, stores=stores), pending)
+        )
     return complete
 
 

@@ -36,9 +36,9 @@ class WireComparison:
         Both may have a field with a number only if it has one encoding, and messages of one name. A field may be
         renamed; a name that both have must keep its number.
         """
-        found: list[str] = []
+        reasons: list[str] = []
         waiting = self._new(reader, writer)
-        while waiting and len(found) < _PROBLEMS_MAX:
+        while waiting and len(reasons) < _PROBLEMS_MAX:
             read, written = waiting.pop()
             self._fields += 1 + len(written.fields)
             if self._fields > _FIELDS_MAX:
@@ -46,16 +46,16 @@ class WireComparison:
             for field in written.fields:
                 named = read.fields_by_name.get(field.name)
                 if named is not None and named.number != field.number:
-                    found.append(f"{field.full_name}: the number is {named.number}, not {field.number}")
+                    reasons.append(f"{field.full_name}: the number is {named.number}, not {field.number}")
                 numbered = read.fields_by_number.get(field.number)
                 if numbered is None:
                     continue
                 if _described(numbered, encoded=True) != _described(field, encoded=True):
                     kinds = f"{_described(numbered)}, not {_described(field)}"
-                    found.append(f"{field.full_name}: the type of field {field.number} is {kinds}")
+                    reasons.append(f"{field.full_name}: the type of field {field.number} is {kinds}")
                 elif field.message_type:
                     waiting += self._new(numbered.message_type, field.message_type)
-        return found
+        return reasons
 
     def _new(self, reader: Descriptor, writer: Descriptor) -> list[tuple[Descriptor, Descriptor]]:
         pair = (reader, writer)

@@ -41,16 +41,16 @@ def register(
     SchemaRegistryError (the mode).
     """
     if accepted is None:
-        known = find(connection, subject, type_, text, references)
-        if known is not None:
-            return known
+        registered = find(connection, subject, type_, text, references)
+        if registered is not None:
+            return registered
         accepted = accept(connection, subject, type_, text, references)
     elif accepted.text != rows.text_of(connection, type_, text, references):
         return None
     hash_ = accepted.hash
-    known = _find_hash(connection, subject, hash_)
-    if known is not None:
-        return known
+    registered = _find_hash(connection, subject, hash_)
+    if registered is not None:
+        return registered
     _check_takes_new(connection, subject)
     if accepted.basis != _basis(connection, subject):
         return None
@@ -160,7 +160,7 @@ def problems_with(
     Their texts are read one after the other, because all together may be many MiB. Raises InvalidSchemaError if they
     are so many, or so large, that the comparison takes too long.
     """
-    found: list[str] = []
+    reasons: list[str] = []
     characters, end_s = 0, thread_time() + _COMPARE_S_MAX
     for number in versions:
         old = rows.text_of(connection, *rows.find_version(connection, subject, number).schema[1:])
@@ -170,8 +170,8 @@ def problems_with(
                 f"the versions of subject {subject!r} are too many, or too large, to be compared with all of them: set"
                 f" a compatibility level that is not transitive"
             )
-        found += incompatibilities(level, new, [(number, old)])
-    return found
+        reasons += incompatibilities(level, new, [(number, old)])
+    return reasons
 
 
 def _basis(connection: sa.Connection, subject: str) -> tuple[str, list[tuple[int, int]]]:

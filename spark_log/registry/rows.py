@@ -163,7 +163,7 @@ def referring_ids(
     A schema counts only if a subject has it in a live version, with `deleted` also in a softly deleted one. With
     `other_subjects`, a version of `subject` itself does not count.
     """
-    wanted = {(subject, version) for version in versions}
+    referenced = {(subject, version) for version in versions}
     used = sa.exists().where(SUBJECT_VERSION.schema_id == SCHEMA.schema_id)
     if not deleted:
         used = used.where(~SUBJECT_VERSION.deleted)
@@ -171,7 +171,7 @@ def referring_ids(
         used = used.where(SUBJECT_VERSION.subject != subject)
     rows = connection.execute(sa.select(SCHEMA.schema_id, SCHEMA.imports).where(SCHEMA.imports != "[]", used))
     return sorted(
-        row.schema_id for row in rows if any((of, version) in wanted for _, of, version in json.loads(row.imports))
+        row.schema_id for row in rows if any((of, version) in referenced for _, of, version in json.loads(row.imports))
     )
 
 
@@ -213,16 +213,16 @@ def text_of(connection: sa.Connection, type_: str, text: str, references: Sequen
         nonlocal characters
         if depth > _REFERENCES_DEPTH_MAX:
             raise InvalidSchemaError(f"references: a chain of more than {_REFERENCES_DEPTH_MAX} schemas")
-        for each in references:
-            if each.name not in imports:
-                schema = find_version(connection, each.subject, each.version, deleted=True).schema
+        for reference in references:
+            if reference.name not in imports:
+                schema = find_version(connection, reference.subject, reference.version, deleted=True).schema
                 characters += len(schema.text)
                 if len(imports) >= _IMPORTS_MAX:
                     raise InvalidSchemaError(f"references: more than {_IMPORTS_MAX:,} schemas")
                 if characters > _IMPORTS_CHARACTERS_MAX:
                     raise InvalidSchemaError(f"references: schemas of more than {_IMPORTS_CHARACTERS_MAX:,} characters")
                 add(schema.references, depth + 1)
-                imports[each.name] = schema.text
+                imports[reference.name] = schema.text
 
     add(references, 0)
     return SchemaText(type_, text, tuple(imports.items()))

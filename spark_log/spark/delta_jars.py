@@ -191,14 +191,14 @@ def _download(scratch: Path, report: Callable[[str], None]) -> None:
         raise DeltaNotInstalledError(_reason(lines, os.environ))
 
 
-def _reason(said: Sequence[str], environment: Mapping[str, str]) -> str:
+def _reason(output: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return advice on a spark-submit that failed, from its output."""
-    if any("JAVA_HOME is not set" in line for line in said):
+    if any("JAVA_HOME is not set" in line for line in output):
         return "Spark needs Java 17 or later: install it, or set JAVA_HOME"
-    failures = [line for line in said if line.startswith(("Server access error", "Host "))]
-    failures += [line.partition(": ")[2] for line in said if line.startswith("Exception in thread")]
-    reason = (failures or said or ["no output"])[0]
-    if any("unresolved dependency" in line or "download failed" in line for line in said):
+    failures = [line for line in output if line.startswith(("Server access error", "Host "))]
+    failures += [line.partition(": ")[2] for line in output if line.startswith("Exception in thread")]
+    reason = (failures or output or ["no output"])[0]
+    if any("unresolved dependency" in line or "download failed" in line for line in output):
         mirror = environment.get("DEFAULT_ARTIFACT_REPOSITORY")
         where = f"the mirror {mirror} (DEFAULT_ARTIFACT_REPOSITORY)" if mirror else "Maven Central"
         hint = "" if mirror else "; without access to it, set DEFAULT_ARTIFACT_REPOSITORY to the URL of a mirror"

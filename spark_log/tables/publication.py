@@ -95,13 +95,13 @@ def try_publish(
     """
     by_id = {topic.topic_id: topic for topic in topics}
     published = publish_all(cluster, list(by_id.values()), eager=eager, cuts=cuts, catalogs=catalogs)
-    for topic_id, each in published.items():
-        log_failure(by_id[topic_id], each)
-        if each.checkpoint_due and checkpoints_due is not None:
+    for topic_id, outcome in published.items():
+        log_failure(by_id[topic_id], outcome)
+        if outcome.checkpoint_due and checkpoints_due is not None:
             checkpoints_due[topic_id] = by_id[topic_id]
-        elif each.checkpoint_due:
+        elif outcome.checkpoint_due:
             checkpoints.try_maintain_logs(cluster, by_id[topic_id])
-    return not any(each.error for each in published.values())
+    return not any(outcome.error for outcome in published.values())
 
 
 def publish_above_tails(cluster: Cluster, topic: Topic) -> None:
@@ -145,7 +145,7 @@ def publish_all(
             tables, errors = _tables(cluster, together, cuts)
             versions = publish_unopened(cluster, tables)
         except Exception as error:  # of the metadata store
-            published |= {each.topic_id: Published(error) for each in together}
+            published |= {topic.topic_id: Published(error) for topic in together}
             continue
         due: set[TopicId] = set()
         waiting = set() if eager else {topic.topic_id for topic in together if has_time(topic, ICEBERG)}
@@ -165,7 +165,9 @@ def publish_all(
                     errors.setdefault(topic_id, error)
                 else:
                     logger.warning("%s not updated, tried again later: %s", table.title, redact(str(error)))
-        published |= {each.topic_id: Published(errors.get(each.topic_id), each.topic_id in due) for each in together}
+        published |= {
+            topic.topic_id: Published(errors.get(topic.topic_id), topic.topic_id in due) for topic in together
+        }
     return published
 
 

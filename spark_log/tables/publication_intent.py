@@ -159,15 +159,15 @@ def _not_in_log(connection: sa.Connection, intents: Sequence[Intent]) -> set[Tab
     """Return the tables to which a file is to be added that is not a segment of the log. Locks the partitions, so that
     no rewrite replaces one meanwhile.
     """
-    wanted = sorted(
+    added_files = sorted(
         (intent.topic.topic_id, file.partition, file.base_offset) for intent in intents for file in intent.add
     )
-    lock_partitions(connection, sorted({(topic_id, partition) for topic_id, partition, _ in wanted}))
+    lock_partitions(connection, sorted({(topic_id, partition) for topic_id, partition, _ in added_files}))
     in_log: set[tuple[int, str]] = set()
-    for first in range(0, len(wanted), _FILES_AT_ONCE):
+    for first in range(0, len(added_files), _FILES_AT_ONCE):
         names = {"topic_id": sa.BigInteger, "partition": sa.Integer, "base_offset": sa.BigInteger}
         given = sa.values(*(sa.column(name, kind) for name, kind in names.items()), name="given")
-        files = given.data(wanted[first : first + _FILES_AT_ONCE]).cte("files")
+        files = given.data(added_files[first : first + _FILES_AT_ONCE]).cte("files")
         same = sa.and_(*(SEGMENT[name] == files.c[name] for name in names))
         query = sa.select(SEGMENT.topic_id, SEGMENT.partition, SEGMENT.name).select_from(files.join(t.segment, same))
         rows = connection.execute(query.where(~SEGMENT.inline))

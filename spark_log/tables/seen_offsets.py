@@ -19,13 +19,13 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
 
     If a file crossed such an offset, only some of its records would be new to that table.
     """
-    known, noted = (
+    recorded, noted = (
         sa.select(table.c.seen_offset).where(
             table.c.topic_id == topic.topic_id, table.c.partition == partition, table.c.target != CURRENT
         )
         for table in (t.publication_cursor, t.publication_intent_cursor)
     )
-    return list(connection.execute(sa.union(known, noted)).scalars())
+    return list(connection.execute(sa.union(recorded, noted)).scalars())
 
 
 def listed_above_tail(
@@ -41,7 +41,7 @@ def listed_above_tail(
     """
     numbers = sa.true() if partition is None else sa.column("partition") == partition
     log_dirs = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online == online)
-    known, noted = (
+    recorded, noted = (
         sa.select(table.c.seen_offset, table.c.high_watermark).where(
             table.c.topic_id == topic.topic_id,
             numbers,
@@ -51,7 +51,7 @@ def listed_above_tail(
         )
         for table in (t.publication_cursor, t.publication_intent_cursor)
     )
-    return [(seen, limit) for seen, limit in connection.execute(sa.union(known, noted))]
+    return [(seen, limit) for seen, limit in connection.execute(sa.union(recorded, noted))]
 
 
 def overlaps(base_offset: int, end_offset: int, ranges: Iterable[tuple[int, int]]) -> bool:

@@ -44,14 +44,14 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
     versions: dict[TableKey, int] = {}
     due: list[tuple[TopicTable, Changes, Difference]] = []
     for table in tables:
-        at, found = changes[table.key]
+        at, change = changes[table.key]
         if at is None or not _is_newest(table, at[1]):
             continue
-        if found is None:
+        if change is None:
             versions[table.key] = at[1]
-        elif found.recorded == at and found.incremental and _can_commit(table, found):
-            due.append((table, found, Difference(found.wanted, found.gone)))
-    versions |= _record_without_commit(cluster, [(table, found) for table, found, what in due if not what])
+        elif change.recorded == at and change.incremental and _can_commit(table, change):
+            due.append((table, change, Difference(change.wanted, change.gone)))
+    versions |= _record_without_commit(cluster, [(table, change) for table, change, what in due if not what])
     committed = _commit(cluster, [each for each in due if each[2]])
     for table, _, _ in due:
         if table.key in committed:  # they share the time, as they share the transactions
@@ -96,48 +96,48 @@ def _is_newest(table: TopicTable, version: int) -> bool:
         return False
 
 
-def _can_commit(table: TopicTable, found: Changes) -> bool:
-    return table.log_dir.creates_whole and not _may_lack_columns(table, found)
+def _can_commit(table: TopicTable, change: Changes) -> bool:
+    return table.log_dir.creates_whole and not _may_lack_columns(table, change)
 
 
-def _may_lack_columns(table: TopicTable, found: Changes) -> bool:
+def _may_lack_columns(table: TopicTable, change: Changes) -> bool:
     known = opened[table.table_id]
-    return found.columns is not None and (known is None or not contains(known, found.columns.fields))
+    return change.columns is not None and (known is None or not contains(known, change.columns.fields))
 
 
 def _record_without_commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes]]) -> dict[TableKey, int]:
     """Record new cursors of tables that list the right files already."""
-    for table, found in due:
-        at = found.recorded
+    for table, change in due:
+        at = change.recorded
         assert at is not None
         cluster.store.transact(
-            lambda c, _attempt, table=table, found=found, at=at: publication_state.record(  # type: ignore[misc]
-                c, table.topic, table.key, at, at, found.due
+            lambda c, _attempt, table=table, change=change, at=at: publication_state.record(  # type: ignore[misc]
+                c, table.topic, table.key, at, at, change.due
             )
         )
-    return {table.key: found.recorded[1] for table, found in due if found.recorded is not None}
+    return {table.key: change.recorded[1] for table, change in due if change.recorded is not None}
 
 
 def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Difference]]) -> dict[TableKey, int]:
     """Note, commit and settle the changes of the tables. Leaves out those that another process changes meanwhile."""
     intents = [
-        Intent(table.topic, table.key, found.recorded, found.recorded, what.add, found.due)
-        for table, found, what in due
-        if found.recorded is not None
+        Intent(table.topic, table.key, change.recorded, change.recorded, what.add, change.due)
+        for table, change, what in due
+        if change.recorded is not None
     ]
     if not intents:
         return {}
     noted = cluster.store.transact(lambda c, _attempt: publication_intent.note(c, intents))
     versions: dict[TableKey, int] = {}
     commits: list[tuple[TopicTable, int]] = []
-    for table, found, what in due:
+    for table, change, what in due:
         transaction_version = noted.get(table.key)
-        if transaction_version is None or found.recorded is None:
+        if transaction_version is None or change.recorded is None:
             continue
         failpoint("publish.before-commit")
-        version = found.recorded[1] + 1
+        version = change.recorded[1] + 1
         content = commit_content(
-            what.add, what.remove, found.cursors, table.applications, transaction_version, clock.wall_ms()
+            what.add, what.remove, change.cursors, table.applications, transaction_version, clock.wall_ms()
         )
         try:
             done = table.log_dir.create_whole(commit_path(table.folder, version), content)

@@ -19,7 +19,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.spark.datasource.source import SparkLogDataSource
 from spark_log.spark.streams import batch_transaction
-from spark_log.spark.streams.micro_batch import Given, _ConnectCheckpoint, checkpoint_of_batch
+from spark_log.spark.streams.micro_batch import BatchLocation, _ConnectCheckpoint, checkpoint_of_batch
 from spark_log.spark.streams.transacted_batch import BatchTransaction
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import ProducerRef
@@ -275,8 +275,8 @@ def test_a_checkpoint_over_connect_is_of_the_query_that_runs_the_batch(spark, tm
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    checkpoint = _ConnectCheckpoint(spark, Given(1, str(tmp_path)))
+    checkpoint = _ConnectCheckpoint(spark, BatchLocation(1, str(tmp_path)))
     assert (checkpoint.batch.query_id, checkpoint.offset_log()) == ("q", "v1 of batch 1")
     for batch_id, folder in ((0, tmp_path), (1, tmp_path / "other")):
         with pytest.raises(InvalidOptionError, match=f"of no query that runs batch {batch_id}"):
-            _ConnectCheckpoint(spark, Given(batch_id, str(folder)))
+            _ConnectCheckpoint(spark, BatchLocation(batch_id, str(folder)))

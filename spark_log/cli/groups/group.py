@@ -279,15 +279,15 @@ def _share_places(opened: Any, group: str) -> list[Any]:
     return [partition.place for partition in describe_share_group(opened.store, group).partitions]
 
 
-def choose_partitions(opened: Any, topics: Sequence[str] | None, known: Collection[Any]) -> list[Any]:
-    """Return the partitions that --topic names, or without it those that are `known` to the group."""
+def choose_partitions(opened: Any, topics: Sequence[str] | None, group_partitions: Collection[Any]) -> list[Any]:
+    """Return the partitions that --topic names, or without it `group_partitions`."""
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
 
     if not topics:
-        if not known:
+        if not group_partitions:
             raise typer.BadParameter("the group has no offset: name a --topic")
-        return sorted(known)
+        return sorted(group_partitions)
     chosen: list[TopicPartition] = []
     for text in topics:
         name, separator, numbers = text.partition(":")

@@ -143,20 +143,20 @@ def find_hanging(
     with Cluster.open(cluster) as opened:
         hanging = find_hanging(opened, max_timeout_ms)
     if as_json:
-        print_json([_as_json(each) for each in hanging])
+        print_json([_as_json(description) for description in hanging])
     elif not hanging:
         say("There is no hanging transaction.")
     else:
         columns = ("transactional id", "open for", "time-out", "partitions", "records")
         rows = [
             (
-                each.transaction.transactional_id,
-                _open_for(each.transaction),
-                duration_of(each.transaction.timeout_ms),
-                ", ".join(f"{part.topic}-{part.partition}" for part in each.pending),
-                sum(part.records for part in each.pending),
+                description.transaction.transactional_id,
+                _open_for(description.transaction),
+                duration_of(description.transaction.timeout_ms),
+                ", ".join(f"{part.topic}-{part.partition}" for part in description.pending),
+                sum(part.records for part in description.pending),
             )
-            for each in hanging
+            for description in hanging
         ]
         print_table(None, columns, rows)
 

@@ -39,15 +39,15 @@ def make_plan(
     from spark_log.replication.controller.placement import BrokerLoad
     from spark_log.replication.controller.reassignment_proposal import propose
 
-    known = {broker.broker_id: broker for broker in list_brokers(cluster)}
+    by_id = {broker.broker_id: broker for broker in list_brokers(cluster)}
     for at, broker_id in enumerate(broker_ids):
-        if broker_id not in known or broker_id in broker_ids[:at]:
+        if broker_id not in by_id or broker_id in broker_ids[:at]:
             reason = (
-                "is given twice" if broker_id in known else f"is not one of the brokers {', '.join(map(str, known))}"
+                "is given twice" if broker_id in by_id else f"is not one of the brokers {', '.join(map(str, by_id))}"
             )
             raise InvalidReplicationAssignmentError(f"--to-brokers: {broker_id} {reason}")
     brokers = [
-        BrokerLoad(known[i].broker_id, known[i].rack, {d.log_dir_id: d.replicas for d in known[i].log_dirs})
+        BrokerLoad(by_id[i].broker_id, by_id[i].rack, {d.log_dir_id: d.replicas for d in by_id[i].log_dirs})
         for i in broker_ids
     ]
     now = _assignments(cluster, partitions)

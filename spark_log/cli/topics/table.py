@@ -55,12 +55,12 @@ def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
         described = here.store.read(lambda c: describe_tables(c, [topic], log_dirs, now_ms))[topic.topic_id]
         tables = {(int(table.info.log_dir_id), table.target): table for table in tables_of(here, topic)}
         rows = []
-        for each in described:
-            table = tables.get((each.log_dir_id, each.target))
+        for info in described:
+            table = tables.get((info.log_dir_id, info.target))
             there = None if table is None else open_as_is(table)
             sizes = {} if table is None else table.log_dir.list_files(table.metadata_folder)
             files = {} if there is None else {"files": len(there.listed())}
-            rows.append({**asdict(each), **files, "metadata_files": len(sizes), "metadata_bytes": sum(sizes.values())})
+            rows.append({**asdict(info), **files, "metadata_files": len(sizes), "metadata_bytes": sum(sizes.values())})
     if as_json:
         print_json(rows)
         return
@@ -81,7 +81,7 @@ def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
     )
     for row in rows:
         say(f"{row['target']}: {row['location']}")
-    if "iceberg" in topic.config.table_formats and all(each.target != "iceberg" for each in described):
+    if "iceberg" in topic.config.table_formats and all(info.target != "iceberg" for info in described):
         say("iceberg: none in the catalog, since no online log dir has a replica of every partition.")
 
 

@@ -21,20 +21,20 @@ def load_topics(address: str) -> list[dict[str, Any]]:
     from spark_log.cluster.usage import Usage, by_topic, cluster_usage
 
     with Cluster.open(address) as cluster:
-        found = cluster_usage(cluster)
-    totals = by_topic(found.used.items())
+        usage = cluster_usage(cluster)
+    totals = by_topic(usage.used.items())
     unknown = dict.fromkeys(Usage._fields)
     return [
         {
             "topic": topic.name,
             "partitions": topic.partition_count,
             "replication_factor": topic.replication_factor,
-            **(totals.get(topic.topic_id, Usage())._asdict() if found.is_available(topic) else unknown),
+            **(totals.get(topic.topic_id, Usage())._asdict() if usage.is_available(topic) else unknown),
             "configs": dict(topic.overrides),
-            "store": found.store_of(topic),
-            "available": found.is_available(topic),
+            "store": usage.store_of(topic),
+            "available": usage.is_available(topic),
         }
-        for topic in sorted(found.topics.values(), key=lambda topic: topic.name)
+        for topic in sorted(usage.topics.values(), key=lambda topic: topic.name)
     ]
 
 
@@ -86,9 +86,9 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
             tables.update(describe_tables(connection, there, log_dirs, now.wall_ms))
 
         def read_home(connection: "Connection") -> list[Topic]:
-            found = [find_topic(connection, name) for name in names]
-            read(connection, cluster, [topic for topic in found if topic.store_id == cluster.store_id])
-            return found
+            named_topics = [find_topic(connection, name) for name in names]
+            read(connection, cluster, [topic for topic in named_topics if topic.store_id == cluster.store_id])
+            return named_topics
 
         topics = cluster.store.read(read_home)
         elsewhere = by_store(topic for topic in topics if topic.store_id != cluster.store_id)
@@ -96,7 +96,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
             cluster, lambda data: data.store.read(lambda c: read(c, data, elsewhere[data.store_id])), elsewhere
         )
         stores = store_names(cluster)
-    found = [described.get(topic.topic_id, TopicDescription(topic, ())) for topic in topics]
+    descriptions = [described.get(topic.topic_id, TopicDescription(topic, ())) for topic in topics]
     return [
         {
             "topic": topic.name,
@@ -128,7 +128,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
                 for part in parts
             ],
         }
-        for topic, parts in ((description.topic, description.partitions) for description in found)
+        for topic, parts in ((description.topic, description.partitions) for description in descriptions)
     ]
 
 

@@ -33,9 +33,9 @@ def producers(
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         numbers = sorted(set(partition)) if partition else range(topic.partition_count)
         found = describe_producers(opened.of(topic).store, [TopicPartition(name, number) for number in numbers])
-    rows = [(tp, each) for tp, here in found.items() for each in here]
+    rows = [(tp, producer) for tp, here in found.items() for producer in here]
     if as_json:
-        print_json([{**tp._asdict(), **asdict(each)} for tp, each in rows])
+        print_json([{**tp._asdict(), **asdict(producer)} for tp, producer in rows])
     elif not rows:
         say(f"No producer of {name} is known.")
     else:
@@ -44,10 +44,10 @@ def producers(
             ("partition", "producer", "epoch", "transactional id", "last sequence", "last at", "transaction's start"),
             [
                 (
-                    str(tp), each.producer_id, each.producer_epoch, each.transactional_id,
-                    each.last_sequence, time_of(each.last_ms), each.transaction_start_offset,
+                    str(tp), producer.producer_id, producer.producer_epoch, producer.transactional_id,
+                    producer.last_sequence, time_of(producer.last_ms), producer.transaction_start_offset,
                 )
-                for tp, each in rows
+                for tp, producer in rows
             ],
         )  # fmt: skip
     if not as_json:

@@ -37,7 +37,7 @@ REPLICATION_FACTOR = 1
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _RequestedTopic:
     name: str
     num_partitions: int = -1
     replication_factor: int = -1
@@ -45,19 +45,19 @@ class _Wanted:
     configs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _create(cluster: Cluster, wanted: _Wanted, validate_only: bool) -> Topic | None:
-    if wanted.assignments:
+def _create(cluster: Cluster, requested: _RequestedTopic, validate_only: bool) -> Topic | None:
+    if requested.assignments:
         raise InvalidReplicationAssignmentError(
-            f"topic {wanted.name!r}: assignments {dict(wanted.assignments)}: placement over brokers and racks is"
+            f"topic {requested.name!r}: assignments {dict(requested.assignments)}: placement over brokers and racks is"
             " spark-log's; give num_partitions and replication_factor"
         )
     operation = engine.check_new_topic if validate_only else engine.create_topic
     return operation(
         cluster,
-        wanted.name,
-        _default(wanted.num_partitions, NUM_PARTITIONS),
-        _default(wanted.replication_factor, REPLICATION_FACTOR),
-        {name: str(value) for name, value in wanted.configs.items()},
+        requested.name,
+        _default(requested.num_partitions, NUM_PARTITIONS),
+        _default(requested.replication_factor, REPLICATION_FACTOR),
+        {name: str(value) for name, value in requested.configs.items()},
     )
 
 
@@ -65,21 +65,21 @@ def _default(number: Any, default: int) -> Any:
     return default if number is None or number == -1 else number
 
 
-def _wanted(new_topics: Any) -> list[_Wanted]:
+def _requested_topics(new_topics: Any) -> list[_RequestedTopic]:
     """Parse names, {name: options}, or objects of kafka-python's NewTopic."""
     if isinstance(new_topics, Mapping):
         for name, options in new_topics.items():
             unknown = sorted(set(options) - {"num_partitions", "replication_factor", "assignments", "configs"})
             if unknown:
                 raise ValueError(f"topic {name!r}: unknown option {unknown[0]!r}")
-        normalized = [_Wanted(name, **options) for name, options in new_topics.items()]
+        normalized = [_RequestedTopic(name, **options) for name, options in new_topics.items()]
     elif isinstance(new_topics, str) or not isinstance(new_topics, Iterable):
         raise TypeError(f"new_topics: expected a list of names or a dict of options, got {new_topics!r}")
     else:
         normalized = [
-            _Wanted(topic)
+            _RequestedTopic(topic)
             if isinstance(topic, str)
-            else _Wanted(
+            else _RequestedTopic(
                 topic.name,
                 topic.num_partitions,
                 topic.replication_factor,
@@ -93,11 +93,11 @@ def _wanted(new_topics: Any) -> list[_Wanted]:
     return normalized
 
 
-def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
+def _metadata(name: str, description: TopicDescription | None) -> dict[str, Any]:
     return {
-        "error_code": 0 if found else UNKNOWN_TOPIC_OR_PARTITION,
+        "error_code": 0 if description else UNKNOWN_TOPIC_OR_PARTITION,
         "name": name,
-        "topic_id": uuid.UUID(found.topic.uuid) if found else None,
+        "topic_id": uuid.UUID(description.topic.uuid) if description else None,
         "is_internal": is_internal(name),
         "partitions": [
             {
@@ -109,7 +109,7 @@ def _metadata(name: str, found: TopicDescription | None) -> dict[str, Any]:
                 "isr_nodes": list(partition.isr),
                 "offline_replicas": list(partition.dead),
             }
-            for partition in (found.partitions if found else ())
+            for partition in (description.partitions if description else ())
         ],
     }
 
@@ -224,17 +224,17 @@ class TopicCalls:
         if validate_only and wait_for_metadata:
             raise ValueError("validate_only and wait_for_metadata are mutually exclusive")
         entries, errors = [], []
-        for wanted in _wanted(new_topics):
-            topic, error = outcome_of(_create, self._cluster, wanted, validate_only)
+        for requested in _requested_topics(new_topics):
+            topic, error = outcome_of(_create, self._cluster, requested, validate_only)
             errors.append(error)
-            entry: dict[str, Any] = {"name": wanted.name, **error_fields(error)}
+            entry: dict[str, Any] = {"name": requested.name, **error_fields(error)}
             if error is None:
                 entry["topic_id"] = uuid.UUID(topic.uuid if topic else "0" * 32)
-                entry["num_partitions"] = topic.partition_count if topic else _default(wanted.num_partitions, 1)
+                entry["num_partitions"] = topic.partition_count if topic else _default(requested.num_partitions, 1)
                 entry["replication_factor"] = (
-                    topic.replication_factor if topic else _default(wanted.replication_factor, 1)
+                    topic.replication_factor if topic else _default(requested.replication_factor, 1)
                 )
-                entry["configs"] = entries_of(topic.overrides if topic else dict(wanted.configs))
+                entry["configs"] = entries_of(topic.overrides if topic else dict(requested.configs))
             entries.append(entry)
         if raise_errors:
             raise_first(errors)

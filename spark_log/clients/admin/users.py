@@ -51,13 +51,15 @@ def alter_scram_credentials(
     """Apply kafka-python's alterations; return the error of each user, or None for success. As in Kafka, a user with
     two alterations of the same mechanism is not changed.
     """
-    for each in alterations:
-        if not isinstance(each, UserScramCredentialUpsertion | UserScramCredentialDeletion):
-            raise IllegalArgumentError(f"alterations: expected upsertions and deletions, got {type(each).__name__}")
+    for alteration in alterations:
+        if not isinstance(alteration, UserScramCredentialUpsertion | UserScramCredentialDeletion):
+            raise IllegalArgumentError(
+                f"alterations: expected upsertions and deletions, got {type(alteration).__name__}"
+            )
     outcomes: dict[str, SparkLogError | None] = {}
-    for user in dict.fromkeys(each.user for each in alterations):
+    for user in dict.fromkeys(alteration.user for alteration in alterations):
         try:
-            _alter(cluster, who, source, user, [each for each in alterations if each.user == user])
+            _alter(cluster, who, source, user, [alteration for alteration in alterations if alteration.user == user])
             outcomes[user] = None
         except SparkLogError as error:
             outcomes[user] = error
@@ -65,17 +67,25 @@ def alter_scram_credentials(
 
 
 def _alter(cluster: Cluster, who: str, source: str, user: str, alterations: Sequence[Any]) -> None:
-    mechanisms = [int(each.mechanism) for each in alterations]
+    mechanisms = [int(alteration.mechanism) for alteration in alterations]
     if len(set(mechanisms)) < len(mechanisms):
         raise DuplicateResourceError(f"user {user!r}: a mechanism is in the request more than once")
     upsertions = [
         stored.upsertion_of_salted(
-            user, mechanism_of(each.mechanism), bytes(each.salt), each.iterations, bytes(each.salted_password)
+            user,
+            mechanism_of(alteration.mechanism),
+            bytes(alteration.salt),
+            alteration.iterations,
+            bytes(alteration.salted_password),
         )
-        for each in alterations
-        if isinstance(each, UserScramCredentialUpsertion)
+        for alteration in alterations
+        if isinstance(alteration, UserScramCredentialUpsertion)
     ]
-    deletions = [mechanism_of(each.mechanism) for each in alterations if isinstance(each, UserScramCredentialDeletion)]
+    deletions = [
+        mechanism_of(alteration.mechanism)
+        for alteration in alterations
+        if isinstance(alteration, UserScramCredentialDeletion)
+    ]
     put_user(cluster, who, source, upsertions)
     for mechanism in deletions:
         delete_credential(cluster, who, source, user, mechanism)

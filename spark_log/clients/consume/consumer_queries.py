@@ -174,11 +174,11 @@ def _offsets_for_times(
             lookups |= plan_time_lookups(connection, topic, wanted, rack)
         return lookups
 
-    found = first_records(cluster, cluster.store.read(plan))
+    records = first_records(cluster, cluster.store.read(plan))
     for store_id, topics in elsewhere.items():
         data = cluster.at(store_id)
-        found |= first_records(data, data.store.read(partial(plan_of, topics=topics)))
+        records |= first_records(data, data.store.read(partial(plan_of, topics=topics)))
     return {
         partition: None if record is None else OffsetAndTimestamp(record.offset, record.timestamp_ms, -1)
-        for partition, record in ((partition, found[partition]) for partition in timestamps_ms)
+        for partition, record in ((partition, records[partition]) for partition in timestamps_ms)
     }

@@ -194,11 +194,11 @@ def _reset_policy(given: object) -> str:
     return str(policy)
 
 
-def _assignors(given: Any) -> tuple[Any, ...]:
+def _assignors(strategy: Any) -> tuple[Any, ...]:
     """Return the listed assignors: names are replaced by classes, and class paths stay."""
     name = "partition_assignment_strategy"
-    listed = [given] if isinstance(given, str | type | AbstractPartitionAssignor) else given
-    _check(name, given, isinstance(listed, list | tuple) and len(listed) > 0, "a list of assignors")
+    listed = [strategy] if isinstance(strategy, str | type | AbstractPartitionAssignor) else strategy
+    _check(name, strategy, isinstance(listed, list | tuple) and len(listed) > 0, "a list of assignors")
     assignors = [ASSIGNORS.get(item, item) if isinstance(item, str) else item for item in listed]
     for item in assignors:
         if isinstance(item, str):
@@ -207,5 +207,5 @@ def _assignors(given: Any) -> tuple[Any, ...]:
             valid = isinstance(item, AbstractPartitionAssignor) or (
                 isinstance(item, type) and issubclass(item, AbstractPartitionAssignor)
             )
-        _check(name, given, valid, f"assignors, class paths or some of {', '.join(ASSIGNORS)}")
+        _check(name, strategy, valid, f"assignors, class paths or some of {', '.join(ASSIGNORS)}")
     return tuple(assignors)

@@ -118,13 +118,13 @@ class Fetching:
     def _fetch_from(
         self,
         view: Cluster,
-        wanted: Collection[TopicPartition],
+        requested: Collection[TopicPartition],
         states: dict[TopicPartition, PartitionState],
         bytes_min: int,
     ) -> tuple[Collection[TopicPartition], bool]:
         """Return the partitions that the store has, and whether streams were opened."""
         with view.store.snapshot() as connection:
-            partitions = planner.find_positions(connection, wanted)
+            partitions = planner.find_positions(connection, requested)
             self._settle(connection, states, partitions)
             ranges = self._ranges(states, partitions)
             if not ranges:
@@ -160,18 +160,18 @@ class Fetching:
         """Call `work` with the partitions of each store; returns its results. It also returns the partitions that the
         store has: the others are unknown.
         """
-        wanted = [partition for partition, state in states.items() if state.offset is not None or state.reset]
+        pending = [partition for partition, state in states.items() if state.offset is not None or state.reset]
         unknown: set[TopicPartition] = set()
         results = []
-        while wanted:
+        while pending:
             missing = []
-            for cluster, partitions in self._stores.of(wanted):
+            for cluster, partitions in self._stores.of(pending):
                 with self._stores.attempt(cluster.store_id):
                     found, result = work(cluster, partitions)
                     results.append(result)
                     missing += [partition for partition in partitions if partition not in found]
-            wanted = self._stores.moved(missing)
-            unknown.update(set(missing).difference(wanted))
+            pending = self._stores.moved(missing)
+            unknown.update(set(missing).difference(pending))
         self._note_unknown(unknown)
         return results
 
@@ -185,20 +185,20 @@ class Fetching:
         self,
         connection: sa.Connection,
         states: dict[TopicPartition, PartitionState],
-        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
+        positions: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> None:
         """Update the positions to the snapshot. Drop the streams of deleted topics, and of logs that were truncated or
         whose segments were replaced, because records may have been erased.
         """
         self._release(states)
-        truncations = self._truncations(connection, states, found)
+        truncations = self._truncations(connection, states, positions)
         for partition, stream in self.buffers.items():
             cut = truncations.get(partition, ())
-            here = found.get(ids.TopicPartition(*partition))
+            here = positions.get(ids.TopicPartition(*partition))
             rewritten = here is not None and here.rewrites != stream.rewrites
             if rewritten or diverging_offset(stream.end, stream.leader_epoch, cut) is not None:
                 self.buffers.drop(partition)
-        for ours, here in found.items():
+        for ours, here in positions.items():
             partition = TopicPartition(*ours)
             state = states[partition]
             if state.topic_id not in (None, here.topic_id):
@@ -209,24 +209,26 @@ class Fetching:
         self,
         connection: sa.Connection,
         states: dict[TopicPartition, PartitionState],
-        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
+        positions: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> dict[TopicPartition, list[Truncation]]:
         """Return truncations of the partitions that had an election since their positions were found. Usually empty."""
         keys: dict[Key, TopicPartition] = {
             (here.topic_id, partition.partition): partition
-            for partition, here in found.items()
+            for partition, here in positions.items()
             if here.leader_epoch > states[partition].leader_epoch
         }
         return {keys[key]: cut for key, cut in read_truncations(connection, keys).items()}
 
     def _ranges(
-        self, states: dict[TopicPartition, PartitionState], found: dict[ids.TopicPartition, planner.PartitionSnapshot]
+        self,
+        states: dict[TopicPartition, PartitionState],
+        positions: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> dict[ids.TopicPartition, ids.OffsetRange]:
         """Return the ranges to plan: partitions with records to read and no stream, as many as there is room for."""
         self._release(states)
         room = self.buffers.room()
         ranges: dict[ids.TopicPartition, ids.OffsetRange] = {}
-        for partition, here in found.items():
+        for partition, here in positions.items():
             state, end = states[partition], here.positions.high_watermark
             if state.fetchable and partition not in self.buffers and state.offset is not None and state.offset < end:
                 ranges[partition] = ids.OffsetRange(state.offset, end)
@@ -239,10 +241,10 @@ class Fetching:
         self,
         connection: sa.Connection,
         ranges: dict[ids.TopicPartition, ids.OffsetRange],
-        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
+        positions: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> list[Slice]:
         """Return the next slices of the ranges, with inline slices up to the limits of a fetch (`bounded`)."""
-        topics = self._topics_of(connection, ranges, found)
+        topics = self._topics_of(connection, ranges, positions)
         segments_max = max(_SEGMENTS_MIN, min(_SEGMENTS_MAX, _SEGMENTS_PLANNED // len(ranges)))
         slices = planner.plan(
             connection, topics, ranges, segments_max=segments_max, rack=self._settings.client_rack or None
@@ -253,27 +255,27 @@ class Fetching:
         self,
         connection: sa.Connection,
         partitions: Collection[ids.TopicPartition],
-        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
+        positions: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> dict[str, Topic]:
         """Return the topics by name. Each is read once, because a plan needs only properties that never change for a
         topic id. Typed columns can change: if some are chosen, the topics are read again.
         """
-        wanted = {name: found[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
+        topic_ids = {name: positions[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
         typed = self._columns is not None and not set(top_columns(self._columns)).isdisjoint(TYPED)
-        unknown = [name for name, topic_id in wanted.items() if typed or topic_id not in self._known]
+        unknown = [name for name, topic_id in topic_ids.items() if typed or topic_id not in self._known]
         if unknown:
             self._known.update((topic.topic_id, topic) for topic in find_topics(connection, unknown).values())
-        for name, topic_id in wanted.items():
+        for name, topic_id in topic_ids.items():
             if topic_id not in self._known:
                 raise TopicMovedError(f"topic {name!r}: it is being moved to this store")
-        return {name: self._known[topic_id] for name, topic_id in wanted.items()}
+        return {name: self._known[topic_id] for name, topic_id in topic_ids.items()}
 
     def _open(
         self,
         cluster: Cluster,
         ranges: dict[ids.TopicPartition, ids.OffsetRange],
         slices: list[Slice],
-        found: dict[ids.TopicPartition, planner.PartitionSnapshot],
+        positions: dict[ids.TopicPartition, planner.PartitionSnapshot],
     ) -> None:
         if self.fetcher.renewal_due(slices):
             self.fetcher.renew(cluster.log_dirs)
@@ -283,7 +285,7 @@ class Fetching:
         for partition, (start, end) in ranges.items():
             pieces = by_partition[partition]
             stop = pieces[-1].end if pieces else end
-            here = found[partition]
+            here = positions[partition]
             stream = Stream(start, stop, here.leader_epoch, self._read(pieces), here.rewrites)
             self.buffers.add(TopicPartition(*partition), stream)
 

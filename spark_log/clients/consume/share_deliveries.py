@@ -91,14 +91,14 @@ class Deliveries:
 
     def mark(self, topic: str, partition: int, offset: int, kind: AcknowledgeType, delay_ms: int = 0) -> None:
         """Acknowledge a record. Raises IllegalStateError if it was not returned by `poll`, or is acknowledged."""
-        for each in reversed(self._held):
-            if each.partition == (topic, partition):
-                at = int(np.searchsorted(each.offsets, offset))
-                if at < each.returned and each.offsets[at] == offset:
-                    each.types[at] = kind
-                    each.delays_ms.pop(offset, None)
+        for delivery in reversed(self._held):
+            if delivery.partition == (topic, partition):
+                at = int(np.searchsorted(delivery.offsets, offset))
+                if at < delivery.returned and delivery.offsets[at] == offset:
+                    delivery.types[at] = kind
+                    delivery.delays_ms.pop(offset, None)
                     if delay_ms:
-                        each.delays_ms[offset] = delay_ms
+                        delivery.delays_ms[offset] = delay_ms
                     return
         raise IllegalStateError(f"The record cannot be acknowledged: {topic}-{partition} offset {offset} is not held")
 
@@ -108,15 +108,15 @@ class Deliveries:
             return
         partition = TopicPartition(table.column("topic")[0].as_py(), table.column("partition")[0].as_py())
         offsets = table.column("offset").to_numpy()
-        found = 0
-        for each in self._held:
-            if each.partition == partition:
-                chosen = np.flatnonzero(np.isin(each.offsets[: each.returned], offsets))
+        marked = 0
+        for delivery in self._held:
+            if delivery.partition == partition:
+                chosen = np.flatnonzero(np.isin(delivery.offsets[: delivery.returned], offsets))
                 if len(chosen):
-                    each.types[chosen] = kind
-                    found += len(chosen)
-        if found != table.num_rows:
-            raise IllegalStateError(f"{table.num_rows - found} records of {partition} are not held")
+                    delivery.types[chosen] = kind
+                    marked += len(chosen)
+        if marked != table.num_rows:
+            raise IllegalStateError(f"{table.num_rows - marked} records of {partition} are not held")
 
     def mark_rest(self, kind: AcknowledgeType) -> None:
         """Acknowledge each returned record that is not acknowledged."""
@@ -149,20 +149,20 @@ class Deliveries:
         """Forget acknowledged records. Those with RENEW are held further, until `renewed_until_s`. A delivery of which
         other records are held too keeps its time: their locks were not renewed.
         """
-        for each in deliveries:
-            renewed = each.types == AcknowledgeType.RENEW
-            kept = renewed | (each.types < 0)
-            each.types[renewed] = _RENEWED
+        for delivery in deliveries:
+            renewed = delivery.types == AcknowledgeType.RENEW
+            kept = renewed | (delivery.types < 0)
+            delivery.types[renewed] = _RENEWED
             if renewed.any() and (renewed == kept).all():
-                each.lock_ends_s = renewed_until_s
+                delivery.lock_ends_s = renewed_until_s
             if not kept.any():
-                self._held.remove(each)
+                self._held.remove(delivery)
                 continue
-            each.returned = int(kept[: each.returned].sum())
-            each.offsets, each.types = each.offsets[kept], each.types[kept]
-            each.records = each.records.filter(pa.array(kept))
-            each.delays_ms = {
-                offset: ms for offset, ms in each.delays_ms.items() if offset in set(each.offsets.tolist())
+            delivery.returned = int(kept[: delivery.returned].sum())
+            delivery.offsets, delivery.types = delivery.offsets[kept], delivery.types[kept]
+            delivery.records = delivery.records.filter(pa.array(kept))
+            delivery.delays_ms = {
+                offset: ms for offset, ms in delivery.delays_ms.items() if offset in set(delivery.offsets.tolist())
             }
 
     def lost(self, deliveries: Iterable[Delivery]) -> None:
@@ -174,13 +174,15 @@ class Deliveries:
 
 def acknowledgements(deliveries: Sequence[Delivery], member_id: str) -> dict[Key, list[Acknowledgement]]:
     """Return the acknowledgements of marked records, as ranges of equal ones."""
-    found: dict[Key, list[Acknowledgement]] = {}
-    for each in deliveries:
-        chosen = np.flatnonzero(each.types >= 0)
+    ranges: dict[Key, list[Acknowledgement]] = {}
+    for delivery in deliveries:
+        chosen = np.flatnonzero(delivery.types >= 0)
         if not len(chosen):
             continue
-        offsets, types = each.offsets[chosen], each.types[chosen]
-        delays = np.array([each.delays_ms.get(offset, 0) for offset in offsets.tolist()]) if each.delays_ms else None
+        offsets, types = delivery.offsets[chosen], delivery.types[chosen]
+        delays = (
+            np.array([delivery.delays_ms.get(offset, 0) for offset in offsets.tolist()]) if delivery.delays_ms else None
+        )
         new = (np.diff(offsets) != 1) | (np.diff(types) != 0)
         if delays is not None:
             new |= np.diff(delays) != 0
@@ -189,12 +191,12 @@ def acknowledgements(deliveries: Sequence[Delivery], member_id: str) -> dict[Key
         for begin, end in zip(begins, ends, strict=True):
             kind = AcknowledgeType(int(types[begin]))
             delay_ms = 0 if delays is None else int(delays[begin])
-            found.setdefault(each.key, []).append(
+            ranges.setdefault(delivery.key, []).append(
                 Acknowledgement(
-                    int(offsets[begin]), int(offsets[end - 1]) + 1, each.acquired.lock, member_id, kind, delay_ms
+                    int(offsets[begin]), int(offsets[end - 1]) + 1, delivery.acquired.lock, member_id, kind, delay_ms
                 )
             )
-    return found
+    return ranges
 
 
 def acknowledged_offsets(deliveries: Sequence[Delivery]) -> dict[TopicPartition, list[int]]:

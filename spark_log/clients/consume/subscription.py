@@ -199,7 +199,7 @@ class Subscription:
 def settle(
     partition: TopicPartition,
     state: PartitionState,
-    found: PartitionSnapshot,
+    current: PartitionSnapshot,
     truncations: Iterable[Truncation],
     policy: Policy,
 ) -> None:
@@ -211,7 +211,7 @@ def settle(
     raises LogTruncationError, OffsetOutOfRangeError with the partition and its offset, or NoOffsetForPartitionError if
     there is no position; the state is then unchanged.
     """
-    topic_id, (start, end), leader_epoch = found.topic_id, found.positions, found.leader_epoch
+    topic_id, (start, end), leader_epoch = current.topic_id, current.positions, current.leader_epoch
     offset, epoch, reset = state.offset, state.leader_epoch, state.reset
     recreated = state.topic_id not in (None, topic_id)
     if offset is not None and not recreated:
@@ -233,13 +233,13 @@ def settle(
     state.topic_id, state.high_watermark = topic_id, end
 
 
-def checked_partition(given: object) -> TopicPartition:
+def checked_partition(partition: object) -> TopicPartition:
     """Return kafka-python's TopicPartition. Raises TypeError unless it is kafka-python's or spark-log's."""
-    if isinstance(given, TopicPartition):
-        return given
-    if isinstance(given, ids.TopicPartition):
-        return TopicPartition(*given)
-    raise TypeError(f"partition must be a TopicPartition namedtuple, got {given!r}")
+    if isinstance(partition, TopicPartition):
+        return partition
+    if isinstance(partition, ids.TopicPartition):
+        return TopicPartition(*partition)
+    raise TypeError(f"partition must be a TopicPartition namedtuple, got {partition!r}")
 
 
 def checked_position(given: object) -> tuple[int, int]:

@@ -91,25 +91,25 @@ def read_access_file(path: str) -> AccessFile:
     return found
 
 
-def _check(found: AccessFile) -> None:
-    if not found.groups:
+def _check(access_file: AccessFile) -> None:
+    if not access_file.groups:
         raise ValueError('it has no group: add one, for example [groups."*"] for every user')
-    for name, group in found.groups.items():
+    for name, group in access_file.groups.items():
         for masked in group.masked:
             if not _MASK.fullmatch(masked):
                 raise ValueError(
                     f"groups.{name}.masked: {masked!r} begins with none of key, value, headers, key_record, record"
                 )
-    for name, user in found.users.items():
+    for name, user in access_file.users.items():
         if not user.password.startswith("scrypt:"):
             raise ValueError(f"users.{name}.password is not a hash: `python -m spark_log.console.access.passwords`")
         if ":" in name:
             raise ValueError(f"users.{name}: a name has no colon")
-    if found.header is not None:
-        if not found.header.proxies:
+    if access_file.header is not None:
+        if not access_file.header.proxies:
             raise ValueError("header.proxies is empty: any client could claim to be any user")
-        found.header.networks()
-    if found.oidc is not None:
-        issuer = urlsplit(found.oidc.issuer)
+        access_file.header.networks()
+    if access_file.oidc is not None:
+        issuer = urlsplit(access_file.oidc.issuer)
         if issuer.scheme != "https" and issuer.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ValueError("oidc.issuer must begin with https://")

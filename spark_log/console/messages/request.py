@@ -71,47 +71,47 @@ def asked(query: Mapping[str, str], count_max: int = COUNT_MAX) -> Asked:
     return Asked(**values)  # type: ignore[arg-type]
 
 
-def conditions(wanted: Asked, topic: Topic, masks: Masks) -> Conditions:
+def conditions(asked: Asked, topic: Topic, masks: Masks) -> Conditions:
     """Return the conditions of a search.
 
     Raises FilterError and InvalidOptionError. A condition on a field that the role masks is an error too, since it
     would reveal the value.
     """
-    if wanted.key and masks.hides(("key",)):
+    if asked.key and masks.hides(("key",)):
         raise FilterError("key: keys are hidden from you; a search cannot use them")
-    name, separator, value = wanted.header.partition("=")
-    if wanted.header and masks.hides(("headers", name)):
+    name, separator, value = asked.header.partition("=")
+    if asked.header and masks.hides(("headers", name)):
         raise FilterError(f"header: {name} is hidden from you; a search cannot use it")
     typed = topic.columns.fields if topic.columns is not None else None
     return Conditions(
-        decoded("key", wanted.key, wanted.key_encoding) if wanted.key else None,
-        (name, value.encode() if separator else None) if wanted.header else None,
-        compile_filter(wanted.filter, typed, masks.hides) if wanted.filter else None,
+        decoded("key", asked.key, asked.key_encoding) if asked.key else None,
+        (name, value.encode() if separator else None) if asked.header else None,
+        compile_filter(asked.filter, typed, masks.hides) if asked.filter else None,
     )
 
 
-def position(wanted: Asked, topic: Topic, log: LogReader) -> Position:
+def position(asked: Asked, topic: Topic, log: LogReader) -> Position:
     """Return the position where the search begins or continues."""
     limits = {tp.partition: at for tp, at in log.positions(topic).items()}
-    if wanted.token:
-        return Position.of_token(wanted.token, topic.topic_id, limits)
+    if asked.token:
+        return Position.of_token(asked.token, topic.topic_id, limits)
     chosen = limits
-    if wanted.partition:
-        number = _number("partition", wanted.partition, 0, topic.partition_count - 1)
+    if asked.partition:
+        number = _number("partition", asked.partition, 0, topic.partition_count - 1)
         chosen = {number: limits[number]}
-    first = _first(wanted, topic, log, chosen)
-    return Position.begin(topic.topic_id, wanted.start == "latest", first, limits)
+    first = _first(asked, topic, log, chosen)
+    return Position.begin(topic.topic_id, asked.start == "latest", first, limits)
 
 
-def _first(wanted: Asked, topic: Topic, log: LogReader, chosen: Mapping[int, Positions]) -> dict[int, int]:
-    match wanted.start:
+def _first(asked: Asked, topic: Topic, log: LogReader, chosen: Mapping[int, Positions]) -> dict[int, int]:
+    match asked.start:
         case "earliest":
             return {partition: at.log_start_offset for partition, at in chosen.items()}
         case "offset":
-            offset = _number("offset", wanted.offset or "0", 0, 2**63 - 1)
+            offset = _number("offset", asked.offset or "0", 0, 2**63 - 1)
             return dict.fromkeys(chosen, offset)
         case "time":
-            time_ms = _time_ms(wanted.time)
+            time_ms = _time_ms(asked.time)
             found = log.offsets_for_times(topic, dict.fromkeys(chosen, time_ms))
             ends = {p: at.high_watermark for p, at in chosen.items()}
             return {p: ends[p] if at is None else at for p, at in found.items()}

@@ -103,7 +103,7 @@ def _facts(call: Call) -> Brokers:
     store = call.cluster.store
     snapshot, balance = call.snapshot(), call.snapshots.balance.get()
     coordinator = lease_status(store, "coordinator")
-    found = {each.broker_id: each for each in balance.brokers}
+    found = {broker.broker_id: broker for broker in balance.brokers}
     brokers = []
     for status in snapshot.brokers:
         own = found.get(status.broker_id)
@@ -129,16 +129,16 @@ def _facts(call: Call) -> Brokers:
             )
         )
     skewed = [
-        SkewRow(each.tp.topic, each.tp.partition, each.records, each.bytes, each.ratio)
-        for each in balance.skewed
-        if call.sees(each.tp.topic)
+        SkewRow(skew.tp.topic, skew.tp.partition, skew.records, skew.bytes, skew.ratio)
+        for skew in balance.skewed
+        if call.sees(skew.tp.topic)
     ]
     reassignments = [
         ReassignmentRow(
-            tp.topic, tp.partition, each.replicas, each.reassignment.target, each.adding, each.removing,
-            each.bytes_left, each.began_ms,
+            tp.topic, tp.partition, progress.replicas, progress.reassignment.target, progress.adding, progress.removing,
+            progress.bytes_left, progress.began_ms,
         )
-        for tp, each in list_all_reassignments(call.cluster).items()
+        for tp, progress in list_all_reassignments(call.cluster).items()
         if call.sees(tp.topic)
     ]  # fmt: skip
     return Brokers(

@@ -322,10 +322,10 @@ def _delete_offsets(call: Call) -> Done:
 
 def _alter_configs(call: Call) -> Done:
     """Set the config that field `config` names to field `value`, or reset it if field `reset` is 1."""
-    found = described(call)
-    if found.type != SHARE_TYPE:
-        raise NotFound(f"group {found.group_id!r} is not a share group: it has no configs")
-    refuse_hidden(call, offset_topics(call, found.group_id))
+    group = described(call)
+    if group.type != SHARE_TYPE:
+        raise NotFound(f"group {group.group_id!r} is not a share group: it has no configs")
+    refuse_hidden(call, offset_topics(call, group.group_id))
     name, value = call.form.get("config", ""), call.form.get("value")
     if call.form.get("reset") in ("1", "true"):
         value = None
@@ -333,10 +333,10 @@ def _alter_configs(call: Call) -> Done:
         raise InvalidConfigurationError("value: expected the new value of the config, or reset=1")
     if name == DEAD_LETTER_TOPIC and value and not call.sees(value):
         raise NotFound(f"there is no topic {value!r}")
-    changed = alter_group_configs(call.cluster.store, found.group_id, {name: value}).as_text()[name]
-    here = url("/groups/{group}", group=found.group_id) + "#configs"
+    changed = alter_group_configs(call.cluster.store, group.group_id, {name: value}).as_text()[name]
+    here = url("/groups/{group}", group=group.group_id) + "#configs"
     shown = _shown(call, name, changed) or "empty"
-    return Done(here, f"{name} of group {found.group_id} is {shown} now.", {"config": name, "value": shown})
+    return Done(here, f"{name} of group {group.group_id} is {shown} now.", {"config": name, "value": shown})
 
 
 VIEWS = (

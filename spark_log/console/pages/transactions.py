@@ -63,12 +63,17 @@ _COLUMNS = tuple(field.name for field in fields(TransactionRow) if field.name !=
 def _facts(call: Call) -> Transactions:
     cluster = call.cluster
     state = call.query.get("state", "")
-    described = {each.transaction.transactional_id: each for each in describe_open_transactions(cluster)}
-    still_open = [row for each in described.values() if _is_visible(call, row := _row(call, each))]
+    described = {
+        description.transaction.transactional_id: description for description in describe_open_transactions(cluster)
+    }
+    still_open = [row for description in described.values() if _is_visible(call, row := _row(call, description))]
     rows = [
         row
-        for each in list_transactions(cluster, [state] if state else ())
-        if _is_visible(call, row := _row(call, described.get(each.transactional_id, TransactionDescription(each, ()))))
+        for transaction in list_transactions(cluster, [state] if state else ())
+        if _is_visible(
+            call,
+            row := _row(call, described.get(transaction.transactional_id, TransactionDescription(transaction, ()))),
+        )
     ]
     transactions = listing(
         rows,
@@ -88,7 +93,7 @@ def _is_visible(call: Call, row: TransactionRow) -> bool:
 
 def _row(call: Call, described: TransactionDescription) -> TransactionRow:
     transaction = described.transaction
-    pending = [each for each in described.pending if call.sees(each.topic)]
+    pending = [part for part in described.pending if call.sees(part.topic)]
     return TransactionRow(
         transaction.transactional_id,
         transaction.producer_id,
@@ -98,9 +103,9 @@ def _row(call: Call, described: TransactionDescription) -> TransactionRow:
         transaction.open_ms,
         transaction.timeout_ms,
         _is_hanging(call, transaction),
-        transaction.batches if call.role.sees_all else sum(each.batches for each in pending),
-        sum(each.records for each in pending),
-        sum(each.bytes for each in pending),
+        transaction.batches if call.role.sees_all else sum(part.batches for part in pending),
+        sum(part.records for part in pending),
+        sum(part.bytes for part in pending),
         pending,
     )
 

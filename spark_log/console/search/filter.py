@@ -201,14 +201,14 @@ def _between(compiler: _Compiler, node: exp.Expr) -> Evaluate:
 def _in(compiler: _Compiler, node: exp.Expr) -> Evaluate:
     _only(node, "this", "expressions")
     value = compiler.operand(node.this)
-    equal = [_compared(pc.equal, value, compiler.operand(each)) for each in node.expressions]
+    equal = [_compared(pc.equal, value, compiler.operand(expression)) for expression in node.expressions]
     if not equal:
         raise _not_allowed(node)
 
     def evaluate(batch: BatchColumns) -> Any:
         found = equal[0](batch)
-        for each in equal[1:]:
-            found = pc.or_kleene(found, each(batch))
+        for comparison in equal[1:]:
+            found = pc.or_kleene(found, comparison(batch))
         return found
 
     return evaluate

@@ -156,18 +156,18 @@ class Search:
                 yield held.pop()
 
     def _forwards(
-        self, fetcher: Fetcher, partition: int, window: OffsetRange, pieces: list[Slice], wanted: int
+        self, fetcher: Fetcher, partition: int, window: OffsetRange, pieces: list[Slice], records_left: int
     ) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
             for offsets, end in self._hits(fetcher, piece):
                 for batch in self._whole_records(fetcher, [piece], OffsetRange(piece.start, piece.end), offsets):
-                    held = [batch.slice(0, wanted)]
-                    wanted -= held[0].num_rows
+                    held = [batch.slice(0, records_left)]
+                    records_left -= held[0].num_rows
                     after = int(held[0].column("offset")[-1].as_py()) + 1
                     del batch  # while the next row group is decoded, only the caller may keep this one in memory
                     yield held.pop()
                     self.position.move(partition, after)
-                    if wanted == 0 or self.budget.spent:
+                    if records_left == 0 or self.budget.spent:
                         return
                 self.position.move(partition, end)
                 if self.budget.spent:
@@ -176,22 +176,22 @@ class Search:
         self.position.move(partition, window.end)
 
     def _backwards(
-        self, fetcher: Fetcher, partition: int, window: OffsetRange, pieces: list[Slice], wanted: int
+        self, fetcher: Fetcher, partition: int, window: OffsetRange, pieces: list[Slice], limit: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the last `wanted` records of the window, beginning with their last chunk."""
+        """Yield the last `limit` records of the window, beginning with their last chunk."""
         last: pa.Array | None = None
         if self._conditions:
             last = pa.array([], pa.int64())
             for piece in pieces:
                 for offsets, _ in self._hits(fetcher, piece):
-                    last = pa.concat_arrays([last, offsets])[-wanted:]
+                    last = pa.concat_arrays([last, offsets])[-limit:]
                     if self.budget.spent and window.size > 1:  # the next search has a smaller window, which fits
                         self.position.window = max(1, window.size // 8)
                         return
-            # with fewer hits than wanted, all below the last of them has been read
-            start = int(last[0].as_py()) if len(last) == wanted else window.start
+            # with fewer hits than the limit, all below the last of them has been read
+            start = int(last[0].as_py()) if len(last) == limit else window.start
         else:
-            start = max(window.start, window.end - wanted)
+            start = max(window.start, window.end - limit)
         for here, offsets in _chunks(pieces, OffsetRange(start, window.end), last):
             yield from self._whole_records(fetcher, pieces, here, offsets)
             self.position.move(partition, here.start)

@@ -209,28 +209,29 @@ def _transaction_problems(open_: Sequence[TransactionDescription]) -> Iterator[F
 
 
 def _unfinished_problems(unfinished: Sequence[TransactionListing], now_ms: int) -> Iterator[Finding]:
-    for each in unfinished:
+    for transaction in unfinished:
         # it was committed before its time-out: after that it could only be aborted
-        since_ms = now_ms - (each.began_ms or 0) - each.timeout_ms
+        since_ms = now_ms - (transaction.began_ms or 0) - transaction.timeout_ms
         if since_ms > limits.UNFINISHED_S_MAX * 1000:
             yield warning(
                 TRANSACTIONS,
-                f"the transaction of {each.transactional_id!r} has been committed for at least"
-                f" {duration_of(since_ms)}, and its records are not in the log of store {some_of(each.stores)} yet",
+                f"the transaction of {transaction.transactional_id!r} has been committed for at least"
+                f" {duration_of(since_ms)}, and its records are not in the log of store"
+                f" {some_of(transaction.stores)} yet",
                 "see the findings of the store; run `spark-log coordinator`, which completes it",
             )
 
 
 def check_groups(snapshot: ClusterSnapshot, topics: Collection[str]) -> list[Finding]:
     starts = {(p.topic, p.partition): p.log_start_offset for p in snapshot.partitions}
-    groups = [each for each in snapshot.groups if not each.share and each.topic in topics]
+    groups = [position for position in snapshot.groups if not position.share and position.topic in topics]
     lost: dict[str, list[str]] = {}
     slow: dict[str, float] = {}
-    for each in groups:
-        if each.committed < starts.get((each.topic, each.partition), 0):
-            lost.setdefault(each.group, []).append(f"{each.topic}-{each.partition}")
-        if (each.lag_s or 0) > limits.GROUP_LAG_S_MAX:
-            slow[each.group] = max(slow.get(each.group, 0.0), each.lag_s or 0)
+    for position in groups:
+        if position.committed < starts.get((position.topic, position.partition), 0):
+            lost.setdefault(position.group, []).append(f"{position.topic}-{position.partition}")
+        if (position.lag_s or 0) > limits.GROUP_LAG_S_MAX:
+            slow[position.group] = max(slow.get(position.group, 0.0), position.lag_s or 0)
     findings = [
         warning(
             GROUPS,

@@ -46,14 +46,14 @@ MoreChecks = Callable[[Cluster], Sequence[Check]]
 
 
 def examine(
-    given: str, topics: Collection[str] = (), limit_s: float = CHECK_S_MAX, more: MoreChecks = lambda _: ()
+    address_text: str, topics: Collection[str] = (), limit_s: float = CHECK_S_MAX, more: MoreChecks = lambda _: ()
 ) -> list[Finding]:
     """Return the findings of all checks, for a cluster address as the user gave it. With `topics`, the checks of topics
     are limited to these. `more` returns further checks of an opened cluster. It takes at most 2 * limit_s.
 
     Raises InvalidConfigurationError for an invalid address.
     """
-    address = Address.parse(given)
+    address = Address.parse(address_text)
     versions = begin(lambda: check_versions(machine.read_versions()), "spark-log-doctor-versions")
     opening: list[Finding] = []
     cluster: Cluster | None = None
@@ -74,9 +74,9 @@ def examine(
     if address.hosts:
         first.append(Check(HOSTS, partial(_check_hosts, address, limit_s / 2), Severity.WARNING))
     if cluster is None:
-        return opening + run_checks([*first, *_file_checks(given, address)], limit_s)
+        return opening + run_checks([*first, *_file_checks(address_text, address)], limit_s)
     with cluster:
-        checks = _checks(given, cluster, log_dirs, data_stores, topics, limit_s)
+        checks = _checks(address_text, cluster, log_dirs, data_stores, topics, limit_s)
         return opening + run_checks([*first, *checks, *more(cluster)], limit_s)
 
 
@@ -121,7 +121,7 @@ def _revision(connection: sa.Connection) -> tuple[str | None, bool]:
 
 
 def _checks(
-    given: str,
+    address_text: str,
     cluster: Cluster,
     log_dirs: Sequence[LogDirInfo],
     data_stores: Sequence[StoreInfo],
@@ -149,7 +149,7 @@ def _checks(
         *asking_log_dirs,
         *(replace(check, lane=check.lane or "store") for check in asking_store),
         *(_data_store_hosts(info, limit_s / 2) for info in data_stores),
-        Check(file_rules.PERMISSIONS, partial(_check_modes, given, cluster, log_dirs), Severity.NOTE),
+        Check(file_rules.PERMISSIONS, partial(_check_modes, address_text, cluster, log_dirs), Severity.NOTE),
         Check(cluster_rules.TABLES, partial(_check_tables, cluster, topics, limit_s / 2)),
         Check(cluster_rules.TASKS, partial(_check_tasks, cluster), Severity.NOTE),
     ]
@@ -185,11 +185,11 @@ def _data_store_hosts(info: StoreInfo, limit_s: float) -> Check:
     return Check(HOSTS, partial(_of_store, info, check), Severity.WARNING)
 
 
-def _file_checks(given: str, address: Address) -> list[Check]:
+def _file_checks(address_text: str, address: Address) -> list[Check]:
     return [
         Check(
             file_rules.PERMISSIONS,
-            lambda: file_rules.check_modes(machine.read_modes(given, address.folder, [], has_users=False)),
+            lambda: file_rules.check_modes(machine.read_modes(address_text, address.folder, [], has_users=False)),
             Severity.NOTE,
         )
     ]
@@ -229,10 +229,10 @@ def _growth(cluster: Cluster) -> float | None:
     return (last - first) * 1000 / (last_ms - first_ms) if last > first else None
 
 
-def _check_modes(given: str, cluster: Cluster, log_dirs: Sequence[LogDirInfo]) -> list[Finding]:
+def _check_modes(address_text: str, cluster: Cluster, log_dirs: Sequence[LogDirInfo]) -> list[Finding]:
     local = [Path(path) for info in log_dirs if (path := local_path(info)) is not None]
     has_users = bool(list_credentials(cluster.store))
-    return file_rules.check_modes(machine.read_modes(given, cluster.store.address.folder, local, has_users))
+    return file_rules.check_modes(machine.read_modes(address_text, cluster.store.address.folder, local, has_users))
 
 
 def _check_settings(store: Store, data_stores: Sequence[StoreInfo]) -> list[Finding]:

@@ -35,41 +35,41 @@ def _is_primary(host: HostFacts) -> bool:
 
 
 def _problems(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
-    for each in hosts:
-        if each.refused:
+    for host in hosts:
+        if host.refused:
             yield note(
                 HOSTS,
-                f"{each.place} answers, but this role may not ask which database it has: {redact(each.failure or '')}",
+                f"{host.place} answers, but this role may not ask which database it has: {redact(host.failure or '')}",
                 "as a superuser of the server: GRANT EXECUTE ON FUNCTION pg_control_system(), pg_current_wal_lsn(),"
                 " pg_walfile_name(pg_lsn) TO the role of the address",
             )
-        elif each.failure is not None:
+        elif host.failure is not None:
             yield warning(
                 HOSTS,
-                f"{each.place} does not answer: {redact(each.failure)}; after a failover to it no client would reach"
+                f"{host.place} does not answer: {redact(host.failure)}; after a failover to it no client would reach"
                 " the store",
                 "start PostgreSQL there (with Patroni: `systemctl start patroni`), or correct the address of all"
                 " clients",
             )
     systems = defaultdict(list)
-    for each in hosts:
-        if each.failure is None:
-            systems[each.system].append(each.place)
+    for host in hosts:
+        if host.failure is None:
+            systems[host.system].append(host.place)
     if len(systems) > 1:
-        found = "; ".join(f"{', '.join(places)}: system {system}" for system, places in systems.items())
+        systems_text = "; ".join(f"{', '.join(places)}: system {system}" for system, places in systems.items())
         yield error(
             HOSTS,
-            f"the hosts are not copies of one database: {found}",
+            f"the hosts are not copies of one database: {systems_text}",
             "remove the wrong hosts from the address of all clients",
         )
         return
-    primaries = [each for each in hosts if _is_primary(each)]
+    primaries = [host for host in hosts if _is_primary(host)]
     if len(primaries) > 1:
-        found = ", ".join(f"{each.place} (timeline {each.timeline})" for each in primaries)
+        primaries_text = ", ".join(f"{host.place} (timeline {host.timeline})" for host in primaries)
         yield error(
             HOSTS,
-            f"{found} both take writes: one was promoted while the other went on, and what clients append at one of"
-            " them will be lost",
+            f"{primaries_text} both take writes: one was promoted while the other went on, and what clients append at"
+            " one of them will be lost",
             "stop one at once: the one that `patronictl list` does not show as the leader; else, the one that was"
             " promoted by mistake",
         )

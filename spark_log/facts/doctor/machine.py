@@ -51,21 +51,21 @@ def _java() -> int | None:
 
 
 def read_modes(
-    given: str,
+    address_text: str,
     folder: Path | None,
     log_dirs: Sequence[Path],
     has_users: bool,
     environment: Mapping[str, str] = os.environ,
 ) -> list[FileMode]:
-    """Return the modes of the cluster's local files that exist. `given` is the address as the user gave it, which may
-    be a file with a password. The database has secrets if the cluster has users.
+    """Return the modes of the cluster's local files that exist. `address_text` is the address as the user gave it, and
+    may be a file with a password. The database has secrets if the cluster has users.
     """
     files: dict[Path, bool] = dict.fromkeys(log_dirs, False)
     if folder is not None:
         files |= {folder: False, folder / SQLITE_FILE: has_users and _enterable(folder)}
     else:
         files[Path(environment.get("PGPASSFILE") or Path.home() / ".pgpass")] = True
-        addresses = [given, *(value for name, value in environment.items() if name.startswith(variable("")))]
+        addresses = [address_text, *(value for name, value in environment.items() if name.startswith(variable("")))]
         named = [environment.get("PGPASSWORD_FILE", ""), *(value for value in addresses if "://" not in value)]
         files |= {Path(os.path.expanduser(name)): True for name in named if name}
     modes = []

@@ -103,13 +103,14 @@ def store_failure(failure: Exception) -> Finding:
     return error(STORE, f"the metadata store cannot be used: {' '.join(text.split())}", remedy)
 
 
-def check_schema(revision: str | None, known: str, spark_log: str, *, usable: bool) -> Finding:
+def check_schema(revision: str | None, own_revision: str, spark_log: str, *, usable: bool) -> Finding:
     """Compare the store's revision with the one of this version, which may use the store as it is if `usable`."""
-    if revision == known:
+    if revision == own_revision:
         return ok(SCHEMA, f"revision {revision}, which spark-log {spark_log} uses")
     if usable:
         return ok(
-            SCHEMA, f"revision {revision} of a newer version, beside which spark-log {spark_log} ({known}) may run"
+            SCHEMA,
+            f"revision {revision} of a newer version, beside which spark-log {spark_log} ({own_revision}) may run",
         )
     if revision is None:
         return error(SCHEMA, "the database has no cluster", "correct --cluster, or create one with `spark-log init`")
@@ -119,15 +120,16 @@ def check_schema(revision: str | None, known: str, spark_log: str, *, usable: bo
             f"revision {revision} is from before the first release, and cannot be upgraded",
             "create a new cluster with `spark-log init`, and copy the topics with the version that created the old one",
         )
-    if _number(revision) > _number(known):
+    if _number(revision) > _number(own_revision):
         return error(
             SCHEMA,
-            f"revision {revision} is newer than spark-log {spark_log}, which uses {known}",
+            f"revision {revision} is newer than spark-log {spark_log}, which uses {own_revision}",
             "install the newer spark-log on this machine",
         )
     return warning(
         SCHEMA,
-        f"revision {revision} is older than {known}, which spark-log {spark_log} uses; not upgraded by this command",
+        f"revision {revision} is older than {own_revision}, which spark-log {spark_log} uses; not upgraded by this"
+        " command",
         "back up the store, and run `spark-log status`, which upgrades it; older clients may be refused then",
     )
 

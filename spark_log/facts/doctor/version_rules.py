@@ -33,51 +33,51 @@ class Versions:
     java: int | None
 
 
-def check_versions(found: Versions) -> list[Finding]:
+def check_versions(versions: Versions) -> list[Finding]:
     seen = ", ".join(
         [
-            f"spark-log {found.spark_log}",
-            f"Python {'.'.join(map(str, found.python))}",
-            *(f"{name} {version}" for name, version in sorted(found.packages.items())),
-            f"Java {found.java}" if found.java else "no Java",
+            f"spark-log {versions.spark_log}",
+            f"Python {'.'.join(map(str, versions.python))}",
+            *(f"{name} {version}" for name, version in sorted(versions.packages.items())),
+            f"Java {versions.java}" if versions.java else "no Java",
         ]
     )
-    return or_ok(_problems(found), CHECK, seen)
+    return or_ok(_problems(versions), CHECK, seen)
 
 
-def _problems(found: Versions) -> Iterator[Finding]:
+def _problems(versions: Versions) -> Iterator[Finding]:
     low, high = PYTHON_RANGE
-    if not low <= found.python[:2] < high:
+    if not low <= versions.python[:2] < high:
         yield error(
             CHECK,
-            f"Python {'.'.join(map(str, found.python))} is not one of 3.{low[1]} to 3.{high[1] - 1}",
+            f"Python {'.'.join(map(str, versions.python))} is not one of 3.{low[1]} to 3.{high[1] - 1}",
             f"make an environment with Python 3.{low[1]} to 3.{high[1] - 1}, and install spark-log there",
         )
     for name, (least, below) in KNOWN_RANGES.items():
-        if name not in found.packages:
+        if name not in versions.packages:
             continue
-        version = release_of(found.packages[name])
+        version = release_of(versions.packages[name])
         if version < least or (below is not None and version >= below):
             limit = "" if below is None else f",<{_dotted(below)}"
             yield warning(
                 CHECK,
-                f"{name} {found.packages[name]} is outside the range with which spark-log is tested",
+                f"{name} {versions.packages[name]} is outside the range with which spark-log is tested",
                 f"pip install '{name}>={_dotted(least)}{limit}'",
             )
-    spark = found.packages.get("pyspark")
+    spark = versions.packages.get("pyspark")
     if spark is None:
         return
-    if found.java is None or found.java < JAVA_MIN:
-        has = "there is no Java" if found.java is None else f"Java is {found.java}"
+    if versions.java is None or versions.java < JAVA_MIN:
+        has = "there is no Java" if versions.java is None else f"Java is {versions.java}"
         yield note(
             CHECK,
             f"{has}: Spark does not start here; the command line and the Python clients need no Java",
             f"install Java {JAVA_MIN} or later, or set JAVA_HOME",
         )
-    if "delta-spark" in found.packages and release_of(spark)[:2] != SPARK_OF_DELTA:
+    if "delta-spark" in versions.packages and release_of(spark)[:2] != SPARK_OF_DELTA:
         yield warning(
             CHECK,
-            f"pyspark {spark} with delta-spark {found.packages['delta-spark']}: Delta's JARs are for Spark"
+            f"pyspark {spark} with delta-spark {versions.packages['delta-spark']}: Delta's JARs are for Spark"
             f" {_dotted(SPARK_OF_DELTA)}",
             f"pip install 'pyspark=={_dotted(SPARK_OF_DELTA)}.*', or pip uninstall delta-spark",
         )

@@ -138,17 +138,17 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
     commits = cluster.store.read(_commits_elsewhere, timeout_ms=ASK_TIMEOUT_MS)
     answers = ask_stores(cluster, partial(_read_data_store, commits=commits), stores[1:])
     names = {store_id: str(store_id) for store_id in stores} | store_names(cluster)  # one may be removed meanwhile
-    found = answers.results.values()
+    facts = answers.results.values()
     elsewhere = {names[store_id]: there.unaccepted for store_id, there in answers.results.items()}
     return replace(
         snapshot,
-        partitions=(*snapshot.partitions, *(each for there in found for each in there.partitions)),
-        groups=(*snapshot.groups, *(each for there in found for each in there.groups)),
-        table_lags={**snapshot.table_lags, **{key: lag for there in found for key, lag in there.table_lags.items()}},
-        publications={**snapshot.publications, **{key: n for there in found for key, n in there.publications.items()}},
+        partitions=(*snapshot.partitions, *(each for there in facts for each in there.partitions)),
+        groups=(*snapshot.groups, *(each for there in facts for each in there.groups)),
+        table_lags={**snapshot.table_lags, **{key: lag for there in facts for key, lag in there.table_lags.items()}},
+        publications={**snapshot.publications, **{key: n for there in facts for key, n in there.publications.items()}},
         offline_tables={
             **snapshot.offline_tables,
-            **{key: n for there in found for key, n in there.offline_tables.items()},
+            **{key: n for there in facts for key, n in there.offline_tables.items()},
         },
         unaccepted={**snapshot.unaccepted, **elsewhere},
         ahead_ms={HOME_NAME: 0, **{names[store_id]: there.ahead_ms for store_id, there in answers.results.items()}},
@@ -203,7 +203,7 @@ class _DataStoreFacts:
 
 def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
     """Read the facts of the topics of a data store."""
-    here = [each for each in commits if each.store_id == data.store_id]
+    here = [commit for commit in commits if commit.store_id == data.store_id]
 
     def read(connection: sa.Connection) -> _DataStoreFacts:
         now = data.store.clock(connection)
@@ -212,7 +212,7 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFac
         partitions = tuple(_partitions(connection, topics, alive_log_dirs(connection, now)))
         groups: list[GroupPartitionFacts] = []
         for first in range(0, len(here), _COMMITS_AT_ONCE):
-            rows = [each[1:] for each in here[first : first + _COMMITS_AT_ONCE]]
+            rows = [commit[1:] for commit in here[first : first + _COMMITS_AT_ONCE]]
             columns = (sa.column("group_id", sa.String), sa.column("topic_id", sa.BigInteger),
                        sa.column("partition", sa.Integer), sa.column("committed_offset", sa.BigInteger))  # fmt: skip
             given = sa.values(*columns, name="given").data(rows)

@@ -63,16 +63,16 @@ def measure(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) 
 
 
 def select(
-    found: Mapping[Kind, Sequence[Recorded]], written: Mapping[tuple[Kind, str], Written], now_ms: int
+    records: Mapping[Kind, Sequence[Recorded]], written: Mapping[tuple[Kind, str], Written], now_ms: int
 ) -> list[Recorded]:
     """Return the records to write: that of the cluster, and of topics and groups those that have changed since their
     last record or whose last record is old, at most NAMES_MAX of each kind.
     """
-    (cluster,) = found[Kind.CLUSTER]
+    (cluster,) = records[Kind.CLUSTER]
     chosen: list[Recorded] = []
     omitted = 0
     for kind in (Kind.TOPIC, Kind.GROUP):
-        due = [record for record in found[kind] if _is_due(record, written.get((kind, record.key)), now_ms)]
+        due = [record for record in records[kind] if _is_due(record, written.get((kind, record.key)), now_ms)]
         chosen += due[:NAMES_MAX]
         omitted += max(0, len(due) - NAMES_MAX)
     return [Recorded(cluster.partition, cluster.key, {**cluster.fields, "omitted": omitted}), *chosen]

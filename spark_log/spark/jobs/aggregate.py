@@ -90,15 +90,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return guarded(JOB.name, lambda: run(given))
 
 
-def run(given: AggregateArguments) -> int:
+def run(arguments: AggregateArguments) -> int:
     """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
     from spark_log.spark.jobs.queries.stream_query import run_stream_job
     from spark_log.spark.streams.aggregation import running
 
     return run_stream_job(
         JOB.name,
-        given.stream,
-        [given.input],
-        lambda frame: running(frame, *given.group_by, aggregates=given.aggregates),
-        given.group_by,
+        arguments.stream,
+        [arguments.input],
+        lambda frame: running(frame, *arguments.group_by, aggregates=arguments.aggregates),
+        arguments.group_by,
     )

@@ -44,17 +44,17 @@ def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, option: st
         advice = f" (make it with `spark-log topic create {name}`{option and f' or {option}'})"
         return find_topics(connection, [name]).get(name) or unknown_topic(connection, name, advice)
 
-    found = cluster.store.read(find)
-    if isinstance(found, Topic):
-        return found
+    topic_or_error = cluster.store.read(find)
+    if isinstance(topic_or_error, Topic):
+        return topic_or_error
     if new is None:
-        raise found
+        raise topic_or_error
     try:
         return create_topic(cluster, name, new.partitions, new.replication_factor, new.configs)
     except TopicAlreadyExistsError:  # another process was faster, or the name collides with another one
-        found = cluster.store.read(find)
-        if isinstance(found, Topic):
-            return found
+        topic_or_error = cluster.store.read(find)
+        if isinstance(topic_or_error, Topic):
+            return topic_or_error
         raise
 
 

@@ -98,7 +98,7 @@ class _SinkOptions:
 
 
 def _build(
-    topics: _TopicOptions, given: _RangeOptions, columns: _ColumnOptions, out: _SinkOptions, run: RunOptions
+    topics: _TopicOptions, ranges: _RangeOptions, columns: _ColumnOptions, out: _SinkOptions, run: RunOptions
 ) -> ConsumeArguments:
     shared = run.shared(AvailableNow())
     sink = _sink(out, shared)
@@ -108,22 +108,22 @@ def _build(
         "subscribe": topics.subscribe,
         "subscribePattern": topics.subscribe_pattern,
         "assign": topics.assign,
-        "startingOffsets": given.starting_offsets,
-        "endingOffsets": given.ending_offsets,
-        "startingTimestamp": _time_ms("--starting-timestamp", given.starting_timestamp),
-        "endingTimestamp": _time_ms("--ending-timestamp", given.ending_timestamp),
-        "maxOffsetsPerTrigger": given.max_offsets_per_trigger,
-        "group.id": given.group_id,
-        "failOnDataLoss": "false" if given.allow_data_loss else None,
+        "startingOffsets": ranges.starting_offsets,
+        "endingOffsets": ranges.ending_offsets,
+        "startingTimestamp": _time_ms("--starting-timestamp", ranges.starting_timestamp),
+        "endingTimestamp": _time_ms("--ending-timestamp", ranges.ending_timestamp),
+        "maxOffsetsPerTrigger": ranges.max_offsets_per_trigger,
+        "group.id": ranges.group_id,
+        "failOnDataLoss": "false" if ranges.allow_data_loss else None,
         "includeHeaders": "true" if columns.headers or isinstance(sink, OtherTopic) else None,
     }
-    options = parse_pairs(given.option or (), "--option")
+    options = parse_pairs(ranges.option or (), "--option")
     options.update({name: str(value) for name, value in chosen.items() if value is not None})
     streaming = not isinstance(shared.run, Batch)
     if streaming and not any(re.match("(?i)starting", name) for name in options):
         options["startingOffsets"] = "earliest"  # a job copies or stores all records; Spark's default is latest
     if not streaming:
-        only_with("--stream", {"max_offsets_per_trigger": given.max_offsets_per_trigger})
+        only_with("--stream", {"max_offsets_per_trigger": ranges.max_offsets_per_trigger})
     try:
         ReadOptions.parse({**options, "cluster": shared.cluster}, streaming=streaming, environ={})
     except SparkLogError as error:
@@ -140,22 +140,22 @@ def _time_ms(option: str, text: str | None) -> int | None:
         raise usage_error(option, f"expected milliseconds or 2026-01-31T12:00:00Z, got {text!r}") from None
 
 
-def _sink(given: _SinkOptions, shared: Shared) -> Sink:
+def _sink(options: _SinkOptions, shared: Shared) -> Sink:
     batch = isinstance(shared.run, Batch)
-    if given.to_topic is None:
-        only_with("--to-topic", {"to_cluster": given.to_cluster, "keep_partitions": given.keep_partitions})
-    if not (given.parquet or given.delta):
-        only_with("--parquet or --delta", {"mode": given.mode})
-    if given.mode not in (None, "append") and not batch:
+    if options.to_topic is None:
+        only_with("--to-topic", {"to_cluster": options.to_cluster, "keep_partitions": options.keep_partitions})
+    if not (options.parquet or options.delta):
+        only_with("--parquet or --delta", {"mode": options.mode})
+    if options.mode not in (None, "append") and not batch:
         raise usage_error("--mode", "a stream appends")
-    mode: Mode = given.mode or ("errorifexists" if batch else "append")
-    if given.to_topic is not None:
-        return OtherTopic(given.to_topic, given.to_cluster or shared.cluster, given.keep_partitions)
-    if given.parquet is not None:
-        return Files("parquet", given.parquet, mode)
-    if given.delta is not None:
-        return Files("delta", given.delta, mode)
-    return Console(given.limit or 20)
+    mode: Mode = options.mode or ("errorifexists" if batch else "append")
+    if options.to_topic is not None:
+        return OtherTopic(options.to_topic, options.to_cluster or shared.cluster, options.keep_partitions)
+    if options.parquet is not None:
+        return Files("parquet", options.parquet, mode)
+    if options.delta is not None:
+        return Files("delta", options.delta, mode)
+    return Console(options.limit or 20)
 
 
 JOB = Job(

@@ -91,14 +91,14 @@ def run(arguments: EraseArguments) -> int:
     from spark_log.spark.jobs.session import end_session, start_session
     from spark_log.spark.jobs.summary import print_lines
 
-    chosen, given = arguments.keys, arguments.erase
+    chosen, erase_options = arguments.keys, arguments.erase
     direct = keys_of(chosen.key or (), chosen.keys_file, encoded=chosen.base64)
-    with Cluster.open(given.cluster) as cluster:
-        cluster.store.read(lambda connection: find_topic(connection, given.topic))  # before Spark starts
+    with Cluster.open(erase_options.cluster) as cluster:
+        cluster.store.read(lambda connection: find_topic(connection, erase_options.topic))  # before Spark starts
         spark = start_session("erase", delta=False)
         keys = pa.chunked_array([direct, *_from_parquet(spark, chosen)])
-        erased = erase(cluster, given.topic, keys, purge=given.purge, workers=on_spark(spark))
-    if given.json:
+        erased = erase(cluster, erase_options.topic, keys, purge=erase_options.purge, workers=on_spark(spark))
+    if erase_options.json:
         print_lines(json.dumps({"event": "summary", "job": "erase", **erased.as_dict()}))
     else:
         print_lines(*erased.lines())

@@ -107,56 +107,56 @@ def _build(
 
 
 def _stream_join(
-    left: InputOptions, right: InputOptions, given: _StreamJoinOptions, run: StreamRunOptions, letters: bool
+    left: InputOptions, right: InputOptions, join_options: _StreamJoinOptions, run: StreamRunOptions, letters: bool
 ) -> OtherStream | None:
     if right.subscribe is None:
         of_the_input = {"right_value_schema": right.value_schema, "right_watermark": right.watermark}
-        only_with("--right-subscribe", {**of_the_input, **vars(given)})
+        only_with("--right-subscribe", {**of_the_input, **vars(join_options)})
         return None
     source = right.input(run, letters, "right-")
-    on = _columns("--on", given.on)
-    for option, interval in (("--before", given.before), ("--after", given.after)):
+    on = _columns("--on", join_options.on)
+    for option, interval in (("--before", join_options.before), ("--after", join_options.after)):
         if interval is not None:
             check_interval(option, interval)
-    if given.before is None and given.after is None and on.get(left.event_time) != right.event_time:
+    if join_options.before is None and join_options.after is None and on.get(left.event_time) != right.event_time:
         raise usage_error(
             "--before, --after", "one is needed unless the event times are among --on: state would grow forever"
         )
     for option, watermark in (("--left-watermark", left.watermark), ("--right-watermark", right.watermark)):
         if watermark is None:
             raise usage_error(option, "needed to join streams: without it state grows forever")
-    return OtherStream(source, on, _bounds(given), given.how or "inner")
+    return OtherStream(source, on, _bounds(join_options), join_options.how or "inner")
 
 
-def _bounds(given: _StreamJoinOptions) -> "Bounds | None":
+def _bounds(join_options: _StreamJoinOptions) -> "Bounds | None":
     from spark_log.spark.streams.joins import Bounds
 
-    if given.before is None and given.after is None:
+    if join_options.before is None and join_options.after is None:
         return None
-    return Bounds(given.before or "0 seconds", given.after or "0 seconds")
+    return Bounds(join_options.before or "0 seconds", join_options.after or "0 seconds")
 
 
-def _table_join(given: _TableOptions) -> WithTable | None:
-    if given.table is None:
-        only_with("--table", vars(given))
+def _table_join(table_options: _TableOptions) -> WithTable | None:
+    if table_options.table is None:
+        only_with("--table", vars(table_options))
         return None
     try:
-        validate_user_topic(given.table, "read as a table", "--table")
+        validate_user_topic(table_options.table, "read as a table", "--table")
     except SparkLogError as error:
         raise typer.BadParameter(str(error)) from None
-    schema, on = given.table_value_schema, given.table_on
+    schema, on = table_options.table_value_schema, table_options.table_on
     if schema is None or on is None:
         raise usage_error(option_name("table_value_schema" if schema is None else "table_on"), "needed with --table")
-    return WithTable(given.table, schema, on, given.table_how or "left")
+    return WithTable(table_options.table, schema, on, table_options.table_how or "left")
 
 
-def _static_join(given: _StaticOptions) -> WithStatic | None:
-    if given.static is None:
-        only_with("--static", vars(given))
+def _static_join(static_options: _StaticOptions) -> WithStatic | None:
+    if static_options.static is None:
+        only_with("--static", vars(static_options))
         return None
-    on = _columns("--static-on", given.static_on)
-    format_, how = given.static_format or "parquet", given.static_how or "left"
-    return WithStatic(given.static, format_, given.static_schema, on, how)
+    on = _columns("--static-on", static_options.static_on)
+    format_, how = static_options.static_format or "parquet", static_options.static_how or "left"
+    return WithStatic(static_options.static, format_, static_options.static_schema, on, how)
 
 
 def _columns(option: str, texts: Sequence[str] | None) -> dict[str, str]:

@@ -71,13 +71,13 @@ class MaintenanceArguments:
         return tuple(name for name in _NAMES if name in (_SCHEDULED if self.task is None else self.task))
 
 
-def _build(given: MaintenanceArguments) -> MaintenanceArguments:
-    for name in given.task or ():
+def _build(arguments: MaintenanceArguments) -> MaintenanceArguments:
+    for name in arguments.task or ():
         if name not in _NAMES:
             raise usage_error("--task", f"{name!r} is not one of {', '.join(_NAMES)}")
-    if given.force and (given.dry_run or "compact" not in given.tasks):
+    if arguments.force and (arguments.dry_run or "compact" not in arguments.tasks):
         raise usage_error("--force", "only for task compact, and not with --dry-run")
-    return given
+    return arguments
 
 
 JOB = Job(

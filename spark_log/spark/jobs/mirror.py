@@ -95,21 +95,21 @@ class _CopyOptions:
     json: Json = False
 
 
-def _build(clusters: _ClusterOptions, topics: TopicChoice, given: _CopyOptions) -> MirrorArguments:
+def _build(clusters: _ClusterOptions, topics: TopicChoice, copy_options: _CopyOptions) -> MirrorArguments:
     from spark_log.spark.mirror.mirror_topics import MirrorSettings
 
-    if given.replication_factor is not None and not given.create_topics:
+    if copy_options.replication_factor is not None and not copy_options.create_topics:
         raise usage_error("--replication-factor", "only with --create-topics")
     settings = MirrorSettings(
         topics.parsed(),
-        given.prefix,
-        given.create_topics,
-        given.replication_factor,
-        given.max_offsets_per_trigger or MirrorSettings.offsets_per_step_max,
-        given.allow_data_loss,
+        copy_options.prefix,
+        copy_options.create_topics,
+        copy_options.replication_factor,
+        copy_options.max_offsets_per_trigger or MirrorSettings.offsets_per_step_max,
+        copy_options.allow_data_loss,
     )
-    run = parse_trigger(given.trigger)
-    return MirrorArguments(clusters.cluster, clusters.to_cluster, settings, run, given.groups, given.json)
+    run = parse_trigger(copy_options.trigger)
+    return MirrorArguments(clusters.cluster, clusters.to_cluster, settings, run, copy_options.groups, copy_options.json)
 
 
 JOB = Job(

@@ -89,10 +89,10 @@ class _TopicOptions:
 
 
 def _build(
-    target: _TargetOptions, given: _InputOptions, record: _RecordOptions, topic: _TopicOptions, run: RunOptions
+    target: _TargetOptions, source: _InputOptions, record: _RecordOptions, topic: _TopicOptions, run: RunOptions
 ) -> ProduceArguments:
     paths = tuple(target.paths or ())
-    format_ = given.format or _format_of(paths)
+    format_ = source.format or _format_of(paths)
     if format_ is None:
         formats = ", ".join(get_args(Format))
         raise usage_error("--format", f"needed, because the paths do not show it: one of {formats}")
@@ -109,18 +109,18 @@ def _build(
         raise usage_error("--trigger available-now", "--format rate never ends")
     if run.stream and len(paths) > 1:
         raise usage_error("PATH", "a stream watches one folder or glob")
-    if run.stream and format_ in ("csv", "json") and given.schema is None and not given.infer_schema:
+    if run.stream and format_ in ("csv", "json") and source.schema is None and not source.infer_schema:
         raise usage_error(
             "--schema", "a stream of csv or json files needs one (or --infer-schema, from the files present now)"
         )
-    options = parse_pairs(given.option or (), "--option")
-    if given.max_files_per_trigger is not None:
+    options = parse_pairs(source.option or (), "--option")
+    if source.max_files_per_trigger is not None:
         if not run.stream:
             raise usage_error("--max-files-per-trigger", "only with --stream")
-        options["maxFilesPerTrigger"] = str(given.max_files_per_trigger)
+        options["maxFilesPerTrigger"] = str(source.max_files_per_trigger)
     headers = tuple(parse_pair(text, "--header") for text in record.header or ())
     columns = Columns(record.key, record.value, record.timestamp, record.partition, headers)
-    return ProduceArguments(shared, target.topic, paths, format_, given.schema, options, columns, _new_topic(topic))
+    return ProduceArguments(shared, target.topic, paths, format_, source.schema, options, columns, _new_topic(topic))
 
 
 def _new_topic(given: _TopicOptions) -> NewTopic | None:

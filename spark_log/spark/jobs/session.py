@@ -95,13 +95,13 @@ def _start(name: str, defaults: Mapping[str, str]) -> SparkSession:
     SparkContext._ensure_initialized()  # before, SparkConf does not have the settings of spark-submit
     if _logging_is_sparks():
         defaults = {**defaults, _LOG_LEVEL: "WARN"}
-    given = SparkConf()
+    spark_conf = SparkConf()
     for key, value in defaults.items():
-        if not given.contains(key):
+        if not spark_conf.contains(key):
             builder = builder.config(key, value)
     _started = session = builder.getOrCreate()
     activate_session(session)
-    if not given.contains(_LOG_LEVEL):
+    if not spark_conf.contains(_LOG_LEVEL):
         _leave_failures_to_the_job(session)
     return session
 

@@ -109,23 +109,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return guarded(JOB.name, lambda: run(given))
 
 
-def run(given: WindowArguments) -> int:
+def run(arguments: WindowArguments) -> int:
     """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
     from spark_log.spark.jobs.queries.stream_query import run_stream_job
     from spark_log.spark.streams.windows import START, windowed
 
-    source = given.input
+    source = arguments.input
     return run_stream_job(
         JOB.name,
-        given.stream,
+        arguments.stream,
         [source],
         lambda frame: windowed(
             frame,
             source.event_time,
-            given.window,
-            *given.group_by,
-            aggregates=given.aggregates,
+            arguments.window,
+            *arguments.group_by,
+            aggregates=arguments.aggregates,
             watermark=source.watermark,
         ),
-        (START, *given.group_by),
+        (START, *arguments.group_by),
     )

@@ -230,23 +230,23 @@ class Mirror:
 
     def _step(self, run: Run, until: Mapping[TopicPartition, int] | None) -> Step | None:
         pairs = self.topics.pairs()
-        found = self._lacking(pairs)
-        lacking = {tp: each.range for tp, each in found.items()}
+        lags = self._lacking(pairs)
+        lacking = {tp: lag.range for tp, lag in lags.items()}
         if until is not None:
             lacking = {tp: OffsetRange(r.start, min(r.end, until[tp])) for tp, r in lacking.items() if tp in until}
-        lacking = {tp: found for tp, found in lacking.items() if found.size > 0}
+        lacking = {tp: offsets for tp, offsets in lacking.items() if offsets.size > 0}
         if not lacking:
             return None
         store_id = _most_behind(pairs, lacking)  # one append transaction is of one store
-        here = {tp: found for tp, found in lacking.items() if pairs[tp.topic].target.store_id == store_id}
+        here = {tp: offsets for tp, offsets in lacking.items() if pairs[tp.topic].target.store_id == store_id}
         store = self.target.at(store_id).store
-        starts = {tp: found.start for tp, found in here.items()}
+        starts = {tp: offsets.start for tp, offsets in here.items()}
         ends = rate_limit(self.settings.offsets_per_step_max, starts, {tp: r.end for tp, r in here.items()})
         taken = {tp: OffsetRange(start, ends[tp]) for tp, start in starts.items() if start < ends[tp]}
         write_id = write_ids.register(store, "mirror", store.settings.spark_write_id_lease_ms)
         try:
-            positions = {tp: found[tp].at(where.end) for tp, where in taken.items()}
-            begun = {tp for tp in taken if found[tp].begun}
+            positions = {tp: lags[tp].at(where.end) for tp, where in taken.items()}
+            begun = {tp for tp in taken if lags[tp].begun}
             try:
                 done = run(self._transfers(pairs, taken, begun, write_id))
             except OffsetOutOfRangeError:
@@ -263,14 +263,14 @@ class Mirror:
         after: dict[TopicPartition, int] = {}
         for (name, number), (_, end) in taken.items():
             target = pairs[name].target
-            before[TopicPartition(target.name, number)] = found[TopicPartition(name, number)].position.end_offset
+            before[TopicPartition(target.name, number)] = lags[TopicPartition(name, number)].position.end_offset
             after[TopicPartition(target.name, number)] = end
         return Step(
-            sum(each.batch.record_count for each in done),
-            sum(each.record_bytes for each in done),
+            sum(transferred.batch.record_count for transferred in done),
+            sum(transferred.record_bytes for transferred in done),
             before,
             after,
-            sum(found.end - ends.get(tp, found.start) for tp, found in lacking.items()),
+            sum(offsets.end - ends.get(tp, offsets.start) for tp, offsets in lacking.items()),
         )
 
     def _check_not_truncated(self, pairs: Mapping[str, Pair], copied: Mapping[TopicPartition, MirrorPosition]) -> None:
@@ -307,8 +307,8 @@ class Mirror:
         readable = {tp: OffsetRange(max(start, limits[tp].log_start_offset), end) for tp, (start, end) in taken.items()}
         plan = self._source_log.plan(readable, topics={name: pair.source for name, pair in pairs.items()})
         slices: dict[TopicPartition, list[Slice]] = {}
-        for each in plan.slices:
-            slices.setdefault(each.topic_partition, []).append(each)
+        for piece in plan.slices:
+            slices.setdefault(piece.topic_partition, []).append(piece)
         target_log_dirs = self.target.log_dirs()
         transfers: list[Transfer] = []
         for name in sorted({name for name, _ in taken}):
@@ -318,8 +318,8 @@ class Mirror:
             for number in numbers:
                 tp = TopicPartition(name, number)
                 transfers += [
-                    Transfer(write_id, targets[number], encoding, each, plan.log_dirs, target_log_dirs)
-                    for each in cut_pieces(slices.get(tp, []), taken[tp], topic.config.segment_bytes)
+                    Transfer(write_id, targets[number], encoding, piece, plan.log_dirs, target_log_dirs)
+                    for piece in cut_pieces(slices.get(tp, []), taken[tp], topic.config.segment_bytes)
                 ]
         return transfers
 

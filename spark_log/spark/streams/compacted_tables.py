@@ -112,21 +112,21 @@ class _State:
         def read(
             connection: sa.Connection,
         ) -> "tuple[Topic, dict[LogDirId, tuple[int, dict[int, int]]], dict[TopicPartition, Positions]]":
-            found = find_topic(connection, topic)
-            shown = {} if record and _has_other_columns(connection, found) else shown_tables(connection, found)
-            return found, shown, planner.positions(connection, [found])
+            metadata = find_topic(connection, topic)
+            shown = {} if record and _has_other_columns(connection, metadata) else shown_tables(connection, metadata)
+            return metadata, shown, planner.positions(connection, [metadata])
 
         cluster = cluster.of(cluster.home.store.read(lambda connection: find_topic(connection, topic)))
-        found, shown, limits = cluster.store.read(read)
+        metadata, shown, limits = cluster.store.read(read)
         watermarks = {each.partition: limit.high_watermark for each, limit in limits.items()}
         starts = {each.partition: limit.log_start_offset for each, limit in limits.items() if limit.log_start_offset}
         infos = cluster.log_dirs()
-        ends = dict.fromkeys(range(found.partition_count), 0)
+        ends = dict.fromkeys(range(metadata.partition_count), 0)
         tables: list[tuple[str, int, Collection[int]]] = []
         for log_dir_id, (version, ends_here) in sorted(shown.items(), key=lambda each: -len(each[1][1])):
             partitions = [number for number, end in ends_here.items() if end and not ends.get(number, 1)]
             if partitions:
-                location = LogDir(infos[log_dir_id].uri).location(table_folder(found, CURRENT))
+                location = LogDir(infos[log_dir_id].uri).location(table_folder(metadata, CURRENT))
                 tables.append((location, version, partitions))
                 ends |= {number: ends_here[number] for number in partitions}
         return cls(tables, ends, starts, watermarks) if tables else None

@@ -126,13 +126,13 @@ class Table:
             raise InvalidOptionError(f"name {name!r}: the batch has a column of this name: choose another one")
         keyed = batch.withColumn(_KEY, self._key(batch, on))
         state = self._as_of_batch(batch.sparkSession)
-        found = keyed.join(state.base, _KEY, how if state.changed is None else "left")
+        matched = keyed.join(state.base, _KEY, how if state.changed is None else "left")
         row = self._row(_BASE, state.base)
         if state.changed is not None:
-            found = found.join(sf.broadcast(state.changed), _KEY, "left")
+            matched = matched.join(sf.broadcast(state.changed), _KEY, "left")
             is_changed = sf.col(f"{_CHANGED}offset").isNotNull()
             row = sf.when(is_changed, self._row(_CHANGED, state.changed)).otherwise(row)
-        joined = found.select(*(_quoted(column) for column in batch.columns), row.alias(name))
+        joined = matched.select(*(_quoted(column) for column in batch.columns), row.alias(name))
         return joined.where(_quoted(name).isNotNull()) if how == "inner" else joined
 
     def rows(self) -> DataFrame:

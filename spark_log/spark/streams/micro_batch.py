@@ -1,7 +1,7 @@
 """The micro-batch of a foreachBatch, and the checkpoint of its query.
 
 In a classic session Spark's JVM knows both. Over Spark Connect, foreachBatch runs in a Python process on the server,
-which knows neither: there the caller gives the batch's number and the address of the checkpoint (`Given`).
+which knows neither: there the caller gives the batch's number and the address of the checkpoint (`BatchLocation`).
 """
 
 import json
@@ -28,14 +28,14 @@ class MicroBatch:
     batch_id: int
 
 
-class Given(NamedTuple):
+class BatchLocation(NamedTuple):
     """The number of a micro-batch, and the checkpointLocation of its query. A classic session needs neither."""
 
     batch_id: int | None = None
     checkpoint: str | None = None
 
 
-NOTHING_GIVEN = Given()
+NO_LOCATION = BatchLocation()
 
 
 class Checkpoint(ABC):
@@ -69,14 +69,14 @@ def current_batch(spark: SparkSession) -> MicroBatch | None:
     return MicroBatch(query_id, int(batch_id)) if query_id is not None and batch_id is not None else None
 
 
-def checkpoint_of_batch(spark: SparkSession, given: Given = NOTHING_GIVEN) -> Checkpoint:
+def checkpoint_of_batch(spark: SparkSession, location: BatchLocation = NO_LOCATION) -> Checkpoint:
     """Return the checkpoint at the micro-batch of the foreachBatch in this thread.
 
-    Raises InvalidOptionError outside of foreachBatch, and over Spark Connect if `given` lacks something, or its
+    Raises InvalidOptionError outside of foreachBatch, and over Spark Connect if `location` lacks something, or its
     checkpoint is of no query, or of one that has committed this batch.
     """
     if not isinstance(spark, SparkSession):
-        return _ConnectCheckpoint(spark, given)
+        return _ConnectCheckpoint(spark, location)
     batch = current_batch(spark)
     if batch is None:
         raise InvalidOptionError(
@@ -134,17 +134,19 @@ class _ConnectCheckpoint(Checkpoint):
 
     run_id = uuid4().hex  # foreachBatch has a process of its own for each start of a query
 
-    def __init__(self, spark: Any, given: Given) -> None:
-        if given.batch_id is None or given.checkpoint is None:
+    def __init__(self, spark: Any, location: BatchLocation) -> None:
+        if location.batch_id is None or location.checkpoint is None:
             raise InvalidOptionError(
                 "over Spark Connect, batch_id and checkpoint are needed: the second argument of foreachBatch's"
                 " function, and the query's option checkpointLocation"
             )
-        self._spark, self._root = spark, given.checkpoint.rstrip("/")
+        self._spark, self._root = spark, location.checkpoint.rstrip("/")
         metadata = self._text("metadata")
-        if metadata is None or self._text("commits", str(given.batch_id)) is not None:
-            raise InvalidOptionError(f"checkpoint {given.checkpoint!r}: of no query that runs batch {given.batch_id}")
-        self.batch = MicroBatch(json.loads(metadata)["id"], given.batch_id)
+        if metadata is None or self._text("commits", str(location.batch_id)) is not None:
+            raise InvalidOptionError(
+                f"checkpoint {location.checkpoint!r}: of no query that runs batch {location.batch_id}"
+            )
+        self.batch = MicroBatch(json.loads(metadata)["id"], location.batch_id)
 
     def read(self, *folder: str) -> str | None:
         return self._text(*folder, str(self.batch.batch_id))

@@ -23,7 +23,7 @@ from spark_log.spark.datasource.options.source_options import WriteOptions
 from spark_log.spark.datasource.write.active_session import activate_session
 from spark_log.spark.datasource.write.write_schema import check_write_schema
 from spark_log.spark.delta_jars import check_loaded
-from spark_log.spark.streams.micro_batch import Given, MicroBatch, checkpoint_of_batch
+from spark_log.spark.streams.micro_batch import BatchLocation, MicroBatch, checkpoint_of_batch
 from spark_log.spark.streams.transacted_batch import batch_transaction
 from spark_log.text import parse_interval_ms
 
@@ -115,16 +115,16 @@ def write_stream(
         route, keep = _whole_to_each(outputs), len(outputs) > 1 or any(map(_merges, outputs))
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        write_batch(batch, route, output_mode, keep, group_id, Given(batch_id, checkpoint))
+        write_batch(batch, route, output_mode, keep, group_id, BatchLocation(batch_id, checkpoint))
 
     return writer.foreachBatch(write).start()
 
 
 def write_batch(
-    batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None, given: Given
+    batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None, location: BatchLocation
 ) -> None:
     """The body of foreachBatch. `keep`: persist the batch, so that it and the query's state are computed only once."""
-    current = checkpoint_of_batch(batch.sparkSession, given).batch
+    current = checkpoint_of_batch(batch.sparkSession, location).batch
     if keep:
         batch.persist()
     try:
@@ -135,7 +135,7 @@ def write_batch(
         with ExitStack() as stack:
             transactions = {
                 cluster: stack.enter_context(
-                    batch_transaction(batch, cluster=cluster, group_id=group_id, **given._asdict())
+                    batch_transaction(batch, cluster=cluster, group_id=group_id, **location._asdict())
                 )
                 for cluster in sorted(_clusters(outputs))
             }

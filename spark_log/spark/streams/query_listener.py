@@ -232,16 +232,16 @@ class SparkLogListener(StreamingQueryListener):
             return
         now_s = clock.monotonic_s()
         due = []
-        for each in list(self._queries.values()):
-            ended = each.facts.state != "running" and (each.reported is None or each.reported.state == "running")
-            if not (ended or last or now_s - each.reported_s >= self._interval_s):
+        for query in list(self._queries.values()):
+            ended = query.facts.state != "running" and (query.reported is None or query.reported.state == "running")
+            if not (ended or last or now_s - query.reported_s >= self._interval_s):
                 continue
-            if each.facts.state == "running" or ended:
-                self._refresh_lag(each)
-            if each.facts != each.reported:
-                due.append((each, each.facts))
-        for each, facts in due:  # before the attempt, so that a failed write is not repeated at once
-            each.reported, each.reported_s = facts, now_s
+            if query.facts.state == "running" or ended:
+                self._refresh_lag(query)
+            if query.facts != query.reported:
+                due.append((query, query.facts))
+        for query, facts in due:  # before the attempt, so that a failed write is not repeated at once
+            query.reported, query.reported_s = facts, now_s
         append_records(self._cluster, METRICS, [query_record(facts) for _, facts in due], timeout_ms=_TIMEOUT_MS)
 
     def _refresh_lag(self, query_: _Query) -> None:

@@ -252,7 +252,7 @@ class Redrive:
             topic = topics.get(partition.topic)
             if topic is not None and topic.created_ms <= row["timestamp"].timestamp() * 1000:
                 offsets.setdefault(partition, set()).add(offset)
-        found: dict[Origin, Row] = {}
+        records: dict[Origin, Row] = {}
         schema = read_schema(include_headers=True, columns=_COLUMNS)
         for partition, wanted in offsets.items():
             positions = self._log.positions(topics[partition.topic]).get(partition)
@@ -261,8 +261,8 @@ class Redrive:
             readable = [offset for offset in sorted(wanted) if positions[0] <= offset < positions[1]]
             for run in _runs(readable):
                 for batch in self._log.read({partition: run}, schema):
-                    found |= {Origin(partition, row["offset"]): row for row in batch.to_pylist()}
-        return found
+                    records |= {Origin(partition, row["offset"]): row for row in batch.to_pylist()}
+        return records
 
 
 class _Loop(TransactionalLoop):

@@ -90,14 +90,14 @@ class TableVersion:
         """Return the version from the result of `as_text`. Raises ValueError, KeyError or TypeError
         for any other text.
         """
-        found = json.loads(text)
-        if found["version"] != 1:
-            raise ValueError(f"version {found['version']!r}, expected 1")
+        fields = json.loads(text)
+        if fields["version"] != 1:
+            raise ValueError(f"version {fields['version']!r}, expected 1")
         partitions: dict[int, PartitionVersion] = {}
-        for number, (start, end, gaps, *rest) in found["partitions"].items():
+        for number, (start, end, gaps, *rest) in fields["partitions"].items():
             truncations = tuple(Truncation(int(epoch), int(offset)) for epoch, offset in (rest[0] if rest else ()))
             partitions[int(number)] = PartitionVersion(int(start), int(end), int(gaps), truncations)
-        return cls(str(found["topic"]), partitions)
+        return cls(str(fields["topic"]), partitions)
 
 
 def read_version(log: LogReader, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:

@@ -181,7 +181,7 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
         topic = find_topic(connection, name)
         numbers = [TopicPartition(name, number) for number in range(topic.partition_count)]
         limits = planner.find_positions(connection, numbers)
-        ranges = {each: OffsetRange(*limits[each].positions) for each in numbers}
+        ranges = {tp: OffsetRange(*limits[tp].positions) for tp in numbers}
         slices = planner.plan(connection, {name: topic}, ranges, rack=client_rack)
         times = sa.select(SEGMENT.name, SEGMENT.appended_ms).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
         return topic, limits, slices, {row.name: row.appended_ms for row in connection.execute(times)}
@@ -191,9 +191,9 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
     log_dirs = cluster.log_dirs()  # after the slices: all that the slices name are among them
     if record and topic.columns is None:
         raise InvalidConfigurationError(f"topic {name!r} has no typed columns: set value.format and value.schema")
-    starts = {each.partition: limit.positions.log_start_offset for each, limit in limits.items()}
+    starts = {tp.partition: limit.positions.log_start_offset for tp, limit in limits.items()}
     ranges = {number: (start, start) for number, start in starts.items()}
-    epochs = {each.partition: limit.leader_epoch for each, limit in limits.items()}
+    epochs = {tp.partition: limit.leader_epoch for tp, limit in limits.items()}
     timed: list[tuple[int, Slice]] = []
     for number, pieces in groupby(slices, attrgetter("partition")):
         files = list(takewhile(lambda piece: piece.data is None, pieces))

@@ -46,7 +46,7 @@ from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batc
 from spark_log.spark.datasource.options.source_options import PendingWrite
 from spark_log.spark.datasource.write.topic_write import save
 from spark_log.spark.datasource.write.write_commit import append_whole, commit_log, with_patience
-from spark_log.spark.streams.micro_batch import Given, checkpoint_of_batch
+from spark_log.spark.streams.micro_batch import BatchLocation, checkpoint_of_batch
 from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_commit import TransactionCommit
@@ -75,10 +75,10 @@ class BatchTransaction:
     """Made by `batch_transaction`; a context manager. `write` may be called from several threads."""
 
     def __init__(
-        self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int | None, given: Given
+        self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int | None, location: BatchLocation
     ) -> None:
         self._batch = batch
-        checkpoint = checkpoint_of_batch(batch.sparkSession, given)
+        checkpoint = checkpoint_of_batch(batch.sparkSession, location)
         entry = checkpoint.offset_log()
         self._query_id, self._batch_id = checkpoint.batch.query_id, checkpoint.batch.batch_id
         self._run_id = checkpoint.run_id
@@ -126,8 +126,8 @@ class BatchTransaction:
     def _begin(self) -> None:
         store = self._cluster.store
         key = (self._query_id, self._cluster.cluster_id)
-        known = _producers.get(key)
-        if known is not None and known.run_id == self._run_id and known.committed == self._batch_id:
+        producer = _producers.get(key)
+        if producer is not None and producer.run_id == self._run_id and producer.committed == self._batch_id:
             raise InvalidOptionError(
                 f"batch_transaction: batch {self._batch_id} has been committed in this run of the query:"
                 " use one transaction per batch and cluster; it may write to several topics"
@@ -148,21 +148,21 @@ class BatchTransaction:
             who, commits = Committer(self._ends.group_id), self._ends.commits(self._cluster)
             store.read(lambda connection: check_offsets(store, connection, who, commits))
             self._commits[who] = commits
-        if known is None or known.run_id != self._run_id or not self._began(known):
-            known = _Producer(self._run_id, self._initialized())
+        if producer is None or producer.run_id != self._run_id or not self._began(producer):
+            producer = _Producer(self._run_id, self._initialized())
         _producers.pop(key, None)
-        self._producer = known
+        self._producer = producer
 
-    def _began(self, known: _Producer) -> bool:
+    def _began(self, producer: _Producer) -> bool:
         """False if another producer id is needed: the transactional id expired while the query was idle, or its epochs
         are used up.
         """
         store = self._cluster.store
         try:
-            self._after_the_last_one(lambda: store.read(lambda c: transaction_store.check(store, c, known.ref)))
+            self._after_the_last_one(lambda: store.read(lambda c: transaction_store.check(store, c, producer.ref)))
         except InvalidProducerIdMappingError:
             return False
-        return known.ref.epoch <= EPOCH_MAX
+        return producer.ref.epoch <= EPOCH_MAX
 
     def _initialized(self) -> ProducerRef:
         timeout_ms = self._timeout_ms or self._cluster.store.settings.transaction_max_timeout_ms
@@ -297,4 +297,4 @@ def batch_transaction(
     """
     if transaction_timeout_ms is not None and transaction_timeout_ms <= 0:
         raise InvalidOptionError(f"transaction_timeout_ms {transaction_timeout_ms}: expected more than 0")
-    return BatchTransaction(batch, cluster, group_id, transaction_timeout_ms, Given(batch_id, checkpoint))
+    return BatchTransaction(batch, cluster, group_id, transaction_timeout_ms, BatchLocation(batch_id, checkpoint))

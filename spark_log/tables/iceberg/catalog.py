@@ -131,24 +131,30 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[d
     """Return the requirements and the updates of a commit that makes the metadata `before` those of `after`, as in
     Iceberg's REST protocol. Some servers remove one snapshot at a time only.
     """
-    schemas = {each["schema-id"] for each in before["schemas"]}
-    snapshots = {each["snapshot-id"] for each in before["snapshots"]}
-    kept = {each["snapshot-id"] for each in after["snapshots"]}
+    schemas = {schema["schema-id"] for schema in before["schemas"]}
+    snapshots = {snapshot["snapshot-id"] for snapshot in before["snapshots"]}
+    kept = {snapshot["snapshot-id"] for snapshot in after["snapshots"]}
     properties = {name: value for name, value in after["properties"].items() if before["properties"].get(name) != value}
     main = after["refs"]["main"]["snapshot-id"]
     added = [
-        *({"action": "add-schema", "schema": each} for each in after["schemas"] if each["schema-id"] not in schemas),
+        *(
+            {"action": "add-schema", "schema": schema}
+            for schema in after["schemas"]
+            if schema["schema-id"] not in schemas
+        ),
         {"action": "set-current-schema", "schema-id": after["current-schema-id"]},
         {"action": "set-properties", "updates": properties},
         *(
-            {"action": "add-snapshot", "snapshot": each}
-            for each in after["snapshots"]
-            if each["snapshot-id"] not in snapshots
+            {"action": "add-snapshot", "snapshot": snapshot}
+            for snapshot in after["snapshots"]
+            if snapshot["snapshot-id"] not in snapshots
         ),
         {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": main},
     ]
     others = [{"action": "remove-snapshot-ref", "ref-name": name} for name in before["refs"] if name != "main"]
-    expired = [{"action": "remove-snapshots", "snapshot-ids": [each]} for each in sorted(snapshots - kept)]
+    expired = [
+        {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]} for snapshot_id in sorted(snapshots - kept)
+    ]
     parent = before["refs"].get("main", {}).get("snapshot-id")
     requirements = [
         {"type": "assert-table-uuid", "uuid": before["table-uuid"]},

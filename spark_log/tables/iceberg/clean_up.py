@@ -24,16 +24,16 @@ def clean_up(table: IcebergTable, of_catalog: Collection[str], now_ms: int) -> i
     log_dir, folder = table.log_dir, table.folder
     if table.metadata is None or not table.metadata["snapshots"]:
         return 0
-    snapshots = sorted(table.metadata["snapshots"], key=lambda each: each["sequence-number"])
-    ids = {each["snapshot-id"] for each in snapshots}
+    snapshots = sorted(table.metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
+    ids = {snapshot["snapshot-id"] for snapshot in snapshots}
     manifests = {
-        each["manifest_path"].rpartition("/")[2]
+        manifest["manifest_path"].rpartition("/")[2]
         for snapshot in (snapshots[0], snapshots[-1])
-        for each in table.manifests_of(snapshot)
+        for manifest in table.manifests_of(snapshot)
     }
     deleted = 0
     # metadata files in the order of their versions: those that are left have no gap
-    for entry in sorted(log_dir.entries(f"{folder}/metadata"), key=lambda each: (len(each.name), each.name)):
+    for entry in sorted(log_dir.entries(f"{folder}/metadata"), key=lambda file: (len(file.name), file.name)):
         if entry.modified_ms > now_ms - _KEPT_MS:  # a commit may be about to name it
             continue
         if match := _METADATA.fullmatch(entry.name):

@@ -29,17 +29,17 @@ def operations(
     """Return the operations that add and remove these files, in their order. `has_seen` is whether the records of an
     added file have been in the table before.
     """
-    left = {each.path: each for each in remove}
+    left = {listed.path: listed for listed in remove}
     replaced: dict[str, tuple[list[PublishedFile], list[ListedFile]]] = {"overwrite": ([], []), "replace": ([], [])}
     new: list[PublishedFile] = []
     for file in add:
         if not has_seen(file):
             new.append(file)
             continue
-        before = [each for each in left.values() if each.partition == file.partition and _begins_in(each, file)]
-        for each in before:
-            del left[each.path]
-        name = "replace" if sum(each.record_count for each in before) == file.record_count else "overwrite"
+        before = [listed for listed in left.values() if listed.partition == file.partition and _begins_in(listed, file)]
+        for listed in before:
+            del left[listed.path]
+        name = "replace" if sum(listed.record_count for listed in before) == file.record_count else "overwrite"
         replaced[name][0].append(file)
         replaced[name][1].extend(before)
     parts = {"delete": ([], list(left.values())), **replaced, "append": (new, [])}

@@ -166,22 +166,22 @@ class _Writer:
         parent = metadata.get("current-snapshot-id")
         sequence = metadata["last-sequence-number"] = metadata["last-sequence-number"] + 1
         snapshot_id = _snapshot_id(table.table_id, self._version, sequence)
-        self._manifests = [each for each in self._manifests if avro.live_files(each)]
+        self._manifests = [manifest for manifest in self._manifests if avro.live_files(manifest)]
         if operation.remove:
-            self._remove({each.path: each for each in operation.remove}, snapshot_id, sequence)
+            self._remove({file.path: file for file in operation.remove}, snapshot_id, sequence)
         if operation.add:
             added = [_entry(table.location, file, self._columns, snapshot_id, sequence) for file in operation.add]
             self._add(added, snapshot_id, sequence)
         name = f"snap-{snapshot_id}-{uuid.uuid4()}.avro"
         content = avro.write_manifest_list(self._manifests, snapshot_id, parent, sequence)
-        rows = sum(each["added_rows_count"] + each["existing_rows_count"] for each in self._manifests)
+        rows = sum(manifest["added_rows_count"] + manifest["existing_rows_count"] for manifest in self._manifests)
         summary = {
             "operation": operation.name,
             VERSION: str(self._version),
             "added-data-files": str(len(operation.add)),
             "added-records": str(sum(file.record_count for file in operation.add)),
             "deleted-data-files": str(len(operation.remove)),
-            "deleted-records": str(sum(each.record_count for each in operation.remove)),
+            "deleted-records": str(sum(file.record_count for file in operation.remove)),
             "total-data-files": str(sum(map(avro.live_files, self._manifests))),
             "total-records": str(rows),
         }
@@ -265,10 +265,10 @@ def _with_columns(before: Mapping[str, Any], columns: TopicColumns | None) -> di
     metadata = {name: copy(each) for name, each in before.items()}
     if not _has_schema(metadata, schema):
         # catalogs give an equal schema the same id
-        known = (each["schema-id"] for each in metadata["schemas"] if each["fields"] == schema["fields"])
+        known = (stored["schema-id"] for stored in metadata["schemas"] if stored["fields"] == schema["fields"])
         number = next(known, None)
         if number is None:
-            number = max((each["schema-id"] for each in metadata["schemas"]), default=-1) + 1
+            number = max((stored["schema-id"] for stored in metadata["schemas"]), default=-1) + 1
             metadata["schemas"].append({**schema, "schema-id": number})
         metadata["current-schema-id"] = number
         metadata["last-column-id"] = max(metadata["last-column-id"], last_column_id(schema))

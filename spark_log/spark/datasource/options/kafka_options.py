@@ -135,14 +135,14 @@ def decision_on(name: str) -> Decision:
     return KAFKA_OPTIONS.get(name) or KAFKA_OPTIONS.get(name.partition(".")[0] + ".*") or Ignored("unknown")
 
 
-def refuse_kafka_options(given: OptionText, side: Side) -> None:
+def refuse_kafka_options(options: OptionText, side: Side) -> None:
     """Raise InvalidOptionError with the names of all given options that are refused on this side. Shows no secrets."""
     refused: dict[str, list[str]] = {}
-    for name in given.names_after(PREFIX):
+    for name in options.names_after(PREFIX):
         decision = decision_on(name)
         if not isinstance(decision, Refused) or side not in decision.sides:
             continue
-        value = (given.text(PREFIX + name) or "").strip()
+        value = (options.text(PREFIX + name) or "").strip()
         if decision.unless is not None and value.lower() == decision.unless.lower():
             continue
         shown = f"'{name}' ({value})" if decision.shows_value else f"'{name}'"

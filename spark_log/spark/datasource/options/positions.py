@@ -92,16 +92,16 @@ def resolve(
     *,
     starting: bool,
     strategy: TimestampStrategy = "error",
-    found: Mapping[TopicPartition, int | None] | None = None,
+    first_offsets: Mapping[TopicPartition, int | None] | None = None,
     committed: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, int]:
     """Return the offset of every assigned partition. The result has the keys of `available`.
 
     `available` is [log start offset, high watermark) of all assigned partitions, `committed` the group's offsets. For a
-    position by timestamp, `found` is the offset of the first record at or after it, or None if there is none: then the
-    offset is the latest one, or an error for a start under strategy "error". Offsets outside `available` are kept:
-    `data_loss.resolve_ranges` decides whether that is a loss. Raises InvalidOptionError if the position names other
-    partitions than the assigned ones.
+    position by timestamp, `first_offsets` has the offset of the first record at or after it, or None if there is none:
+    then the offset is the latest one, or an error for a start under strategy "error". Offsets outside `available` are
+    kept: `data_loss.resolve_ranges` decides whether that is a loss. Raises InvalidOptionError if the position names
+    other partitions than the assigned ones.
     """
     match position:
         case EarliestOffsets():
@@ -117,7 +117,7 @@ def resolve(
             timestamps_ms = timestamps_to_look_up(position, available)
             name = "start" if starting else "end"
             _check_assigned(f"timestamp based {name} offsets", timestamps_ms, available)
-            hits = {tp: (found or {}).get(tp) for tp in available}
+            hits = {tp: (first_offsets or {}).get(tp) for tp in available}
             if starting and strategy == "error":
                 for tp in sorted(tp for tp, offset in hits.items() if offset is None):
                     raise InvalidOptionError(

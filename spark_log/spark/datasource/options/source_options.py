@@ -217,8 +217,8 @@ def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     return _columns(OptionText(options))
 
 
-def _cluster(given: OptionText, environ: Mapping[str, str]) -> str:
-    cluster = given.word("cluster", "kafka.bootstrap.servers")
+def _cluster(options: OptionText, environ: Mapping[str, str]) -> str:
+    cluster = options.word("cluster", "kafka.bootstrap.servers")
     for variable in (CLUSTER_ENVIRONMENT_VARIABLE, _CLUSTER_FILE_ENVIRONMENT_VARIABLE):
         cluster = cluster or environ.get(variable, "").strip()
     if not cluster:
@@ -229,17 +229,17 @@ def _cluster(given: OptionText, environ: Mapping[str, str]) -> str:
     return cluster
 
 
-def _position(given: OptionText, side: Literal["starting", "ending"], default: Position) -> Position:
-    if (text := given.text(f"{side}Timestamp")) is not None:
+def _position(options: OptionText, side: Literal["starting", "ending"], default: Position) -> Position:
+    if (text := options.text(f"{side}Timestamp")) is not None:
         number = text.strip()
         if not INTEGER.fullmatch(number) or int(number) > INT64_MAX:
             raise InvalidOptionError(f"Expected a single long value, got {number}")
         if int(number) < 0:
             raise InvalidOptionError(f"Option '{side}Timestamp' must not be negative, got {number}")
         return GlobalTimestamp(int(number))
-    if (text := given.text(f"{side}OffsetsByTimestamp")) is not None:
+    if (text := options.text(f"{side}OffsetsByTimestamp")) is not None:
         return SpecificTimestamps(parse_timestamps(text.strip()))
-    if (text := given.text(f"{side}Offsets")) is None:
+    if (text := options.text(f"{side}Offsets")) is None:
         return default
     match text.strip().lower():
         case "earliest":
@@ -269,21 +269,21 @@ def _check_end_of_batch(ending: Position) -> None:
             raise InvalidOptionError(f"ending offset for {tp} can't be earliest for batch queries on spark_log")
 
 
-def _check_committed(given: OptionText, starting: Position, ending: Position) -> None:
+def _check_committed(options: OptionText, starting: Position, ending: Position) -> None:
     if isinstance(ending, CommittedOffsets):
         raise InvalidOptionError("endingOffsets can't be committed: a group's offsets say where to start")
-    if isinstance(starting, CommittedOffsets) and given.word("group.id", "kafka.group.id") is None:
+    if isinstance(starting, CommittedOffsets) and options.word("group.id", "kafka.group.id") is None:
         raise InvalidOptionError("startingOffsets committed needs option 'group.id': the group whose offsets they are")
 
 
-def _timestamp_strategy(given: OptionText) -> TimestampStrategy:
-    word = given.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+def _timestamp_strategy(options: OptionText) -> TimestampStrategy:
+    word = options.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     return "latest" if word == "latest" else "error"
 
 
-def _columns(given: OptionText) -> tuple[str, ...]:
-    with_headers = given.boolean("includeHeaders", False)
-    text = given.text("columns")
+def _columns(options: OptionText) -> tuple[str, ...]:
+    with_headers = options.boolean("includeHeaders", False)
+    text = options.text("columns")
     if text is None:
         return (*READ_COLUMNS, HEADERS_COLUMN) if with_headers else READ_COLUMNS
     columns_by_name = {name.lower(): name for name in (*READ_COLUMNS, HEADERS_COLUMN, *TYPED)}
@@ -298,20 +298,22 @@ def _columns(given: OptionText) -> tuple[str, ...]:
     columns = tuple(
         columns_by_name[column.lower()] + dot + path for column, dot, path in (name.partition(".") for name in names)
     )
-    if given.text("includeHeaders") is not None and with_headers != (HEADERS_COLUMN in columns):
+    if options.text("includeHeaders") is not None and with_headers != (HEADERS_COLUMN in columns):
         raise InvalidOptionError(
             f"Options 'columns' ({text!r}) and 'includeHeaders' ({with_headers}) contradict each other"
         )
     return columns
 
 
-def _txn(given: OptionText, streaming: bool) -> TxnVersion | None:
-    app_id, version = given.word("txnAppId"), given.integer("txnVersion", INT64_MAX)
+def _txn(options: OptionText, streaming: bool) -> TxnVersion | None:
+    app_id, version = options.word("txnAppId"), options.integer("txnVersion", INT64_MAX)
     if app_id is None and version is None:
         return None
     if app_id is None or version is None:
         missing, there = ("txnAppId", "txnVersion") if app_id is None else ("txnVersion", "txnAppId")
-        raise InvalidOptionError(f"Option '{missing}' must be specified too where '{there}' is ({given.text(there)!r})")
+        raise InvalidOptionError(
+            f"Option '{missing}' must be specified too where '{there}' is ({options.text(there)!r})"
+        )
     if len(app_id) > TXN_APP_ID_LENGTH_MAX:
         raise InvalidOptionError(
             f"Option 'txnAppId' must have at most {TXN_APP_ID_LENGTH_MAX} characters, got {len(app_id)}:"
@@ -327,8 +329,8 @@ def _txn(given: OptionText, streaming: bool) -> TxnVersion | None:
     return TxnVersion(app_id, version)
 
 
-def _pending(given: OptionText, streaming: bool) -> PendingWrite | None:
-    text = given.word("transaction")
+def _pending(options: OptionText, streaming: bool) -> PendingWrite | None:
+    text = options.word("transaction")
     if text is None:
         return None
     numbers = text.split(":")
@@ -340,8 +342,8 @@ def _pending(given: OptionText, streaming: bool) -> PendingWrite | None:
     return PendingWrite(ProducerRef(producer_id, epoch), order)
 
 
-def _group(given: OptionText, streaming: bool, checkpoint: str | None) -> str | None:
-    group_id = given.word("group.id", "kafka.group.id")
+def _group(options: OptionText, streaming: bool, checkpoint: str | None) -> str | None:
+    group_id = options.word("group.id", "kafka.group.id")
     if group_id is None:
         return None
     if not streaming:

@@ -203,14 +203,14 @@ def _differs(topic: str, before: Mapping[str, TopicId], after: Mapping[str, Topi
 
 
 def _clip(
-    tp: TopicPartition, wanted: OffsetRange, now: OffsetRange, group_id: str | None, losses: list[str]
+    tp: TopicPartition, requested: OffsetRange, now: OffsetRange, group_id: str | None, losses: list[str]
 ) -> OffsetRange:
-    first, last = max(wanted.start, now.start), min(wanted.end, now.end)
-    if wanted.size > 0:
-        if wanted.start < now.start:
-            losses.append(_unreadable(tp, wanted.start, min(wanted.end, now.start), group_id))
-        if wanted.end > now.end:
-            losses.append(_unreadable(tp, max(wanted.start, now.end), wanted.end, group_id))
+    first, last = max(requested.start, now.start), min(requested.end, now.end)
+    if requested.size > 0:
+        if requested.start < now.start:
+            losses.append(_unreadable(tp, requested.start, min(requested.end, now.start), group_id))
+        if requested.end > now.end:
+            losses.append(_unreadable(tp, max(requested.start, now.end), requested.end, group_id))
     first = min(first, now.end)
     return OffsetRange(first, max(first, last))
 

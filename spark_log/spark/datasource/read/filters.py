@@ -97,18 +97,18 @@ def prune(filters: Iterable[Filter]) -> Pruning:
     return Pruning(partition, offset, timestamp_ms, topics, tuple(fields))
 
 
-def _field_filters(found: Any) -> Iterator[FieldFilter]:
+def _field_filters(pushed: Any) -> Iterator[FieldFilter]:
     """Yield the filter on a typed column, if it is supported."""
-    if isinstance(found, IsNull | IsNotNull):
-        yield FieldFilter(found.attribute, Condition.IS_NULL if isinstance(found, IsNull) else Condition.IS_NOT_NULL)
-    elif isinstance(found, In):
-        yield FieldFilter(found.attribute, Condition.IN, tuple(value for value in found.value if value is not None))
-    elif type(found) in _COMPARISONS and found.value is not None:
-        yield FieldFilter(found.attribute, _COMPARISONS[type(found)], (found.value,))
+    if isinstance(pushed, IsNull | IsNotNull):
+        yield FieldFilter(pushed.attribute, Condition.IS_NULL if isinstance(pushed, IsNull) else Condition.IS_NOT_NULL)
+    elif isinstance(pushed, In):
+        yield FieldFilter(pushed.attribute, Condition.IN, tuple(value for value in pushed.value if value is not None))
+    elif type(pushed) in _COMPARISONS and pushed.value is not None:
+        yield FieldFilter(pushed.attribute, _COMPARISONS[type(pushed)], (pushed.value,))
 
 
-def _may_be_rounded(found: Filter) -> bool:
-    values = found.value if isinstance(found, In) else (getattr(found, "value", None),)
+def _may_be_rounded(pushed: Filter) -> bool:
+    values = pushed.value if isinstance(pushed, In) else (getattr(pushed, "value", None),)
     return any(isinstance(value, Decimal) and len(value.as_tuple().digits) > _EXACT_DIGITS_MAX for value in values)
 
 
@@ -128,17 +128,17 @@ def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dic
     return kept
 
 
-def _interval(found: Filter, to_int: Any, scale: int = 1) -> Interval:
+def _interval(pushed: Filter, to_int: Any, scale: int = 1) -> Interval:
     """Return the interval of a comparison with a constant; the constant is `scale` times as fine as the interval."""
-    if isinstance(found, In):
-        values = [to_int(value) for value in found.value if value is not None]
+    if isinstance(pushed, In):
+        values = [to_int(value) for value in pushed.value if value is not None]
         if not values or None in values:
             return Interval()
         return Interval(min(values) // scale, max(values) // scale + 1)
-    value = to_int(getattr(found, "value", None))
+    value = to_int(getattr(pushed, "value", None))
     if value is None:
         return Interval()
-    match found:
+    match pushed:
         case EqualTo():
             return Interval(value // scale, value // scale + 1)
         case GreaterThan() | GreaterThanOrEqual():

@@ -174,7 +174,12 @@ class ReadPlanner:
             )
         strategy = self.options.starting_timestamp_strategy
         return resolve(
-            position, available.ranges, starting=starting, strategy=strategy, found=found_by_time, committed=committed
+            position,
+            available.ranges,
+            starting=starting,
+            strategy=strategy,
+            first_offsets=found_by_time,
+            committed=committed,
         )
 
     def _commits(self, connection: sa.Connection, topics: Mapping[str, Topic]) -> "dict[TopicPartition, Commit]":

@@ -170,7 +170,9 @@ def _commit_part(
         last = find_last(cluster.store, batch.application, batch.target)
         batches = not_appended(last, batch, written)
         _warn_of_skipped(batch, last.values(), written)
-        hooks.append(append_once_hook(batch, {each.topic_id for each in batches} or _target_ids(cluster, batch)))
+        hooks.append(
+            append_once_hook(batch, {log_batch.topic_id for log_batch in batches} or _target_ids(cluster, batch))
+        )
     if ends is not None:
         from spark_log.groups.transacted_offsets import Committer, commit_offsets_hook  # imports kafka-python
 
@@ -184,7 +186,7 @@ def _commit_part(
         if write_id is not None:
             _drop(cluster, written, write_id)
     elif len(batches) < len(written):
-        _delete(cluster, [each for each in written if each not in batches])
+        _delete(cluster, [log_batch for log_batch in written if log_batch not in batches])
 
 
 def _warn_of_skipped(batch: SparkBatch, last: Iterable[SparkBatch], written: Sequence[Batch]) -> None:

@@ -34,7 +34,7 @@ class Group:
     def parameters(self) -> dict[str, inspect.Parameter]:
         """Return the parameters of a typer command for these options, by field."""
         hints = get_type_hints(self.options, include_extras=True)
-        found = {}
+        parameters = {}
         for field in fields(self.options):
             kind, info = get_args(hints[field.name])
             info = copy(info)
@@ -42,13 +42,13 @@ class Group:
             default = inspect.Parameter.empty
             if field.default is not MISSING and field.name not in self.required:
                 default = field.default
-            found[field.name] = inspect.Parameter(
+            parameters[field.name] = inspect.Parameter(
                 self.prefix.replace("-", "_") + field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=default,
                 annotation=Annotated[kind, info],
             )
-        return found
+        return parameters
 
 
 @dataclass(frozen=True)

@@ -15,34 +15,34 @@ from spark_log.spark.streams.live_table import Table
 _OF_THE_RECORD = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 
 
-def run(given: JoinArguments) -> int:
+def run(arguments: JoinArguments) -> int:
     """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
-    cluster = given.stream.shared.cluster
+    cluster = arguments.stream.shared.cluster
     opened: list[Table] = []  # filled by the first batch: opening the table needs a Spark session
 
     def build(left: DataFrame, *rights: DataFrame) -> DataFrame:
-        joined = left if given.right is None else _with_stream(left, given.left, rights[0], given.right)
-        return joined if given.static is None else _with_static(joined, given.static)
+        joined = left if arguments.right is None else _with_stream(left, arguments.left, rights[0], arguments.right)
+        return joined if arguments.static is None else _with_static(joined, arguments.static)
 
     def per_batch(batch: DataFrame) -> DataFrame:
-        assert given.table is not None
+        assert arguments.table is not None
         if not opened:
-            opened.append(_table(batch, cluster, given.table))
-        return opened[0].join(batch, given.table.on, how=given.table.how)
+            opened.append(_table(batch, cluster, arguments.table))
+        return opened[0].join(batch, arguments.table.on, how=arguments.table.how)
 
-    if given.table is not None:
+    if arguments.table is not None:
         with Cluster.open(cluster) as checked:
-            name = given.table.topic
+            name = arguments.table.topic
             check_compacted(checked.store.read(lambda connection: find_topic(connection, name)))
     try:
         return run_stream_job(
             "join",
-            given.stream,
-            [given.left] if given.right is None else [given.left, given.right.input],
+            arguments.stream,
+            [arguments.left] if arguments.right is None else [arguments.left, arguments.right.input],
             build,
-            () if given.right is None else tuple(given.right.on),
-            None if given.table is None else per_batch,
-            delta=given.static is not None and given.static.format == "delta",
+            () if arguments.right is None else tuple(arguments.right.on),
+            None if arguments.table is None else per_batch,
+            delta=arguments.static is not None and arguments.static.format == "delta",
         )
     finally:
         for table in opened:
@@ -53,25 +53,25 @@ def _table(batch: DataFrame, cluster: str, given: WithTable) -> Table:
     return Table(batch.sparkSession, cluster, given.topic, value=Json(given.value_schema))
 
 
-def _with_stream(left: DataFrame, of: Input, right: DataFrame, given: OtherStream) -> DataFrame:
+def _with_stream(left: DataFrame, of: Input, right: DataFrame, other_stream: OtherStream) -> DataFrame:
     """Join two streams. The right side's columns of the record, which the left has too, get the prefix _right."""
     names = {name: f"_right{name}" for name in _OF_THE_RECORD}
-    on = {ours: names.get(theirs, theirs) for ours, theirs in given.on.items()}
-    time = names.get(given.input.event_time, given.input.event_time)
+    on = {ours: names.get(theirs, theirs) for ours, theirs in other_stream.on.items()}
+    time = names.get(other_stream.input.event_time, other_stream.input.event_time)
     return join_streams(
         Side(left, of.event_time, of.watermark),
-        Side(right.withColumnsRenamed(names), time, given.input.watermark),
+        Side(right.withColumnsRenamed(names), time, other_stream.input.watermark),
         on,
-        within=given.within,
-        how=given.how,
+        within=other_stream.within,
+        how=other_stream.how,
     )
 
 
-def _with_static(frame: DataFrame, given: WithStatic) -> DataFrame:
-    reader = frame.sparkSession.read.format(given.format)
-    if given.format == "csv":
-        reader = reader.options(header=True, inferSchema=given.schema is None)
-    if given.schema is not None:
-        reader = reader.schema(given.schema)
-    static = reader.load(given.path).withColumnsRenamed({theirs: ours for ours, theirs in given.on.items()})
-    return join_static(frame, static, list(given.on), how=given.how)
+def _with_static(frame: DataFrame, static_join: WithStatic) -> DataFrame:
+    reader = frame.sparkSession.read.format(static_join.format)
+    if static_join.format == "csv":
+        reader = reader.options(header=True, inferSchema=static_join.schema is None)
+    if static_join.schema is not None:
+        reader = reader.schema(static_join.schema)
+    static = reader.load(static_join.path).withColumnsRenamed({theirs: ours for ours, theirs in static_join.on.items()})
+    return join_static(frame, static, list(static_join.on), how=static_join.how)

@@ -38,7 +38,7 @@ def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
     # checks without Spark; the ranges are the end of a run with available-now
     lacking = mirror.ranges(mirror.topics.pairs())
     steps = _Steps(arguments.json)
-    if isinstance(arguments.run, AvailableNow) and not any(found.size for found in lacking.values()):
+    if isinstance(arguments.run, AvailableNow) and not any(offsets.size for offsets in lacking.values()):
         _copy_groups(mirror, arguments)
         return steps
     spark = start_session("mirror", delta=False)
@@ -46,7 +46,7 @@ def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
     started = clock.monotonic_s()
     match arguments.run:
         case AvailableNow():
-            until = {tp: found.end for tp, found in lacking.items()}
+            until = {tp: offsets.end for tp, offsets in lacking.items()}
             while not stop.is_set() and _step(spark, mirror, arguments, steps, until):
                 pass
         case Every(interval_ms):

@@ -104,18 +104,18 @@ def _topics_written(arguments: StreamArguments) -> list[TopicOutput]:
     return written
 
 
-def source(spark: SparkSession, given: Input) -> DataFrame:
-    return spark.readStream.format("spark_log").options(**given.options).load()
+def source(spark: SparkSession, stream_input: Input) -> DataFrame:
+    return spark.readStream.format("spark_log").options(**stream_input.options).load()
 
 
-def decode(records: DataFrame, given: Input, name: str, go_on: bool) -> tuple[DataFrame, DataFrame]:
+def decode(records: DataFrame, stream_input: Input, name: str, go_on: bool) -> tuple[DataFrame, DataFrame]:
     """Return valid records as columns of the schema, and dead letters, counted under `name`.
 
     A tombstone is neither. Without `go_on` a dead letter ends the query. Raises InvalidOptionError if the event time is
     not a timestamp.
     """
     about = [column for column in records.columns if column not in ("value", "timestampType", "headers")]
-    read = codecs.decode(records.withColumn(_BYTES, bytes_of("key", "value")), given.codec)
+    read = codecs.decode(records.withColumn(_BYTES, bytes_of("key", "value")), stream_input.codec)
     error = sf.col(codecs.ERROR)
     read = measured(read, sf.col(_BYTES), error, None, name)
     record = sf.concat_ws("", sf.lit("record "), "topic", sf.lit("-"), "partition", sf.lit("@"), "offset", sf.lit(": "))
@@ -123,7 +123,7 @@ def decode(records: DataFrame, given: Input, name: str, go_on: bool) -> tuple[Da
     fine = error.isNull() if go_on else sf.when(error.isNotNull(), sf.raise_error(said)).isNull()
     columns = [sf.col(column).alias(f"_{column}") for column in about]
     good = read.where(fine).where("value IS NOT NULL").select("value.*", *columns)
-    check_time(good, given.event_time)
+    check_time(good, stream_input.event_time)
     return good, dead_letters(read)
 
 

@@ -83,7 +83,7 @@ def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
         return sf.get(parsed[name], sf.lit(0))
 
     def value(parsed: Column) -> Column:
-        fields = (item(parsed).getField(each.name).alias(each.name) for each in schema.fields)
+        fields = (item(parsed).getField(field.name).alias(field.name) for field in schema.fields)
         return sf.when(item(parsed).isNotNull(), sf.struct(*fields))
 
     def reason(bare: Column, parsed: Column) -> Column:
@@ -92,11 +92,13 @@ def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
         alone = sf.coalesce((sf.size(parsed[name]) == 2) & follows, sf.lit(False))
         misfits = [
             sf.when(
-                value[each.name].isNull(),
-                _reason(f"field {each.name}: not of type {each.dataType.simpleString()}: ", _member(text, each.name)),
+                value[field.name].isNull(),
+                _reason(
+                    f"field {field.name}: not of type {field.dataType.simpleString()}: ", _member(text, field.name)
+                ),
             )
-            for each in schema.fields
-            if _can_be_named(each.name)
+            for field in schema.fields
+            if _can_be_named(field.name)
         ]
         missing = [
             sf.when(is_null(value), sf.lit(f"field {path}: null or missing, and NOT NULL"))

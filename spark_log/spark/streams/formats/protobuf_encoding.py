@@ -35,37 +35,38 @@ def protobuf_payload(frame: DataFrame, payload: Column, name: str, descriptor_se
     return function(payload)
 
 
-def _require_fit(given: st.DataType, wanted: st.DataType, path: str = "value") -> None:
-    """InvalidOptionError unless all values of the `given` columns fit the message's: the types must be the same or
-    narrower, and fields may be missing.
+def _require_fit(column_type: st.DataType, message_type: st.DataType, path: str = "value") -> None:
+    """InvalidOptionError unless all values of `column_type` fit `message_type`: the types must be the same or narrower,
+    and fields may be missing.
     """
-    match given, wanted:
+    match column_type, message_type:
         case st.StructType(), st.StructType():
-            types = {each.name: each.dataType for each in wanted.fields}
-            for each in given.fields:
-                if each.name not in types:
-                    raise InvalidOptionError(f"column {path}.{each.name}: the message has {', '.join(types)}")
-                _require_fit(each.dataType, types[each.name], f"{path}.{each.name}")
+            types = {field.name: field.dataType for field in message_type.fields}
+            for field in column_type.fields:
+                if field.name not in types:
+                    raise InvalidOptionError(f"column {path}.{field.name}: the message has {', '.join(types)}")
+                _require_fit(field.dataType, types[field.name], f"{path}.{field.name}")
         case st.ArrayType(), st.ArrayType():
-            _require_fit(given.elementType, wanted.elementType, f"{path}[]")
+            _require_fit(column_type.elementType, message_type.elementType, f"{path}[]")
         case st.MapType(), st.MapType():
-            _require_fit(given.keyType, wanted.keyType, f"{path}{{}} (key)")
-            _require_fit(given.valueType, wanted.valueType, f"{path}{{}}")
-        case _ if not _is_no_wider(given, wanted):
+            _require_fit(column_type.keyType, message_type.keyType, f"{path}{{}} (key)")
+            _require_fit(column_type.valueType, message_type.valueType, f"{path}{{}}")
+        case _ if not _is_no_wider(column_type, message_type):
             raise InvalidOptionError(
-                f"column {path}: expected {wanted.simpleString().upper()}, got {given.simpleString().upper()}"
+                f"column {path}: expected {message_type.simpleString().upper()},"
+                f" got {column_type.simpleString().upper()}"
             )
 
 
-def _is_no_wider(given: st.DataType, wanted: st.DataType) -> bool:
-    if isinstance(given, st.DecimalType) and isinstance(wanted, st.DecimalType):
-        return given.scale == 0 and given.precision <= wanted.precision
-    if isinstance(wanted, st.DecimalType):
-        return isinstance(given, (*_WHOLE, st.NullType))
-    if isinstance(given, _WHOLE) and isinstance(wanted, _WHOLE):
-        return _WHOLE.index(type(given)) <= _WHOLE.index(type(wanted))
-    narrower = isinstance(given, st.FloatType) and isinstance(wanted, st.DoubleType)
-    return given == wanted or narrower or isinstance(given, st.NullType)
+def _is_no_wider(column_type: st.DataType, message_type: st.DataType) -> bool:
+    if isinstance(column_type, st.DecimalType) and isinstance(message_type, st.DecimalType):
+        return column_type.scale == 0 and column_type.precision <= message_type.precision
+    if isinstance(message_type, st.DecimalType):
+        return isinstance(column_type, (*_WHOLE, st.NullType))
+    if isinstance(column_type, _WHOLE) and isinstance(message_type, _WHOLE):
+        return _WHOLE.index(type(column_type)) <= _WHOLE.index(type(message_type))
+    narrower = isinstance(column_type, st.FloatType) and isinstance(message_type, st.DoubleType)
+    return column_type == message_type or narrower or isinstance(column_type, st.NullType)
 
 
 def messages_of(values: pa.Array, kind: Descriptor) -> list[Any]:
@@ -124,15 +125,16 @@ def _of_values(array: pa.Array, field: FieldDescriptor) -> list[Any]:
         make = GetMessageClass(field.message_type)
         micros = array.cast(pa.int64()).to_pylist()
         return [
-            None if each is None else make(seconds=each // 1_000_000, nanos=each % 1_000_000 * 1000) for each in micros
+            None if time_us is None else make(seconds=time_us // 1_000_000, nanos=time_us % 1_000_000 * 1000)
+            for time_us in micros
         ]
     if field.message_type is not None:
         return messages_of(array, field.message_type)
     values: list[Any] = array.to_pylist()
     if field.enum_type is not None:
-        return [_number(each, field.enum_type) for each in values]
+        return [_number(name, field.enum_type) for name in values]
     if pa.types.is_decimal(array.type):
-        return [None if each is None else int(each) for each in values]
+        return [None if number is None else int(number) for number in values]
     return values
 
 

@@ -41,11 +41,11 @@ def test_offset_positions_resolve_without_timestamps(
 @pytest.mark.parametrize("position", [GlobalTimestamp(99), SpecificTimestamps({A: 99, B: 99})])
 def test_timestamp_positions_resolve_to_the_found_offsets(position: Position) -> None:
     assert timestamps_to_look_up(position, AVAILABLE) == {A: 99, B: 99}
-    found = {A: 5, B: None}
-    assert resolve(position, AVAILABLE, starting=False, found=found) == {A: 5, B: 0}
-    assert resolve(position, AVAILABLE, starting=True, strategy="latest", found=found) == {A: 5, B: 0}
+    first_offsets = {A: 5, B: None}
+    assert resolve(position, AVAILABLE, starting=False, first_offsets=first_offsets) == {A: 5, B: 0}
+    assert resolve(position, AVAILABLE, starting=True, strategy="latest", first_offsets=first_offsets) == {A: 5, B: 0}
     with pytest.raises(InvalidOptionError) as raised:
-        resolve(position, AVAILABLE, starting=True, found=found)
+        resolve(position, AVAILABLE, starting=True, first_offsets=first_offsets)
     assert str(raised.value) == "No offset matched from request of topic-partition t-1 and timestamp 99."
 
 
