@@ -1,5 +1,6 @@
 """The Spark query of `jobs/consume.py`, which writes records of topics to a sink."""
 
+import contextlib
 import json
 import logging
 import os
@@ -9,13 +10,14 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import InvalidConfigurationError, SparkLogError, redact
 from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.partitions.lineage import UNKNOWN_EPOCH
 from spark_log.spark.datasource.options.offset_json import offsets_to_dict
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
+from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.jobs.checks import check_new_folder, find_or_create
 from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments, Files, OtherTopic
@@ -130,13 +132,38 @@ def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
     }
 
 
+_OF_FORMAT_ONLY = {"columns", "failondataloss", "minpartitions", "maxrecordsperpartition"}
+"""The options of a batch, in small letters, that `read_topic` does not have."""
+
+
+def read_batch(spark: SparkSession, options: Mapping[str, str], ranges: Ranges, *, scanned: bool) -> DataFrame:
+    """Return the records of these ranges, with the columns of `format("spark_log")`.
+
+    With `scanned`, Spark's own Parquet scan reads the files of one topic, without Python workers, unless an option
+    needs `format("spark_log")` or Spark lacks the file system of an object store.
+    """
+    topics = {topic for topic, _ in ranges}
+    if scanned and len(topics) == 1 and _OF_FORMAT_ONLY.isdisjoint(map(str.lower, options)):
+        wants = ReadOptions.parse(options, streaming=False, environ={})
+        offsets = {partition: (found.start, found.end) for (_, partition), found in ranges.items()}
+        with contextlib.suppress(InvalidConfigurationError):
+            return read_topic(
+                spark,
+                wants.cluster,
+                topics.pop(),
+                offsets=offsets,
+                include_headers=wants.include_headers,
+                client_rack=wants.client_rack,
+            )
+    pinned = _pinned(options, ranges) if ranges else options
+    return spark.read.format("spark_log").options(**pinned).load()
+
+
 def _batch(
     spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges, stopwatch: Stopwatch
 ) -> tuple[Measured, Offsets, Offsets]:
-    options = _options(arguments)
-    if ranges:
-        options = _pinned(options, ranges)
-    frame = spark.read.format("spark_log").options(**options).load()
+    scanned = not isinstance(arguments.sink, Console)  # which shows the first rows of few partitions
+    frame = read_batch(spark, _options(arguments), ranges, scanned=scanned)
     observation = Observation()
     match arguments.sink:
         case Console(limit):
