@@ -34,18 +34,18 @@ def redact(text: str) -> str:
     return _SECRET_PARAMETER.sub(r"\1***", _USER_INFO.sub(_without_secret, text))
 
 
-def _without_secret(found: re.Match[str]) -> str:
+def _without_secret(user_info: re.Match[str]) -> str:
     """Return the replacement of a URL's user information. A user name is kept only where it cannot be a token.
 
     For http and https it is replaced, because Git servers and schema registries accept tokens there.
     """
-    before = _SCHEME.search(found.string[max(0, found.start() - _SCHEME_LENGTH_MAX) : found.start()])
+    before = _SCHEME.search(user_info.string[max(0, user_info.start() - _SCHEME_LENGTH_MAX) : user_info.start()])
     scheme = before[0].lower() if before else ""
     if scheme.startswith("postgres"):
-        return found[0] if found["user"] is None else f"://{found['user']}:***@"
-    if found["user"] is None or scheme in ("http", "https"):
+        return user_info[0] if user_info["user"] is None else f"://{user_info['user']}:***@"
+    if user_info["user"] is None or scheme in ("http", "https"):
         return "://***@"
-    return f"://{found['user']}:***@"
+    return f"://{user_info['user']}:***@"
 
 
 def install_extra(name: str) -> str:

@@ -1,5 +1,6 @@
 """ARCHITECTURE.md and docs/architecture match the repository."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -27,6 +28,32 @@ def test_there_are_few_rooms_and_modules_and_no_crowded_folder() -> None:
     assert len(modules) <= 6
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [folder.name for folder in folders if len(list(folder.glob("*.py"))) > 20] == []
+
+
+SAY_NOTHING = {"each", "found", "given", "known", "wanted", "said", "told"}
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def names_in(scope: ast.AST) -> dict[str, list[int]]:
+    """The names of this scope alone, with the lines in which they stand."""
+    lines: dict[str, list[int]] = {}
+    nodes = list(ast.iter_child_nodes(scope))
+    for node in nodes:
+        if isinstance(node, ast.Name | ast.arg):
+            lines.setdefault(node.id if isinstance(node, ast.Name) else node.arg, []).append(node.lineno)
+        if not isinstance(node, SCOPES):
+            nodes += ast.iter_child_nodes(node)
+    return lines
+
+
+def test_a_name_that_outlives_five_lines_says_what_the_value_is() -> None:
+    vague = []
+    for path in PACKAGE.rglob("*.py"):
+        for scope in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, SCOPES)):
+            for name, lines in names_in(scope).items():
+                if name in SAY_NOTHING and max(lines) - min(lines) > 5:
+                    vague.append(f"{path.relative_to(PACKAGE)}:{min(lines)}: {name}")
+    assert vague == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -80,16 +80,18 @@ class TransactionCalls:
         """Return {transactional id: TransactionDescription}. Raises TransactionalIdNotFoundError for an unknown id."""
         described = inspection.describe_transactions(self._cluster, list(transactional_ids))
         return {
-            each.transaction.transactional_id: TransactionDescription(
+            description.transaction.transactional_id: TransactionDescription(
                 coordinator_id=_NO_BROKER,
-                state=TransactionState(each.transaction.state),
-                producer_id=each.transaction.producer_id,
-                producer_epoch=each.transaction.producer_epoch,
-                transaction_timeout_ms=each.transaction.timeout_ms,
-                transaction_start_time_ms=-1 if each.transaction.began_ms is None else each.transaction.began_ms,
-                topic_partitions=set(_partitions(each)),
+                state=TransactionState(description.transaction.state),
+                producer_id=description.transaction.producer_id,
+                producer_epoch=description.transaction.producer_epoch,
+                transaction_timeout_ms=description.transaction.timeout_ms,
+                transaction_start_time_ms=-1
+                if description.transaction.began_ms is None
+                else description.transaction.began_ms,
+                topic_partitions=set(_partitions(description)),
             )
-            for each in described
+            for description in described
         }
 
     @kafka_errors()
@@ -104,15 +106,15 @@ class TransactionCalls:
         """
         return [
             {
-                "transactional_id": each.transaction.transactional_id,
-                "producer_id": each.transaction.producer_id,
-                "producer_epoch": each.transaction.producer_epoch,
-                "state": each.transaction.state.value,
-                "age_ms": each.transaction.open_ms,
+                "transactional_id": hanging.transaction.transactional_id,
+                "producer_id": hanging.transaction.producer_id,
+                "producer_epoch": hanging.transaction.producer_epoch,
+                "state": hanging.transaction.state.value,
+                "age_ms": hanging.transaction.open_ms,
                 "coordinator_id": _NO_BROKER,
-                "topic_partitions": _partitions(each),
+                "topic_partitions": _partitions(hanging),
             }
-            for each in inspection.find_hanging(self._cluster, max_transaction_timeout_ms)
+            for hanging in inspection.find_hanging(self._cluster, max_transaction_timeout_ms)
         ]
 
     @kafka_errors()
@@ -147,16 +149,16 @@ class TransactionCalls:
             KafkaTopicPartition(*tp): PartitionProducerState(
                 [
                     ProducerState(
-                        producer_id=each.producer_id,
-                        producer_epoch=each.producer_epoch,
-                        last_sequence=-1 if each.last_sequence is None else each.last_sequence,
-                        last_timestamp=each.last_ms,
+                        producer_id=producer.producer_id,
+                        producer_epoch=producer.producer_epoch,
+                        last_sequence=-1 if producer.last_sequence is None else producer.last_sequence,
+                        last_timestamp=producer.last_ms,
                         coordinator_epoch=-1,
                         current_transaction_start_offset=(
-                            -1 if each.transaction_start_offset is None else each.transaction_start_offset
+                            -1 if producer.transaction_start_offset is None else producer.transaction_start_offset
                         ),
                     )
-                    for each in producers
+                    for producer in producers
                 ]
             )
             for tp, producers in _producers(self._cluster, requested).items()

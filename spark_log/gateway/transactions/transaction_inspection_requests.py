@@ -47,14 +47,16 @@ def _producers(services: Services, tp: TopicPartition) -> Message:
     )
     producers = [
         kind.ProducerState(
-            producer_id=each.producer_id,
-            producer_epoch=each.producer_epoch,
-            last_sequence=_NONE if each.last_sequence is None else each.last_sequence,
-            last_timestamp=each.last_ms,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            last_sequence=_NONE if producer.last_sequence is None else producer.last_sequence,
+            last_timestamp=producer.last_ms,
             coordinator_epoch=_NONE,
-            current_txn_start_offset=_NONE if each.transaction_start_offset is None else each.transaction_start_offset,
+            current_txn_start_offset=_NONE
+            if producer.transaction_start_offset is None
+            else producer.transaction_start_offset,
         )
-        for each in outcome.result or ()
+        for producer in outcome.result or ()
     ]
     return kind(
         partition_index=tp.partition,
