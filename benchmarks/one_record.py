@@ -26,6 +26,7 @@ import sqlalchemy as sa
 
 from benchmarks import kafka_report
 from benchmarks.producer import Row, report
+from benchmarks.stages import timed
 from spark_log import Consumer, Producer
 from spark_log.clients.consume.partition_reads import Fetching
 from spark_log.clients.consume.poll_loop import Polling
@@ -63,7 +64,7 @@ def measure(address: str, store: str, sends: int, pause_s: float = 0.0) -> Itera
             client.send("one-record", bytes(100)).get()
         with contextlib.ExitStack() as stack:
             for owner, name in _STAGES:
-                stack.enter_context(mock.patch.object(owner, name, _timed(owner, name, times_us)))
+                stack.enter_context(mock.patch.object(owner, name, timed(owner, name, times_us)))
             times_us["whole"] = _times_us(lambda: client.send("one-record", bytes(100)).get(), sends, pause_s)
     us = defaultdict(float, {name: statistics.median(each) for name, each in times_us.items() if each})
     commit = us["commit_tokens.commit"] or us["RootTransaction.commit"]
@@ -178,21 +179,6 @@ def _spanned(owner: Any, name: str, spans: dict[str, tuple[int, int]]) -> Callab
             spans[name] = began_ns, time.time_ns()
 
     return spanned
-
-
-def _timed(owner: Any, name: str, times_us: dict[str, list[float]]) -> Callable[..., Any]:
-    """Return `owner.name` such that each call adds its time, under the last part of the owner's name."""
-    called = getattr(owner, name)
-    times = times_us[f"{owner.__name__.rpartition('.')[2]}.{name}"]
-
-    def timed(*arguments: Any, **keywords: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return called(*arguments, **keywords)
-        finally:
-            times.append((time.perf_counter() - began) * 1e6)
-
-    return timed
 
 
 def _floors(address: str) -> Iterator[tuple[str, Callable[[], object]]]:

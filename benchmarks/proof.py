@@ -56,7 +56,9 @@ PARTS = (
     Part(
         "Where the time of one record goes",
         """The stages of `send().get()`, without a coordinator beside it, and below them what the disk and the server
-        take without spark-log.""",
+        take without spark-log. Then the same with a pause of 10 ms before each record: the processors sleep and their
+        caches get cold, so that everything takes longer, the driver alone too. At last the way of a record, with this
+        pause, to a consumer that waits in another process.""",
         ("benchmarks.one_record --sends 1000",),
         """the floors insert the same 100 bytes with the driver alone, without a topic, an offset, a producer or a
         check; they are what no client of this store can be faster than.""",

@@ -12,15 +12,19 @@ costs more than before arrays can only be measured beside a version without them
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import statistics
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import confluent_kafka
 import psutil
@@ -32,9 +36,12 @@ from benchmarks.gateway import Server
 from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, percentiles, write_rows
 from benchmarks.machine import describe_machine
 from benchmarks.replication import values
+from benchmarks.stages import timed
 from spark_log.cluster.cluster import Cluster
-from spark_log.log.log import Records
+from spark_log.log.append import append_transaction
+from spark_log.log.log import Log, Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata import commit_tokens
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.gateway_process import GatewayProcess
 
@@ -64,6 +71,7 @@ def main() -> int:
     report = Table(title=f"Appends of one record: {describe_machine()}", title_justify="left")
     partitions = max(arguments.processes) if arguments.batches is None else arguments.partitions
     medians: dict[str, tuple[float, float]] = {}
+    stages: dict[str, dict[str, str]] = {}
     for who, store, url in ((OURS, "SQLite", None), (ON_POSTGRESQL, "PostgreSQL", arguments.postgresql)):
         if store == "PostgreSQL" and url is None:
             continue
@@ -74,7 +82,7 @@ def main() -> int:
             if arguments.batches is None:
                 rows = list(measure(address, Path(folder), arguments))
             else:
-                row, medians[who] = measure_batches(address, arguments)
+                row, medians[who], stages[store] = measure_batches(address, arguments)
                 rows = [row]
             for row in rows:
                 if not report.columns:
@@ -87,6 +95,9 @@ def main() -> int:
     for each in rows_of_batches:
         for bar in each.bars:
             console.print(f"{each.what}, {bar.who}: {bar}")
+    for store, shown in stages.items():
+        rows_of_batches.append(Row(f"where the time of this commit goes, on {store}", shown, {}))
+        console.print(rows_of_batches[-1].what, shown)
     write_rows(rows_of_batches, arguments.json)
     return 0
 
@@ -217,12 +228,30 @@ def produce(address: str, partition: int, begin_s: float, end_s: float, latencie
 # Large transactions --------------------------------------------------------------------------------------------------
 
 
-def measure_batches(address: str, arguments: argparse.Namespace) -> tuple[dict[str, str], tuple[float, float]]:
-    """Return the row of the report, and the medians of latency and of this process' CPU time, in seconds."""
+_STAGES: tuple[tuple[Any, str], ...] = (
+    (Log, "write_each"),
+    (append_transaction, "_lock"),
+    (append_transaction, "_assign"),
+    (append_transaction, "_write"),
+    (append_transaction, "_advance"),
+    (commit_tokens, "commit"),
+    (sa.engine.RootTransaction, "commit"),
+)
+
+
+def measure_batches(
+    address: str, arguments: argparse.Namespace
+) -> tuple[dict[str, str], tuple[float, float], dict[str, str]]:
+    """Return the row of the report, the medians of latency and of this process' CPU time, in seconds, and the medians
+    of the stages as text.
+    """
     latencies_s, cpu_s = [], []
-    with Cluster.open(address) as cluster:
+    times_us: dict[str, list[float]] = defaultdict(list)
+    with Cluster.open(address) as cluster, contextlib.ExitStack() as timers:
         log = ClientLog(cluster)
         topic = log.find_topic("t")
+        for owner, name in _STAGES:  # six calls a commit: some microseconds
+            timers.enter_context(mock.patch.object(owner, name, timed(owner, name, times_us)))
         for number in range(_ROUNDS + 2):
             records = [Records(each % arguments.partitions, values(1)) for each in range(arguments.batches)]
             began_s, cpu_before_s = time.perf_counter(), time.process_time()
@@ -235,7 +264,19 @@ def measure_batches(address: str, arguments: argparse.Namespace) -> tuple[dict[s
         row["client's CPU"] = f"{1000 * statistics.median(cpu_s):.1f} ms"
         log.stop_sealing()
         log.close()
-    return row, (statistics.median(latencies_s), statistics.median(cpu_s))
+    whole_us = 1e6 * statistics.median(latencies_s)
+    spent = defaultdict(float, {name: statistics.median(times[-_ROUNDS:]) for name, times in times_us.items() if times})
+    commit = spent["commit_tokens.commit"] or spent["RootTransaction.commit"]
+    us = {
+        "encode the blobs": spent["Log.write_each"],
+        "lock and read the partitions": spent["append_transaction._lock"],
+        "rules: offsets, high watermarks": spent["append_transaction._assign"],
+        "rows, sent here on SQLite": spent["append_transaction._write"] + spent["append_transaction._advance"],
+        "COMMIT with its flush, and with the rows on PostgreSQL": commit,
+    }
+    us["everything else"] = whole_us - sum(us.values())
+    stages = {what: f"{each / 1000:.0f} ms ({each / whole_us:.0%})" for what, each in us.items()}
+    return row, (statistics.median(latencies_s), statistics.median(cpu_s)), stages
 
 
 if __name__ == "__main__":
