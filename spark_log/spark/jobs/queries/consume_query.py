@@ -1,6 +1,5 @@
 """The Spark query of `jobs/consume.py`, which writes records of topics to a sink."""
 
-import contextlib
 import json
 import logging
 import os
@@ -136,50 +135,69 @@ _OF_FORMAT_ONLY = {"columns", "failondataloss", "minpartitions", "maxrecordsperp
 """The options of a batch, in small letters, that `read_topic` does not have."""
 
 
-def read_batch(spark: SparkSession, options: Mapping[str, str], ranges: Ranges, *, scanned: bool) -> DataFrame:
-    """Return the records of these ranges, with the columns of `format("spark_log")`.
+def scan_batch(spark: SparkSession, options: Mapping[str, str], ranges: Ranges) -> DataFrame | None:
+    """Return the records of these ranges by Spark's own Parquet scan, without Python workers and in any order.
 
-    With `scanned`, Spark's own Parquet scan reads the files of one topic, without Python workers, unless an option
-    needs `format("spark_log")` or Spark lacks the file system of an object store.
+    Return None if `format("spark_log")` is needed: for an option, for several topics, or for files in an object store
+    that Spark has no file system for.
     """
     topics = {topic for topic, _ in ranges}
-    if scanned and len(topics) == 1 and _OF_FORMAT_ONLY.isdisjoint(map(str.lower, options)):
-        wants = ReadOptions.parse(options, streaming=False, environ={})
-        offsets = {partition: (found.start, found.end) for (_, partition), found in ranges.items()}
-        with contextlib.suppress(InvalidConfigurationError):
-            return read_topic(
-                spark,
-                wants.cluster,
-                topics.pop(),
-                offsets=offsets,
-                include_headers=wants.include_headers,
-                client_rack=wants.client_rack,
-            )
-    pinned = _pinned(options, ranges) if ranges else options
-    return spark.read.format("spark_log").options(**pinned).load()
+    if len(topics) != 1 or not _OF_FORMAT_ONLY.isdisjoint(map(str.lower, options)):
+        return None
+    parsed = ReadOptions.parse(options, streaming=False, environ={})
+    offsets = {partition: (offset_range.start, offset_range.end) for (_, partition), offset_range in ranges.items()}
+    headers, rack = parsed.include_headers, parsed.client_rack
+    try:
+        return read_topic(
+            spark, parsed.cluster, topics.pop(), offsets=offsets, include_headers=headers, client_rack=rack
+        )
+    except InvalidConfigurationError:
+        return None
 
 
 def _batch(
     spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges, stopwatch: Stopwatch
 ) -> tuple[Measured, Offsets, Offsets]:
-    scanned = not isinstance(arguments.sink, Console)  # which shows the first rows of few partitions
-    frame = read_batch(spark, _options(arguments), ranges, scanned=scanned)
+    options = _options(arguments)
+    frame = spark.read.format("spark_log").options(**(_pinned(options, ranges) if ranges else options)).load()
     observation = Observation()
     match arguments.sink:
         case Console(limit):
             counted = show_first(frame, arguments, limit)
             if counted.records == limit:
                 return counted, {}, {}  # Spark chooses the records that it shows
-        case Files(format_, path, mode):
+        case Files() as files:
             with stopwatch.query():
-                shaped(frame, arguments, observation).write.format(format_).mode(mode).save(path)
+                observation = _write_files(scan_batch(spark, options, ranges), frame, arguments, files)
             counted = Measured.of(observation.get)
         case OtherTopic(topic, address):
             with stopwatch.query():
                 write_topic(shaped(frame, arguments, observation), address, topic)
             counted = Measured.of(observation.get)
-    before = {tp: found.start for tp, found in ranges.items()}
-    return counted, before, {tp: found.end for tp, found in ranges.items()}
+    before = {tp: offset_range.start for tp, offset_range in ranges.items()}
+    return counted, before, {tp: offset_range.end for tp, offset_range in ranges.items()}
+
+
+def _write_files(scan: DataFrame | None, frame: DataFrame, arguments: ConsumeArguments, files: Files) -> Observation:
+    """Write the records of `scan`, or of `frame` if there is no scan or it finds a damaged file: `format("spark_log")`
+    reads the file of another replica. Return the counts of the rows.
+    """
+
+    def write(records: DataFrame, mode: str) -> Observation:
+        observation = Observation()
+        shaped(records, arguments, observation).write.format(files.format).mode(mode).save(files.path)
+        return observation
+
+    if scan is None:
+        return write(frame, files.mode)
+    try:
+        return write(scan, files.mode)
+    except Exception as error:  # of PySpark or Py4J
+        if "FAILED_READ_FILE" not in str(error):
+            raise
+        logger.warning("a file cannot be read: the records are read again, from other replicas if there are any")
+        # the failed write has left no rows, but perhaps an empty folder, which was not there before
+        return write(frame, "overwrite" if files.mode == "overwrite" else "append")
 
 
 def _stream(spark: SparkSession, arguments: ConsumeArguments) -> Totals:
