@@ -23,8 +23,8 @@ from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables
-from spark_log.tables.table_lag import delta_lags
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ from spark_log.cluster.topics import find_topics
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.coordinator.coordinator import coordinator_status
 from spark_log.replication.controller.topic_operations import create_topic
-from spark_log.tables.table_lag import delta_lags
+from spark_log.tables.lag_measurement import delta_lags
 
 RATE = 4
 SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}

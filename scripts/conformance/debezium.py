@@ -19,7 +19,7 @@ from scripts.conformance.connect_worker import create_connector, rest, until, wo
 from scripts.conformance.results import Result
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.log.bad_records import bad_rows
+from spark_log.log.bad_record_listing import bad_rows
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import create_topic

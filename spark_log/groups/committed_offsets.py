@@ -212,7 +212,7 @@ def log_partition_of(group_id: str) -> int:
 
 
 def refuse_unknown(partitions: Collection[TopicPartition]) -> None:
-    """Raise UnknownTopicOrPartitionError, which names the partitions, unless `partitions` is empty."""
+    """Raise UnknownTopicOrPartitionError with the names of `partitions`, if there are any."""
     if partitions:
         shown = ", ".join(map(str, sorted(partitions)))
         raise UnknownTopicOrPartitionError(

@@ -89,7 +89,7 @@ class Log(LogReader):
         self._doubts_lock = threading.Lock()
 
     def close(self) -> None:
-        """Delete the files of failed appends that were not committed, and release the write id."""
+        """Delete the files of failed appends that are known not to be committed, and release the write id."""
         try:
             self._settle_doubts(READ_TIMEOUT_MS)
         except SparkLogError as error:

@@ -22,9 +22,9 @@ from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_r
 from spark_log.maintenance.rewrite.tail_seal import sealing, tails
 from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.current.cut import NO_CUTS, Cut, cuts
+from spark_log.tables.lag_measurement import delta_lags, topics_behind
 from spark_log.tables.publication import has_time, log_failure, publish_all
 from spark_log.tables.publication_state import CURRENT, ICEBERG
-from spark_log.tables.table_lag import delta_lags, topics_behind
 from spark_log.tables.topic_tables import targets
 
 T = TypeVar("T")

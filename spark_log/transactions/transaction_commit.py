@@ -14,11 +14,11 @@ from spark_log.transactions.transaction_store import commit_transaction_hook
 class TransactionCommit:
     """The transaction of a producer when its commit is called.
 
-    `batches` are all its batches in the home store, in order, without the `dropped` ones, whose topics were deleted.
+    `batches` are all its batches in the home store, in order, except the `dropped` ones, whose topics were deleted.
     `blobs` has the bytes of batches that are not registered: the commit stores them. `token` is the fencing token of a
-    Kafka client's connection. `parts` are the prepared parts in data stores. The hooks `before` and `after` run around
-    the end of the transaction, and commit, for example, offsets of groups. With `durable=False` the commit is not
-    forced to disk.
+    Kafka client's connection. `parts` are the prepared parts in data stores. The hooks `before` and `after` run in
+    the same SQL transaction, before and after the rows that end the producer's; one commits offsets of groups. With
+    `durable=False` the commit is not forced to disk.
     """
 
     ref: ProducerRef

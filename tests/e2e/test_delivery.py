@@ -11,8 +11,8 @@ import pytest
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.metadata import tables as t
+from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import publish
-from spark_log.tables.table_lag import delta_lags
 from tests.contract.conftest import own_postgres_server  # noqa: F401 - a fixture
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until

@@ -20,7 +20,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.spark.jobs.queries import query_runner
-from spark_log.tables.table_lag import delta_lags
+from spark_log.tables.lag_measurement import delta_lags
 from tests.support.jobs import run_job
 from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.waiting import LIMIT_S

@@ -20,7 +20,7 @@ from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
-from spark_log.tables.table_lag import delta_lags
+from spark_log.tables.lag_measurement import delta_lags
 
 
 def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> None:

@@ -11,8 +11,8 @@ from kafka import OffsetAndMetadata
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.assignors import AssignorSpec, is_custom, resolve_assignors
-from spark_log.groups.classic_membership import ClassicMembership
 from spark_log.groups.consumer.rules import Assignment
+from spark_log.groups.custom_assignor_membership import ClassicMembership
 from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t

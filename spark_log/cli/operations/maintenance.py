@@ -127,7 +127,7 @@ def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> in
     """
     from spark_log.cluster.each_store import ask_stores
     from spark_log.cluster.topics import find_topics
-    from spark_log.tables.table_lag import delta_lags
+    from spark_log.tables.lag_measurement import delta_lags
 
     def count(connection: "Connection") -> int:
         ids = [topic.topic_id for topic in find_topics(connection, names or None).values()]

@@ -43,7 +43,7 @@ def bad_records(
     - `spark-log topic bad-records orders --to dlq.orders`
     """
     from spark_log.cluster.cluster import Cluster
-    from spark_log.log.bad_records import bad_rows, read_bad_record, reasons
+    from spark_log.log.bad_record_listing import bad_rows, read_bad_record, reasons
     from spark_log.log.reader import LogReader
 
     counts: Counter[tuple[str, str]] = Counter()
@@ -88,7 +88,7 @@ def bad_records(
 
 def _copy(cluster: str, log: "LogReader", topic: "Topic", to: str) -> int:
     from spark_log.clients.produce.producer import Producer
-    from spark_log.log.bad_records import bad_rows, dead_letters, read_bad_record
+    from spark_log.log.bad_record_listing import bad_rows, dead_letters, read_bad_record
 
     count = 0
     with Producer(cluster=cluster) as producer:

@@ -44,8 +44,8 @@ def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
     """
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
+    from spark_log.tables.lag_measurement import describe_tables
     from spark_log.tables.publication import open_as_is, tables_of
-    from spark_log.tables.table_lag import describe_tables
 
     with Cluster.open(cluster) as opened:
         log_dirs = opened.log_dirs()

@@ -71,7 +71,7 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
     from spark_log.cluster.topics import Topic, find_topic
     from spark_log.cluster.usage import Usage, usage
     from spark_log.facts.topics import TopicDescription, describe
-    from spark_log.tables.table_lag import TableInfo, describe_tables
+    from spark_log.tables.lag_measurement import TableInfo, describe_tables
 
     used: dict[tuple[int, int], Usage] = {}
     tables: dict[int, list[TableInfo]] = {}

@@ -324,8 +324,8 @@ class Consumer(ConsumerQueries):
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return this member's identity for a transactional producer. Its group_id is None without a group.
 
-        A member that has lost its session keeps its member id, so that its positions cannot be committed any more: an
-        empty member id may commit if the group has no members.
+        A member that has lost its session still returns its old member id, so that the group refuses its commits. With
+        an empty member id it could commit to a group without members.
         """
         group = self._polling.group
         return GroupMetadata(group_id=None) if group is None else group.metadata()
@@ -344,8 +344,8 @@ class Consumer(ConsumerQueries):
         """Commit (if commits are automatic and `autocommit` is True), call the listener, leave the group and end the
         background thread.
 
-        It may be called from any thread: a running `poll` returns first. Raises IllegalStateError if it does not return
-        within `timeout_ms` (default: request_timeout_ms). A second call has no effect.
+        It may be called from any thread, and waits until a running `poll` has returned. Raises IllegalStateError if
+        that takes longer than `timeout_ms` (default: request_timeout_ms). A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():

@@ -58,7 +58,7 @@ def new_member(cluster: Cluster, settings: ConsumerSettings) -> Membership:
     )
     assignors = resolve_assignors(settings.partition_assignment_strategy)
     if any(map(is_custom, assignors.values())):
-        from spark_log.groups.classic_membership import ClassicMembership  # few consumers need it
+        from spark_log.groups.custom_assignor_membership import ClassicMembership  # few consumers need it
 
         return ClassicMembership(cluster, settings.group_id, member_settings, assignors)
     return ConsumerMembership(cluster, settings.group_id, member_settings, list(assignors))

@@ -122,7 +122,7 @@ class AclFilter:
 
 
 def applies_to(acl: Acl, name: str) -> bool:
-    """Whether the pattern of the ACL covers a resource of its type and this name."""
+    """Whether the ACL's pattern covers the resource `name` of the ACL's resource type."""
     if acl.pattern_type is PatternType.PREFIXED:
         return name.startswith(acl.resource_name)
     return acl.resource_name in (WILDCARD, name)

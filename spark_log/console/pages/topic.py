@@ -23,7 +23,7 @@ from spark_log.log.columns.types import type_ddl
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.registry.rows import version_ids
 from spark_log.registry.topic_schemas import subject_name
-from spark_log.tables.table_lag import TableInfo, describe_tables
+from spark_log.tables.lag_measurement import TableInfo, describe_tables
 
 
 @dataclass(frozen=True)

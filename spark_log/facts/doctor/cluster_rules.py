@@ -12,7 +12,7 @@ from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.facts.share_partitions import SharePartition
 from spark_log.facts.transactions import TransactionDescription, TransactionListing
 from spark_log.ids import TopicId
-from spark_log.tables.table_lag import lag_bound_ms
+from spark_log.tables.lag_measurement import lag_bound_ms
 from spark_log.text import count_of, duration_of, some_of, time_of
 
 PARTITIONS, BROKERS, COORDINATOR, TASKS = "partitions", "brokers", "coordinator", "tasks"

@@ -42,7 +42,7 @@ def measure_sqlite(store: Store, folder: Path) -> SqliteFacts:
 
 
 def measure_folder(folder: Path) -> FolderFacts:
-    """Read the permissions and the space of a SQLite store's folder, which exists."""
+    """Read the permissions and the space of a SQLite store's folder. The folder must exist."""
     disk = os.statvfs(folder)
     names = (SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", SQLITE_LOCK_FILE)
     files = [path for name in names if (path := folder / name).exists()]

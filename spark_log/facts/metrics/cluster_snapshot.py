@@ -21,8 +21,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import GATEWAY, GROUP_OFFSET, PARTITION, REPLICA, SEGMENT, TOPIC, TRANSACTION
 from spark_log.metadata.store_clock import StoreClock
+from spark_log.tables.lag_measurement import TableLag, offline_tables, publications, table_lags
 from spark_log.tables.publication_state import DELTA, TableKey
-from spark_log.tables.table_lag import TableLag, offline_tables, publications, table_lags
 from spark_log.transactions.rules import ONGOING
 
 

@@ -64,7 +64,7 @@ def with_progress(facts: QueryFacts, progress: Any, now_ms: int) -> QueryFacts:
 
 
 def query_record(facts: QueryFacts) -> Recorded:
-    """Return the record of the query in `__metrics`."""
+    """Return the record in topic `__metrics` that describes the query."""
     fields = {
         "query_name": facts.name,
         "run_id": facts.run_id,

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFam
 from spark_log.cluster.topics import Topic
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot
 from spark_log.facts.metrics.exposition import Gauges
-from spark_log.tables.table_lag import lag_bound_ms
+from spark_log.tables.lag_measurement import lag_bound_ms
 from spark_log.tables.table_work import Tables, TableWork
 from spark_log.tables.topic_tables import targets
 

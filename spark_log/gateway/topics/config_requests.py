@@ -48,7 +48,9 @@ _HAS_LONG_VALUES, _OLD_TEXT_BYTES_MAX = 4, 2**15 - 1
 
 
 def describe_configs(services: Services, request: Message, _client: Client) -> Message:
-    """Return all or the named configs of resources. A BROKER has the cluster's settings and the gateway's options."""
+    """Return all or the named configs of resources. Those of a BROKER are the cluster's settings
+    and the gateway's options.
+    """
     results = []
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}
     for requested in resources.values():

@@ -264,8 +264,9 @@ def _records(log: Log, source: TopicPartition, key: Key, ranges: Sequence[Range]
 
 
 def _end(log: Log, before: rows.ShareRow, ranges: Sequence[Range], letters: int) -> CommitHook:
-    """Return a hook that finishes these records. It returns False if another process has finished some of them, or an
-    election came after `before` was read: then the letters may be those of other records.
+    """Return a commit hook that finishes the records of `ranges`. It returns False, so that no letter is appended, if
+    another process has finished some of the records, or if an election came after `before` was read: it may have
+    truncated them, and others may have got their offsets.
     """
     group_id, key = before.group_id, before.key
 

@@ -170,8 +170,8 @@ class ShareReads:
             self._partitions.pop(key, None)
 
     def _read(self, key: Key, name: str, here: _Partition, missing: tuple[int, int]) -> bool:
-        """Read from missing[0] on, at most to missing[1]. Return False if the log ends before: an election has
-        truncated it, and records that come at these offsets later must be read then.
+        """Read records of the offsets [missing[0], missing[1]). Return False if the log has none there, because an
+        election has truncated it: new records will get these offsets, and must be read then.
         """
         following = here.following
         here.following = None

@@ -34,9 +34,9 @@ from spark_log.maintenance.rewrite.tail_seal import last_files_ms, tails, try_se
 from spark_log.process import start_thread, stop_at_exit
 from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.current.cut import NO_CUTS, Cut, cuts
+from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import try_publish
 from spark_log.tables.publication_state import ICEBERG
-from spark_log.tables.table_lag import delta_lags
 
 logger = logging.getLogger(__name__)
 

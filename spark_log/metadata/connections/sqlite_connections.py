@@ -37,7 +37,7 @@ class Owner(Protocol):
 
 
 def connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
-    """Return a connection to the file that any thread may use, inside `in_use` or through `Pool`.
+    """Connect to the file. Any thread may use the connection, inside `in_use` or through `Pool`.
 
     `mode` is ro, rw or rwc, as in SQLite's URIs. `timeout_s` is SQLite's busy timeout. Raise IllegalStateError in a
     child of a process that had the file open when it forked.

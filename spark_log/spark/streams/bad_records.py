@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType
 
 from spark_log.errors import InvalidOptionError
-from spark_log.log.bad_records import HEADER_PREFIX
+from spark_log.log.bad_record_listing import HEADER_PREFIX
 from spark_log.spark.streams.formats.codecs import ERROR, RAW
 
 _ORIGINS = ("topic", "partition", "offset")

@@ -73,7 +73,7 @@ class RecordRetries:
     def __init__(
         self, settings: ConsumerSettings, attempts: int, backoff_ms: tuple[int, int], dead_letter_topic: Topic | None
     ) -> None:
-        """Raises ValueError that names the setting that does not fit."""
+        """Check the settings. Raises ValueError, which names the first invalid one."""
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
             raise ValueError(f"attempts: {attempts!r}: expected a whole number from 1")
         first_ms, most_ms = backoff_ms

@@ -272,7 +272,9 @@ def _delta_path(location: str) -> str:
 
 
 def _read(folder: LogDir) -> dict[str, Any] | None:
-    """Return the actions of the commit without the files, by kind; None if there is no history yet."""
+    """Return the actions of the Delta commit `_COMMIT`, by kind, except those that add files. Return None if the folder
+    has no history yet. Raises InvalidOptionError for the folder of something else.
+    """
     if folder.sizes([_COMMIT]) == [None]:
         if folder.exists() and any(not each.name.startswith(".") for each in folder.entries("_delta_log")):
             raise InvalidOptionError(_FOREIGN.format(redact(folder.uri)))

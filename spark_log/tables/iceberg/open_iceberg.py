@@ -74,7 +74,9 @@ class OpenIceberg(OpenTable):
         columns: TopicColumns | None,
         transaction_version: int,
     ) -> int:
-        """A commit has the schema of its files. No snapshot is kept for longer than the files that it lists."""
+        """Commit the difference as a new snapshot, with the schema of its files. Snapshots expire before the files
+        that they list are deleted. Return the new version of the table. Raises ConflictingCommitError.
+        """
         config = self._table.topic.config
         metadata = next_metadata(
             self._iceberg,

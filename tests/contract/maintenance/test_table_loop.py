@@ -20,7 +20,7 @@ from spark_log.maintenance.rewrite import table_loop
 from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.maintenance.rewrite.table_schedule import Attempts
 from spark_log.metadata import tables as t
-from spark_log.tables.table_lag import delta_lags
+from spark_log.tables.lag_measurement import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import output_of, run_process

@@ -19,8 +19,8 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.current import deletion_vectors, open_current
 from spark_log.tables.current.clean_up import clean_up
 from spark_log.tables.current.cut import cuts
+from spark_log.tables.lag_measurement import table_lags
 from spark_log.tables.publication import publish, publish_all
-from spark_log.tables.table_lag import table_lags
 from spark_log.tables.verification import rebuild, verify
 from tests.support.current_state import assert_current, by_duckdb, ends_of, location_of
 from tests.support.records import LARGE

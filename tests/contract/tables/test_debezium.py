@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from spark_log.ids import OffsetRange, TopicPartition
-from spark_log.log.bad_records import bad_rows
+from spark_log.log.bad_record_listing import bad_rows
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks

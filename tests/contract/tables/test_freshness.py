@@ -15,8 +15,8 @@ from spark_log.maintenance.rewrite.tail_seal import tails
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables
-from spark_log.tables.table_lag import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import run_process

@@ -15,8 +15,8 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs, delete_topic
 from spark_log.tables.iceberg import catalog as catalogs
+from spark_log.tables.lag_measurement import describe_tables, topics_behind
 from spark_log.tables.publication import publish, try_publish
-from spark_log.tables.table_lag import describe_tables, topics_behind
 from spark_log.tables.verification import rebuild, verify
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.iceberg import CONFIGS, by_duckdb, folder_of, publish_killed_at, values_in, values_of

@@ -13,9 +13,9 @@ from spark_log.maintenance.rewrite import table_loop
 from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.tables import checkpoints, topic_tables, unopened_publication
+from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables, publish_all, try_publish
 from spark_log.tables.publication_state import TableKey
-from spark_log.tables.table_lag import delta_lags
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
 from tests.support.topics import append, make
