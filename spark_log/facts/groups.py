@@ -338,7 +338,8 @@ def _describe_classic(group: ClassicGroup, now_ms: int) -> GroupDescription:
 
 def _topics_of(group: ClassicGroup, member: ClassicMember) -> frozenset[str]:
     """Return the topics of a consumer's subscription. They are empty for other types of members, and for a subscription
-    that cannot be decoded."""
+    that cannot be decoded.
+    """
     from spark_log.groups.consumer_messages import subscription_of  # it imports kafka-python, which is slow
 
     message = subscription_of(group, member)
