@@ -79,7 +79,7 @@ def _last_of_bucket(batches: Iterator[pa.RecordBatch], schema: pa.Schema, bucket
 
 
 def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows that compaction keeps: the current record of each key. Tables and result are ordered by offset."""
+    """Return the rows that compaction keeps: the current record of each key. Both are ordered by offset."""
     rows = pa.concat_tables(tables).combine_chunks()
     keys = pa.concat_arrays(rows.column("key").chunks)
     last = current_records(keys)
