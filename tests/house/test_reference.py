@@ -54,7 +54,7 @@ def test_pages_include_each_generated_part_and_no_other() -> None:
 def test_page_names_each_option_of_the_data_source() -> None:
     page = (REPOSITORY / "docs" / "reference" / "options.md").read_text()
     sources = (REPOSITORY / "spark_log" / "spark" / "datasource" / "options").glob("*.py")
-    read = r'(?:texts|given)\.(?!refuse|names)\w+\(f?"(\{side\})?([\w.]+)"'
+    read = r'(?:texts|given|options)\.(?!refuse|names)\w+\(f?"(\{side\})?([\w.]+)"'
     options = {found[1] for path in sources for found in re.findall(read, path.read_text())}
     assert len(options) > 20
     set_by_functions = {"startingLineage", "transaction"}
