@@ -16,7 +16,6 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.damage import DAMAGES, StoredFile, replicas_of
-from tests.support.jobs import run_job
 from tests.support.producing import change
 from tests.support.s3 import S3Server
 from tests.support.topics import append, fails, read, read_stream, values
@@ -193,17 +192,3 @@ def test_read_topic_prefers_its_rack_and_reads_failed_log_dirs_last(spark: Spark
     assert {"/broker-3/" in file for file in frame.inputFiles()} == {False}
     local.remove_all_but(3)
     assert values(read_topic(spark, local.cluster, "t")) == local.expected
-
-
-@pytest.mark.parametrize("kind", ["missing", "bit in a page"])
-@pytest.mark.parametrize("mode", ["errorifexists", "overwrite"])
-def test_consume_reads_other_replicas_of_files_that_sparks_own_scan_cannot_read(
-    spark: SparkSession, local: Replicated, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, mode: str
-) -> None:
-    for files in local.replicas():
-        next(file for file in files if file.broker_id == 1).damage(kind)
-    out = str(tmp_path / "out")
-    run_job(spark, tmp_path / "cluster", "consume", "--subscribe", "t", "--parquet", out, "--mode", mode)
-    assert values(spark.read.parquet(out)) == local.expected
-    read_twice = any("read again, from other replicas" in message for message in caplog.messages)
-    assert read_twice == (kind != "missing"), "the plan leaves out replicas without the file"

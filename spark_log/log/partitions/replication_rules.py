@@ -230,7 +230,9 @@ def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> Par
     in_sync = replica.in_sync and first_missing >= state.high_watermark
     fallen = replica._replace(log_end_offset=first_missing, in_sync=in_sync)
     after = with_replicas(state, [fallen if each is replica else each for each in state.replicas])
-    return fence_writers(after)._replace(leader=None) if state.leader == broker_id else after
+    if state.leader != broker_id:
+        return after
+    return after._replace(leader=None, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
 
 
 def fence_writers(state: PartitionState) -> PartitionState:

@@ -9,14 +9,13 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidConfigurationError, SparkLogError, redact
+from spark_log.errors import SparkLogError, redact
 from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.partitions.lineage import UNKNOWN_EPOCH
 from spark_log.spark.datasource.options.offset_json import offsets_to_dict
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
-from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.jobs.checks import check_new_folder, find_or_create
 from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments, Files, OtherTopic
@@ -131,73 +130,29 @@ def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
     }
 
 
-_OF_FORMAT_ONLY = {"columns", "failondataloss", "minpartitions", "maxrecordsperpartition"}
-"""The options of a batch, in small letters, that `read_topic` does not have."""
-
-
-def scan_batch(spark: SparkSession, options: Mapping[str, str], ranges: Ranges) -> DataFrame | None:
-    """Return the records of these ranges by Spark's own Parquet scan, without Python workers and in any order.
-
-    Return None if `format("spark_log")` is needed: for an option, for several topics, or for files in an object store
-    that Spark has no file system for.
-    """
-    topics = {topic for topic, _ in ranges}
-    if len(topics) != 1 or not _OF_FORMAT_ONLY.isdisjoint(map(str.lower, options)):
-        return None
-    parsed = ReadOptions.parse(options, streaming=False, environ={})
-    offsets = {partition: (offset_range.start, offset_range.end) for (_, partition), offset_range in ranges.items()}
-    headers, rack = parsed.include_headers, parsed.client_rack
-    try:
-        return read_topic(
-            spark, parsed.cluster, topics.pop(), offsets=offsets, include_headers=headers, client_rack=rack
-        )
-    except InvalidConfigurationError:
-        return None
-
-
 def _batch(
     spark: SparkSession, arguments: ConsumeArguments, ranges: Ranges, stopwatch: Stopwatch
 ) -> tuple[Measured, Offsets, Offsets]:
     options = _options(arguments)
-    frame = spark.read.format("spark_log").options(**(_pinned(options, ranges) if ranges else options)).load()
+    if ranges:
+        options = _pinned(options, ranges)
+    frame = spark.read.format("spark_log").options(**options).load()
     observation = Observation()
     match arguments.sink:
         case Console(limit):
             counted = show_first(frame, arguments, limit)
             if counted.records == limit:
                 return counted, {}, {}  # Spark chooses the records that it shows
-        case Files() as files:
+        case Files(format_, path, mode):
             with stopwatch.query():
-                observation = _write_files(scan_batch(spark, options, ranges), frame, arguments, files)
+                shaped(frame, arguments, observation).write.format(format_).mode(mode).save(path)
             counted = Measured.of(observation.get)
         case OtherTopic(topic, address):
             with stopwatch.query():
                 write_topic(shaped(frame, arguments, observation), address, topic)
             counted = Measured.of(observation.get)
-    before = {tp: offset_range.start for tp, offset_range in ranges.items()}
-    return counted, before, {tp: offset_range.end for tp, offset_range in ranges.items()}
-
-
-def _write_files(scan: DataFrame | None, frame: DataFrame, arguments: ConsumeArguments, files: Files) -> Observation:
-    """Write the records of `scan`, or of `frame` if there is no scan or it finds a damaged file: `format("spark_log")`
-    reads the file of another replica. Return the counts of the rows.
-    """
-
-    def write(records: DataFrame, mode: str) -> Observation:
-        observation = Observation()
-        shaped(records, arguments, observation).write.format(files.format).mode(mode).save(files.path)
-        return observation
-
-    if scan is None:
-        return write(frame, files.mode)
-    try:
-        return write(scan, files.mode)
-    except Exception as error:  # of PySpark or Py4J
-        if "FAILED_READ_FILE" not in str(error):
-            raise
-        logger.warning("a file cannot be read: the records are read again, from other replicas if there are any")
-        # the failed write has left no rows, but perhaps an empty folder, which was not there before
-        return write(frame, "overwrite" if files.mode == "overwrite" else "append")
+    before = {tp: found.start for tp, found in ranges.items()}
+    return counted, before, {tp: found.end for tp, found in ranges.items()}
 
 
 def _stream(spark: SparkSession, arguments: ConsumeArguments) -> Totals:
