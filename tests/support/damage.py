@@ -9,6 +9,7 @@ from pyarrow import BufferReader, fs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
+from spark_log.log.records.segment_footer import TRAILER_BYTES, footer_length
 from spark_log.log.segments.slices import Slice
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.records import ranges_of
@@ -68,6 +69,13 @@ def _flipped(content: bytes, at: int) -> bytes:
     return bytes(turned)
 
 
+def flipped_in_name(content: bytes, column: str = "value") -> bytes:
+    """The content with one bit flipped in the column's name in the footer: Parquet readers see another column."""
+    footer = len(content) - TRAILER_BYTES - footer_length(content[-TRAILER_BYTES:], "")
+    at = content.index(bytes([len(column)]) + column.encode(), footer) + 1
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]  # not the bit that only changes the case
+
+
 DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
     "missing": lambda content: None,
     "empty": lambda content: b"",
@@ -76,6 +84,7 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
     "zeroed": lambda content: bytes(len(content)),
     "bit in a page": flipped_in_page,
     "bit in the footer": lambda content: _flipped(content, len(content) - 100),
+    "bit in a column's name": flipped_in_name,
 }
 
 

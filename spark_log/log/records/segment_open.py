@@ -64,7 +64,7 @@ def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) 
         if expected.bytes < segment_footer.TRAILER_BYTES:
             raise CorruptRecordError(f"{expected.path}: {expected.bytes} bytes are too few for a segment")
         file = pa.OSFile(str(source)) if local else source
-        metadata = _read_footer(file, expected)
+        metadata = pq.read_metadata(pa.BufferReader(_verified_footer(file, expected)))
         _check_sizes(metadata, expected)
         parquet = pq.ParquetFile(
             file,
@@ -76,6 +76,12 @@ def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) 
         if not _is_segment(parquet.schema_arrow):
             raise CorruptRecordError(f"{expected.path}: schema is {parquet.schema_arrow}, expected {SEGMENT_SCHEMA}")
     return parquet
+
+
+def check_footer(source: str | pa.NativeFile, expected: ExpectedSegment) -> None:
+    """Verify the size and the footer of a segment file for a reader that does not do so. Raises like `open_segment`."""
+    with corrupt_on_bad_bytes(expected.path), pa.OSFile(source) if isinstance(source, str) else source as file:
+        _verified_footer(file, expected)
 
 
 def _is_segment(schema: pa.Schema) -> bool:
@@ -116,11 +122,11 @@ def corrupt_on_bad_bytes(path: str) -> Iterator[None]:
         raise CorruptRecordError(f"{path}: {error}") from error
 
 
-def _read_footer(file: pa.NativeFile, expected: ExpectedSegment) -> pq.FileMetaData:
+def _verified_footer(file: pa.NativeFile, expected: ExpectedSegment) -> bytes:
     size = file.size()
     if size != expected.bytes:
         raise CorruptRecordError(f"{expected.path}: {size} bytes, expected {expected.bytes}")
-    tail = file.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+    tail: bytes = file.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
     announced = segment_footer.footer_length(tail[-segment_footer.TRAILER_BYTES :], expected.path)
     length = announced + segment_footer.TRAILER_BYTES
     if length > size or length > FOOTER_BYTES_MAX:
@@ -129,7 +135,7 @@ def _read_footer(file: pa.NativeFile, expected: ExpectedSegment) -> pq.FileMetaD
         )
     footer = tail[-length:] if length <= len(tail) else file.read_at(length, size - length)
     segment_footer.verify(footer, expected.path)
-    return pq.read_metadata(pa.BufferReader(footer))
+    return footer
 
 
 def _check_sizes(metadata: pq.FileMetaData, expected: ExpectedSegment) -> None:

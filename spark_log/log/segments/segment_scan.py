@@ -1,5 +1,5 @@
-"""Reads segment files with Spark's own Parquet scan, with its column pruning and push-down. Page checksums are
-verified.
+"""Reads segment files with Spark's own Parquet scan, with its column pruning and push-down. Footers are verified before
+the scan, and page checksums by it.
 
 The scan knows only the file of each row; partition, base offset and the like are facts of the file. A row is joined to
 them by the file's size, which is a constant of the scan's metadata and cheap to compare, and also by the file's name if
@@ -18,9 +18,11 @@ from pyspark.sql.types import StructType
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.errors import CorruptRecordError, InvalidConfigurationError, SparkLogError
 from spark_log.ids import LogDirId
+from spark_log.log.records.segment_open import ExpectedSegment, check_footer
 from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
 from spark_log.log.segments.hadoop import check_file_systems
 from spark_log.log.segments.slices import LogDirs, Slice
+from spark_log.process import in_parallel
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ _IN_EXPRESSION_MAX = 64
 time, while a join takes a fifth of the time of an aggregate. For more segments, the code of the expression would become
 too large for the JVM to compile it well."""
 
+_CHECK_THREADS = 16
 _VERIFY = "parquet.page.verify-checksum.enabled"
 
 
@@ -66,10 +69,9 @@ def check_file_settings(spark: SparkSession) -> None:
 
 def whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
     """Return the location of each segment: in its first log dir, or in the next one if the first has another id, cannot
-    be read, or has no file of the segment's size.
+    be read, or has no file with the segment's size and an intact footer.
 
-    The size is checked because Spark skips an empty file without an error, and the rows of a file of another size would
-    match no facts.
+    Spark checks neither: it skips an empty file without an error, and rows or columns that a damaged footer leaves out.
     """
     opened: dict[LogDirId, LogDir] = {}
     paths = [segment_path(piece.folder, piece.partition, piece.name) for piece in sealed]
@@ -89,17 +91,32 @@ def whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
                 for number in numbers:
                     errors[number].append(error)
                 continue
-            for number, size in zip(numbers, sizes, strict=True):
-                location = log_dir.location(paths[number])
-                if size == sealed[number].size:
-                    locations[number] = location
+            checks = [
+                (log_dir, paths[number], sealed[number], size) for number, size in zip(numbers, sizes, strict=True)
+            ]
+            problems = in_parallel(_problem, checks, _CHECK_THREADS, "spark-log-footers")
+            for number, problem in zip(numbers, problems, strict=True):
+                if problem is None:
+                    locations[number] = log_dir.location(paths[number])
                 else:
-                    bad = f"segment {location} has {size} bytes, expected {sealed[number].size}"
-                    errors[number].append(CorruptRecordError(bad))
+                    errors[number].append(problem)
     for number, piece in enumerate(sealed):
         if number not in locations:
             raise all_replicas_bad_error(piece, errors[number])
     return [locations[number] for number in range(len(sealed))]
+
+
+def _problem(check: tuple[LogDir, str, Slice, int | None]) -> SparkLogError | None:
+    """Return what is wrong with a segment's file, without a look at its pages; None if nothing is."""
+    log_dir, path, piece, size = check
+    location = log_dir.location(path)
+    if size != piece.size:
+        return CorruptRecordError(f"segment {location} has {size} bytes, expected {piece.size}")
+    try:
+        check_footer(log_dir.open(path), ExpectedSegment(location, piece.size, piece.record_count))
+    except BAD_REPLICA as error:
+        return error
+    return None
 
 
 def _with_facts(

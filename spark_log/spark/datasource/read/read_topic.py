@@ -58,7 +58,8 @@ def read_topic(
     those fields of the files that the query needs. Records in the inline tail and in files without the current columns
     are decoded by Python workers.
 
-    Sizes and page checksums are verified, footers are not. The inline tail of the same snapshot is part of the plan.
+    Another replica of a file is read if its size or footer is wrong; page checksums are verified by the scan. The
+    inline tail of the same snapshot is part of the plan.
     `cluster` is an address or an open Cluster. Segments are read from a replica in `client_rack`, if there is one.
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, OffsetOutOfRangeError for `offsets` that are not between
     log start offset and high watermark, and InvalidConfigurationError if Spark's class path lacks the file system of an
