@@ -68,9 +68,9 @@ def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
         # Read as integers: creating datetime objects takes longer than the rest of a small blob.
         micros = to_numpy(timestamps)
         # of a single record without NumPy's reductions, which take a fifth of the time of its blob
-        first, last = (micros.min(), micros.max()) if len(micros) > 1 else (micros[0], micros[0])
-        low = int(first) // MICROSECONDS_PER_MILLISECOND
-        high = int(last) // MICROSECONDS_PER_MILLISECOND
+        least, most = (micros.min(), micros.max()) if len(micros) > 1 else (micros[0], micros[0])
+        low = int(least) // MICROSECONDS_PER_MILLISECOND
+        high = int(most) // MICROSECONDS_PER_MILLISECOND
     facts = SegmentFacts(records.num_rows, len(data), low, high, _CODECS[used], xxhash.xxh3_128_hexdigest(data))
     return InlineBlob(data, facts)
 

@@ -87,10 +87,10 @@ class ReadShape:
         value, type_ = values[name], self.schema.field(name).type
         if rows <= _FEW_ROWS:
             return _repeated_few(value, type_, rows)
-        known = self._constants.get(name)
-        if known is None or len(known) < rows:
-            known = self._constants[name] = _repeated(value, type_, rows)
-        return known.slice(0, rows)
+        column = self._constants.get(name)
+        if column is None or len(column) < rows:
+            column = self._constants[name] = _repeated(value, type_, rows)
+        return column.slice(0, rows)
 
 
 def _repeated(value: str | int, type_: pa.DataType, rows: int) -> pa.Array:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
-from spark_log.errors import CorruptRecordError, InvalidConfigurationError, SparkLogError
+from spark_log.errors import InvalidConfigurationError, SparkLogError
 from spark_log.ids import LogDirId
 from spark_log.log.records.segment_open import ExpectedSegment, check_footer
 from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
@@ -85,15 +85,12 @@ def whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
         for log_dir_id, numbers in asked.items():
             try:
                 log_dir = opened[log_dir_id] = opened.get(log_dir_id) or open_log_dir(log_dirs[log_dir_id])
-                sizes = log_dir.sizes([paths[number] for number in numbers])
             except BAD_REPLICA as error:
                 logger.warning("%s: %d segments are not read from there: %s", log_dirs[log_dir_id], len(numbers), error)
                 for number in numbers:
                     errors[number].append(error)
                 continue
-            checks = [
-                (log_dir, paths[number], sealed[number], size) for number, size in zip(numbers, sizes, strict=True)
-            ]
+            checks = [(log_dir, paths[number], sealed[number]) for number in numbers]
             problems = in_parallel(_problem, checks, _CHECK_THREADS, "spark-log-footers")
             for number, problem in zip(numbers, problems, strict=True):
                 if problem is None:
@@ -106,14 +103,11 @@ def whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
     return [locations[number] for number in range(len(sealed))]
 
 
-def _problem(check: tuple[LogDir, str, Slice, int | None]) -> SparkLogError | None:
+def _problem(check: tuple[LogDir, str, Slice]) -> SparkLogError | None:
     """Return what is wrong with a segment's file, without a look at its pages; None if nothing is."""
-    log_dir, path, piece, size = check
-    location = log_dir.location(path)
-    if size != piece.size:
-        return CorruptRecordError(f"segment {location} has {size} bytes, expected {piece.size}")
+    log_dir, path, piece = check
     try:
-        check_footer(log_dir.open(path), ExpectedSegment(location, piece.size, piece.record_count))
+        check_footer(log_dir.open(path), ExpectedSegment(log_dir.location(path), piece.size, piece.record_count))
     except BAD_REPLICA as error:
         return error
     return None
