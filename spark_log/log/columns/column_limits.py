@@ -28,16 +28,23 @@ def checked(fields: pa.StructType) -> pa.StructType:
         count += pa.types.is_struct(kind) and kind.num_fields
         if depth > MAX_DEPTH:
             raise InvalidSchemaError(f"schema: {_place(path)}: nested deeper than {MAX_DEPTH} levels")
-        if count > MAX_FIELDS:
-            raise InvalidSchemaError(f"schema: more than {MAX_FIELDS} fields")
+        check_count(count)
         if pa.types.is_struct(kind):
             _check_names(kind, path)
         elif pa.types.is_map(kind):
             if kind.key_type != pa.string():
                 raise InvalidSchemaError(f"schema: {_place(path)}: the keys of a MAP have to be STRING")
-        elif not (kind in _SCALARS or pa.types.is_decimal128(kind) or pa.types.is_list(kind)):
+        elif not (
+            pa.types.is_list(kind) or pa.types.is_decimal128(kind) or kind in _SCALARS
+        ):  # a list's hash is its text
             raise InvalidSchemaError(f"schema: {_place(path)}: type {kind} cannot be a column")
     return fields
+
+
+def check_count(fields: int) -> None:
+    """Raise InvalidSchemaError for a number of fields above the limit."""
+    if fields > MAX_FIELDS:
+        raise InvalidSchemaError(f"schema: more than {MAX_FIELDS} fields")
 
 
 def is_column_name(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.column_limits import MAX_DEPTH, MAX_FIELDS
+from spark_log.log.columns.column_limits import MAX_DEPTH, check_count
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|--[^\r\n]*|/\*.*?\*/)
@@ -64,8 +64,7 @@ class _Parser:
 
     def _field(self) -> pa.Field:
         self._fields += 1
-        if self._fields > MAX_FIELDS:
-            raise InvalidSchemaError(f"schema: more than {MAX_FIELDS} fields")
+        check_count(self._fields)
         name = self._name()
         self._accept(":")
         kind = self._type(name)

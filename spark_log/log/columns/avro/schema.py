@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.column_limits import MAX_DEPTH, checked
+from spark_log.log.columns.column_limits import MAX_DEPTH, check_count, checked
 from spark_log.log.columns.types import list_of, type_name
 
 _PRIMITIVES = {
@@ -84,8 +84,13 @@ def avro_type(schema: str) -> AvroType:
 
 
 class _Reader:
+    """Resolves the references of a schema. It counts the fields that are read, and those of a named type again at each
+    reference: types that refer to each other would otherwise multiply without a limit.
+    """
+
     def __init__(self) -> None:
-        self._named: dict[str, AvroType | None] = {}  # None while it is being read
+        self._named: dict[str, tuple[AvroType, int] | None] = {}  # with its fields; None while it is being read
+        self._fields = 0
 
     def read(self, schema: Any, namespace: str, path: tuple[str, ...]) -> AvroType:
         if len(path) > 2 * MAX_DEPTH:
@@ -117,16 +122,22 @@ class _Reader:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         if full not in self._named:
             raise InvalidSchemaError(f"schema: {_place(path)}: unknown Avro type {name!r}")
-        kind = self._named[full]
-        if kind is None:
+        known = self._named[full]
+        if known is None:
             raise InvalidSchemaError(f"schema: {_place(path)}: a type that contains itself, {full}, cannot be a column")
+        kind, fields = known
+        self._count(fields)
         return kind
+
+    def _count(self, fields: int) -> None:
+        self._fields += fields
+        check_count(self._fields)
 
     def _declared(self, schema: Any, name: str, namespace: str, path: tuple[str, ...]) -> AvroType:
         own = schema["name"]
         namespace = own.rpartition(".")[0] if "." in own else schema.get("namespace", namespace)
         full = own if "." in own or not namespace else f"{namespace}.{own}"
-        self._named[full] = None
+        self._named[full], before = None, self._fields
         if name == "enum":
             kind = AvroType(name, pa.string(), symbols=tuple(schema["symbols"]))
         elif name == "fixed":
@@ -139,10 +150,11 @@ class _Reader:
             )
         else:
             kind = self._record(schema["fields"], namespace, path)
-        self._named[full] = kind
+        self._named[full] = kind, self._fields - before
         return kind
 
     def _record(self, fields: Sequence[Any], namespace: str, path: tuple[str, ...]) -> AvroType:
+        self._count(len(fields))
         names = tuple(field["name"] for field in fields)
         parts = tuple(self.read(field["type"], namespace, (*path, field["name"])) for field in fields)
         for name, part in zip(names, parts, strict=True):

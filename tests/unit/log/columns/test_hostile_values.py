@@ -137,3 +137,58 @@ def test_references_do_not_multiply_the_work_on_a_json_schema(schema):
 def test_a_json_schema_of_many_fields_that_may_be_null_is_allowed():
     schema = repeated(9_999, {"anyOf": [{"type": "null"}, {"$ref": "#/definitions/text"}]}, text={"type": "string"})
     assert schema_fields("json", json.dumps(schema)).num_fields == 9_999
+
+
+LEVELS = 30
+"""Of types with two fields of the type below: 2**30 fields in a few kilobytes."""
+
+
+def avro_of_doubled_types(use):
+    """Records that each have the record below twice, the second time by name; `use` makes the type of a field."""
+    kind = {"type": "record", "name": "R0", "fields": [{"name": "a", "type": "long"}]}
+    for level in range(1, LEVELS):
+        fields = [{"name": "a", "type": use(kind)}, {"name": "b", "type": use(f"R{level - 1}")}]
+        kind = {"type": "record", "name": f"R{level}", "fields": fields}
+    return json.dumps(kind)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda kind: kind,
+        lambda kind: {"type": "array", "items": kind},
+        lambda kind: {"type": "map", "values": kind},
+        lambda kind: ["null", kind, kind if isinstance(kind, str) else kind["name"]],
+    ],
+    ids=["record", "array", "map", "union"],
+)
+def test_types_of_types_do_not_multiply_the_work_on_an_avro_schema(use):
+    with pytest.raises(InvalidSchemaError, match="more than 10000 fields"):
+        schema_fields("avro", avro_of_doubled_types(use))
+
+
+@pytest.mark.parametrize("label", [1, 3], ids=["optional", "repeated"])
+def test_messages_of_messages_do_not_multiply_the_work_on_a_protobuf_schema(label):
+    file = FileDescriptorProto(name="m.proto", syntax="proto3")
+    file.message_type.add(name="R0").field.add(name="a", number=1, type=FieldDescriptorProto.TYPE_INT64, label=1)
+    for level in range(1, LEVELS):
+        message = file.message_type.add(name=f"R{level}")
+        for number in (1, 2):
+            message.field.add(
+                name=f"f{number}", number=number, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=f".R{level - 1}",
+                label=label,
+            )  # fmt: skip
+    schema = protobuf_schema(f"R{LEVELS - 1}", FileDescriptorSet(file=[file]).SerializeToString())
+    with pytest.raises(InvalidSchemaError, match=r"more than 10000 fields|nested deeper than 32 levels"):
+        schema_fields("protobuf", schema)
+
+
+def test_an_avro_schema_that_uses_a_type_up_to_the_limit_is_allowed():
+    point = {"type": "record", "name": "P", "fields": [{"name": name, "type": "long"} for name in "xyz"]}
+    uses = [point, *["P"] * 2_499]  # each is a field and has three
+    fields = [{"name": f"f{number}", "type": use} for number, use in enumerate(uses)]
+    schema_fields("avro", json.dumps({"type": "record", "name": "R", "fields": fields}))
+    with pytest.raises(InvalidSchemaError, match="more than 10000 fields"):
+        schema_fields(
+            "avro", json.dumps({"type": "record", "name": "R", "fields": [*fields, {"name": "g", "type": "long"}]})
+        )
