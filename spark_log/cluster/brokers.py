@@ -7,7 +7,7 @@ alive. An *embedded* broker has no process: clients and coordinators do its work
 
 import os
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from spark_log.cluster.log_dir_uris import normalise_uri
 from spark_log.cluster.stores import copy_to_stores
 from spark_log.config.values import can_be_stored
 from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
-from spark_log.ids import BrokerId, LogDirId
+from spark_log.ids import HOME, BrokerId, LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REPLICA
@@ -103,7 +103,10 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
     """
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:
+        broker_ids = connection.execute(sa.select(BROKER.broker_id)).scalars().all()
+        keep_brokers(connection, [each for each in broker_ids if each < broker_id])  # in the order of ids, as others do
         row = _lock(connection, broker_id, to_remove=True)
+        keep_brokers(connection, [each for each in broker_ids if each > broker_id])
         if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_clock_epoch):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
         replicas = connection.execute(sa.select(sa.func.count()).where(REPLICA.broker_id == broker_id)).scalar_one()
@@ -119,8 +122,7 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
         connection.execute(t.log_dir.delete().where(LOG_DIR.broker_id == broker_id))
         connection.execute(t.broker.delete().where(BROKER.broker_id == broker_id))
 
-    for store_id in reversed(cluster.store_ids()):  # home last: what a failure leaves is copied from it again
-        cluster.at(store_id).store.transact(remove)
+    _in_each_store(cluster, remove)
 
 
 def embed_broker(cluster: Cluster, broker_id: int) -> None:
@@ -136,8 +138,17 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
         values = {"served": False, "holder": None, "lease_until_ms": None, "lease_clock_epoch": None}
         connection.execute(t.broker.update().where(BROKER.broker_id == broker_id).values(values))
 
+    _in_each_store(cluster, embed)
+
+
+def _in_each_store(cluster: Cluster, change: Callable[[sa.Connection, Attempt], None]) -> None:
+    """Change a broker in each store that has it, home last: what a failure leaves is copied from home again."""
     for store_id in reversed(cluster.store_ids()):
-        cluster.at(store_id).store.transact(embed, announce=True)
+        try:
+            cluster.at(store_id).store.transact(change, announce=True)
+        except BrokerIdNotRegisteredError:  # a data store has no copy of it yet
+            if store_id == HOME:
+                raise
 
 
 def list_brokers(cluster: Cluster) -> list[BrokerStatus]:

@@ -7,7 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from spark_log.cli.main import app
+from spark_log.cli.topics import bad_records
+from spark_log.clients.produce.future import TableFuture
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import DiskFullError
 from tests.support.descriptors import SHOP_DESCRIPTOR_SET
 
 DOCUMENTS = [{"item": "tea", "price": 4.5, "at": "2026-11-01T10:00:00Z"}, {"item": "cup", "lines": [{"n": 1}]}]
@@ -76,6 +79,14 @@ def test_a_protobuf_message_of_a_descriptor_set_is_a_schema(run, tmp_path: Path)
     assert "cannot be read" in run("schema", "set", "orders", f"@{tmp_path}/none.desc#shop.Order", fails=True)
     assert "New columns: id, count" in run("schema", "set", "orders", f"@{file}#shop.Order")
     assert json.loads(run("schema", "show", "orders", "--json"))["format"] == "protobuf"
+
+
+def test_copies_of_bad_records_that_are_not_appended_are_an_error(run, monkeypatch) -> None:
+    run("schema", "set", "orders", "price DOUBLE")
+    run("produce", "orders", lines='{"price": "x"}\n' * 3)
+    monkeypatch.setattr(bad_records, "_AT_ONCE", 1)
+    monkeypatch.setattr(TableFuture, "exception", DiskFullError("no space left"))
+    assert "no space left" in run("topic", "bad-records", "orders", "--to", "dead", fails=True)
 
 
 def test_bad_records_are_listed_and_copied(run) -> None:

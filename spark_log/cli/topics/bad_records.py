@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,11 +12,14 @@ from spark_log.cli.output import count_of, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, TopicName
 
 if TYPE_CHECKING:
+    from spark_log.clients.produce.future import TableFuture
     from spark_log.cluster.topics import Topic
     from spark_log.log.reader import LogReader
 
 _SHOWN_BYTES = 60
 _SHOWN_REASONS = 20
+_AT_ONCE = 1_000
+"""Copies that wait for their acknowledgement."""
 
 
 def bad_records(
@@ -91,11 +94,15 @@ def _copy(cluster: str, log: "LogReader", topic: "Topic", to: str) -> int:
     from spark_log.log.bad_record_listing import bad_rows, dead_letters, read_bad_record
 
     count = 0
+    futures: deque[TableFuture] = deque()
     with Producer(cluster=cluster) as producer:
         for row in bad_rows(log, topic):
-            producer.send_table(to, dead_letters(topic.name, read_bad_record(log, topic, row)))
+            futures.append(producer.send_table(to, dead_letters(topic.name, read_bad_record(log, topic, row))))
             count += 1
-        producer.flush()
+            if len(futures) > _AT_ONCE:
+                futures.popleft().get()
+        for future in futures:
+            future.get()
     return count
 
 

@@ -161,9 +161,8 @@ class Deliveries:
             delivery.returned = int(kept[: delivery.returned].sum())
             delivery.offsets, delivery.types = delivery.offsets[kept], delivery.types[kept]
             delivery.records = delivery.records.filter(pa.array(kept))
-            delivery.delays_ms = {
-                offset: ms for offset, ms in delivery.delays_ms.items() if offset in set(delivery.offsets.tolist())
-            }
+            offsets = set(delivery.offsets.tolist())
+            delivery.delays_ms = {offset: ms for offset, ms in delivery.delays_ms.items() if offset in offsets}
 
     def lost(self, deliveries: Iterable[Delivery]) -> None:
         """Forget records whose acknowledgement was refused: they are no longer this member's."""

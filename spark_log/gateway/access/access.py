@@ -44,11 +44,13 @@ class Authorizer:
         self._super_users, self._everyone = super_users, everyone
         self._rights: Rights | None = None
         self._read_s = -_FRESH_S
+        self._changes = 0
         self._reading = asyncio.Lock()
 
     def forget(self) -> None:
-        """Read the ACLs again before the next request."""
+        """Read the ACLs again before the next request, although a read that has begun may not have ended."""
         self._read_s = -_FRESH_S
+        self._changes += 1
 
     async def access(self, principal: str, host: str) -> Access:
         """Return the rights of a client. Raises ConnectionAbortedError while the ACLs have never been read."""
@@ -59,7 +61,7 @@ class Authorizer:
         return Access(self._rights, principal, host)
 
     async def _read(self) -> None:
-        began_s = clock.monotonic_s()
+        began_s, changes = clock.monotonic_s(), self._changes
         try:
             acls = await self._call(lambda: read_acls(self._store))
         except MetadataStoreUnavailableError as error:
@@ -67,4 +69,5 @@ class Authorizer:
                 raise ConnectionAbortedError("the ACLs cannot be read now") from error
         else:
             self._rights = Rights(acls, self._super_users, self._everyone)
-        self._read_s = began_s
+        if changes == self._changes:
+            self._read_s = began_s

@@ -28,21 +28,22 @@ class FallbackController:
     def detect_failures(self) -> None:
         """Inspect the log dirs and elect leaders.
 
-        If another process is the controller, or this object did so less than half a second ago, wait at most 0.1 s for
-        changes of the metadata instead. Errors of inspection and election are logged.
+        If another thread does so, wait for its end. If another process is the controller, or this object did so less
+        than half a second ago, wait at most 0.1 s for changes of the metadata instead. Errors of inspection and
+        election are logged.
         """
         seen = self._cluster.store.changes.current()
         with self._lock:
-            now_s = clock.monotonic_s()
-            mine = now_s >= self._next_s
+            mine = clock.monotonic_s() >= self._next_s
             if mine:
-                self._next_s = now_s + _EVERY_S
                 try:
                     mine = self._inspect_and_elect()
                 except NotControllerError:
                     mine = False
                 except SparkLogError as error:
                     logger.warning("log dirs were not inspected: %s", redact(str(error)))
+                finally:  # it may have waited for a log dir that hangs: threads that waited here take its result
+                    self._next_s = clock.monotonic_s() + _EVERY_S
         if not mine:
             self._cluster.store.changes.wait(seen, _WAIT_S)
 

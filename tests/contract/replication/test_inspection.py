@@ -152,6 +152,31 @@ def test_without_a_coordinator_leaders_are_elected_before_a_log_dir_that_hangs_i
     assert len(waited_for) == 1 and not waited_for[0].done()
 
 
+def test_threads_that_append_wait_together_for_one_inspection(three_brokers, monkeypatch):
+    """An inspection may wait for a log dir that hangs, for longer than the time until the next one."""
+    monotonic_s, later_s, inspections = clock.monotonic_s, [0], []
+    started, release = threading.Event(), threading.Event()
+    controller = FallbackController(three_brokers)
+
+    def slow():
+        inspections.append(1)
+        started.set()
+        assert release.wait(LIMIT_S)
+        later_s[0] += 120
+        return True
+
+    monkeypatch.setattr(controller, "_inspect_and_elect", slow)
+    monkeypatch.setattr(fallback_controller, "_EVERY_S", 60)
+    monkeypatch.setattr(clock, "monotonic_s", lambda: monotonic_s() + later_s[0])
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(controller.detect_failures) for _ in range(4)]
+        assert started.wait(LIMIT_S)
+        release.set()
+        for each in waiting:
+            each.result(LIMIT_S)
+    assert len(inspections) == 1
+
+
 def test_a_listing_of_a_log_dir_that_was_online_since_changes_nothing(three_brokers, listing, monkeypatch):
     later_s = clock.monotonic_s() + 61
     monkeypatch.setattr(clock, "monotonic_s", lambda: later_s)  # asked again

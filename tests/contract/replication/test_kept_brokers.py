@@ -4,8 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from spark_log.cluster import brokers
 from spark_log.cluster.brokers import BrokerSession, add_broker, keep_brokers, list_brokers, remove_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import InvalidConfigurationError
 
 
 def test_a_kept_broker_renews_its_lease_and_is_not_removed(postgres_url, tmp_path):
@@ -25,3 +27,22 @@ def test_a_kept_broker_renews_its_lease_and_is_not_removed(postgres_url, tmp_pat
 
         cluster.store.transact(create).result(30)
         assert [broker.broker_id for broker in list_brokers(cluster)] == [1, 2]
+
+
+def test_two_removals_at_once_leave_a_broker(postgres_url, tmp_path, monkeypatch):
+    removals, delete_rows = [], brokers.delete_rows_of_log_dirs
+    with Cluster.init(postgres_url, log_dir=str(tmp_path / "d1")) as cluster, ThreadPoolExecutor(1) as other:
+        add_broker(cluster, 2, [str(tmp_path / "d2")])
+
+        def delete_beside_another_removal(connection, log_dir_ids):
+            if not removals:
+                removals.append(other.submit(remove_broker, cluster, 1))
+                with pytest.raises(TimeoutError):
+                    removals[0].result(0.5)
+            delete_rows(connection, log_dir_ids)
+
+        monkeypatch.setattr(brokers, "delete_rows_of_log_dirs", delete_beside_another_removal)
+        remove_broker(cluster, 2)
+        with pytest.raises(InvalidConfigurationError, match="broker 1 is the only one"):
+            removals[0].result(60)
+        assert [broker.broker_id for broker in list_brokers(cluster)] == [1]

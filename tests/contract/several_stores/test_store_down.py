@@ -9,12 +9,18 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import Consumer, Producer
-from spark_log.cluster.brokers import add_broker, list_brokers, remove_broker
+from spark_log.cluster.brokers import add_broker, embed_broker, list_brokers, remove_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.stores import add_store
-from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailableError, UnsupportedStoreError
+from spark_log.errors import (
+    BrokerIdNotRegisteredError,
+    InvalidConfigurationError,
+    LogDirMismatchError,
+    MetadataStoreUnavailableError,
+    UnsupportedStoreError,
+)
 from spark_log.ids import TopicPartition
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
@@ -151,6 +157,23 @@ def test_files_and_brokers_that_only_the_lost_store_knows_are_kept(far, own_post
     finally:
         own_postgres_server.start()
     assert len(list(folder.rglob("_segments/*/*.parquet"))) == 1
+
+
+def test_a_broker_that_a_data_store_does_not_have_yet_can_be_removed(far, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    with pytest.raises(LogDirMismatchError, match="full"):
+        add_broker(far, 2, [str(tmp_path / "full")])
+    assert {broker.broker_id for broker in list_brokers(far)} == {1}
+    add_broker(far, 2, [str(tmp_path / "disk")])
+    for rows in (t.log_dir, t.broker):
+        forget = rows.delete().where(rows.c.broker_id == 2)
+        far.at(1).store.transact(lambda connection, _, forget=forget: connection.execute(forget))
+    embed_broker(far, 2)
+    remove_broker(far, 2)
+    assert {broker.broker_id for broker in list_brokers(far)} == {1}
+    with pytest.raises(BrokerIdNotRegisteredError):
+        remove_broker(far, 2)
 
 
 def test_a_database_is_only_the_store_that_it_is(far, postgres_server, tmp_path):
