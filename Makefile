@@ -21,7 +21,7 @@ SEED := $(or $(SEED),$(shell date +%s))
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh find)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-two-stores test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-moves bench-soak bench-soak-postgresql bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
+.PHONY: help venv java postgres etcd promtool chromium delta class-archive check lint-docker docs format test test-slow test-two-stores test-spark41 test-spark43 test-long unit dist demo console screenshots bench bench-first bench-jobs bench-clients bench-replication bench-maintenance bench-streams bench-tables bench-typed bench-console bench-transactions bench-queues bench-scale bench-moves bench-soak bench-soak-postgresql bench-kafka bench-real-time bench-gateway proof conformance check-kubernetes image sbom clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -76,9 +76,16 @@ $(VENV)/.class-archive: $(VENV)/.delta tests/support/class_archive.py | java
 	@touch $@
 
 # A lost worker ends the run, with the name of its test: pytest-xdist 3.8 waits forever after it has replaced one.
-test: venv  ## check, then every test, in as many processes as WORKERS says
-	$(MAKE) --no-print-directory -j 2 --output-sync=target check java postgres etcd promtool chromium delta class-archive
-	$(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 --durations=30 $(PYTEST_ARGS)
+TEST_PROGRAMS := java postgres etcd promtool chromium delta class-archive
+WITH_WORKERS = $(WITH_JAVA) scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0 --durations=30
+
+test: venv  ## check, then every test that is not slow, in as many processes as WORKERS says
+	$(MAKE) --no-print-directory -j 2 --output-sync=target check $(TEST_PROGRAMS)
+	$(WITH_WORKERS) -m "not slow and not long and not spark41" $(PYTEST_ARGS)
+
+test-slow: venv  ## the slow tests: programs killed under load, failovers, jobs, examples, the pages of the documentation
+	$(MAKE) --no-print-directory -j 2 --output-sync=target $(TEST_PROGRAMS)
+	$(WITH_WORKERS) -m "slow and not long and not spark41" $(PYTEST_ARGS)
 
 test-two-stores: venv postgres  ## contract tests of appends, transactions, groups, maintenance, clients and gateways, with their topics in a data store
 	SPARK_LOG_TEST_STORES=two scripts/with_test_folder.sh $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not long" \
