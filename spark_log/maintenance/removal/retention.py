@@ -11,6 +11,7 @@ read plans stay for file.delete.delay.ms; the bytes of inline segments are in th
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -206,31 +207,47 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> di
 
 
 def _delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    def delete(connection: sa.Connection, _attempt: Attempt) -> tuple[dict[TopicPartition, int], list[Topic]]:
-        topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
-        keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in before}
-        states = lock_partitions(connection, list(keys.values()))
-        low: dict[Key, int] = {}
-        for tp, key in keys.items():
-            validate_user_topic(tp.topic, "delete records of")
-            if key not in states:
-                raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
-            if not topics[tp.topic].config.deletes:
-                raise PolicyViolationError(f"topic {tp.topic!r}: its cleanup.policy does not let records be deleted")
-            low[key] = _wanted_log_start(tp, before[tp], states[key])
-        changed = []
-        for topic in topics.values():
-            mine = {key: low[key] for key in low if key[0] == topic.topic_id}
-            gone = {key: _segments_below(connection, key, start) for key, start in mine.items()}
-            if _move_log_start(connection, topic, states, mine, gone, cluster.store.clock(connection)).partitions:
-                changed.append(topic)
-        failpoint("retention.decided")
-        return {tp: low[key] for tp, key in keys.items()}, changed
-
-    starts, changed = cluster.store.transact(delete)
-    failpoint("retention.committed")
-    try_publish(cluster, changed)
+    """Run short transactions, as retention does. The first one checks all partitions."""
+    starts: dict[TopicPartition, int] = {}
+    changed: dict[int, Topic] = {}
+    unfinished = before
+    while unfinished:
+        wanted, topics, unfinished = cluster.store.transact(partial(_delete_some, cluster, unfinished))
+        failpoint("retention.committed")
+        starts |= wanted
+        changed |= {topic.topic_id: topic for topic in topics}
+    try_publish(cluster, list(changed.values()))
     return starts
+
+
+def _delete_some(
+    cluster: Cluster, before: Mapping[TopicPartition, int], connection: sa.Connection, _attempt: Attempt
+) -> tuple[dict[TopicPartition, int], list[Topic], dict[TopicPartition, int]]:
+    """Return the log start offsets to reach, the topics that changed, and those offsets that are not reached yet."""
+    topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
+    keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in before}
+    states = lock_partitions(connection, list(keys.values()))
+    wanted: dict[TopicPartition, int] = {}
+    for tp, key in keys.items():
+        validate_user_topic(tp.topic, "delete records of")
+        if key not in states:
+            raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
+        if not topics[tp.topic].config.deletes:
+            raise PolicyViolationError(f"topic {tp.topic!r}: its cleanup.policy does not let records be deleted")
+        wanted[tp] = _wanted_log_start(tp, before[tp], states[key])
+    segments_max = max(1, SEGMENTS_MAX // len(before))
+    low = {keys[tp]: offset for tp, offset in wanted.items()}
+    gone = {key: _segments_below(connection, key, offset, segments_max) for key, offset in low.items()}
+    unfinished = {tp: wanted[tp] for tp, key in keys.items() if len(gone[key]) == segments_max}
+    for tp in unfinished:
+        low[keys[tp]] = max(states[keys[tp]].log_start_offset, gone[keys[tp]][-1].end_offset)
+    changed, now = [], cluster.store.clock(connection)
+    for topic in topics.values():
+        mine = {key: gone[key] for key in gone if key[0] == topic.topic_id}
+        if _move_log_start(connection, topic, states, low, mine, now).partitions:
+            changed.append(topic)
+    failpoint("retention.decided")
+    return wanted, changed, unfinished
 
 
 def _wanted_log_start(tp: TopicPartition, offset: int, state: PartitionState) -> int:
@@ -271,7 +288,9 @@ def _move_log_start(
         dropped += _of(key[1], segments)
     insert_retired(connection, retired)
     if dropped.segments:
-        bounds = [{"topic_id": key[0], "partition": key[1], "low": low[key]} for key in after]
+        bounds = [
+            {"topic_id": key[0], "partition": key[1], "low": gone[key][-1].end_offset} for key in after if gone[key]
+        ]
         delete_segments_below(connection, bounds)
     delete_blobs(connection, blobs)
     save_partitions(connection, before, after)
@@ -297,12 +316,16 @@ _FIRST = Prepared(
     sa.select(*_COLUMNS).where(*_HERE, SEGMENT.base_offset >= bindparam("start")).order_by(SEGMENT.base_offset)
     .limit(bindparam("segments_max")).offset(sa.literal_column("0"))  # without it SQLAlchemy adds its own parameter
 )  # fmt: skip
-_SEGMENTS_BELOW = Prepared(sa.select(*_COLUMNS).where(*_BELOW).order_by(SEGMENT.base_offset))
+_SEGMENTS_BELOW = Prepared(
+    sa.select(*_COLUMNS).where(*_BELOW).order_by(SEGMENT.base_offset)
+    .limit(bindparam("segments_max")).offset(sa.literal_column("0"))
+)  # fmt: skip
 _TOTAL = Prepared(sa.select(sa.cast(sa.func.sum(SEGMENT.bytes), sa.BigInteger)).where(*_HERE))
 
 
-def _segments_below(connection: sa.Connection, key: Key, low: int) -> list[Segment]:
-    rows = _SEGMENTS_BELOW.rows(connection, {"topic_id": key[0], "partition": key[1], "low": low})
+def _segments_below(connection: sa.Connection, key: Key, low: int, segments_max: int) -> list[Segment]:
+    here = {"topic_id": key[0], "partition": key[1]}
+    rows = _SEGMENTS_BELOW.rows(connection, {**here, "low": low, "segments_max": segments_max})
     return [Segment(*row) for row in rows]
 
 

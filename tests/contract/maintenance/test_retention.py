@@ -15,6 +15,7 @@ from spark_log.log.log import Records
 from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance import Amount, run_tasks
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.removal import retention
 from spark_log.maintenance.removal.retention import SEGMENTS_MAX, apply_retention, delete_records
 from spark_log.maintenance.rewrite.rewrite_plan import plan_rewriting, segments
 from spark_log.maintenance.rewrite.segment_rewrite import swap, write
@@ -223,6 +224,33 @@ def test_many_segments_are_dropped_in_short_transactions(cluster, log, partition
     assert sorted((row.partition, row.base_offset) for row in left) == [(n, each - 1) for n in range(partitions)]
     assert len(rows_of(cluster, t.retired_file)) == dropped.segments
     assert {row.log_start_offset for row in rows_of(cluster, t.partition)} == {each - 1}
+
+
+def test_records_are_deleted_in_short_transactions(cluster, log, monkeypatch):
+    """So that appends to other topics wait for one of them at most."""
+    monkeypatch.setattr(retention, "SEGMENTS_MAX", 4)
+    counts, move_log_start = [], retention._move_log_start
+
+    def counted(*arguments):
+        dropped = move_log_start(*arguments)
+        counts.append(dropped.segments)
+        return dropped
+
+    monkeypatch.setattr(retention, "_move_log_start", counted)
+    topic = create_topic(cluster, "t", 2, configs=FILES)
+    for number in range(7):
+        append(log, topic, str(number), partition=0)
+    append(log, topic, "a", "b", partition=1)
+    zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
+    with pytest.raises(OffsetOutOfRangeError):
+        delete_records(cluster, {zero: 5, one: 9})
+    assert not counts
+    assert delete_records(cluster, {zero: 6, one: 1}) == {zero: 6, one: 1}
+    assert counts == [2, 4, 0], "two for each of the two partitions, then four of one"
+    assert [state_of(cluster, topic, number).log_start_offset for number in (0, 1)] == [6, 1]
+    assert len(rows_of(cluster, t.retired_file)) == 6
+    assert values(log, topic) == ["6", "b"]
+    everything_fits(cluster)
 
 
 def test_a_failing_partition_does_not_stop_retention_of_the_others(cluster, log):
