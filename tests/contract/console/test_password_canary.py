@@ -82,7 +82,7 @@ def test_passwords_are_found_nowhere(address_file, tmp_path, monkeypatch, caplog
         other = tmp_path / "secret" / "wrong"
         other.write_text(wrong)
         with monkeypatch.context() as impatient:
-            impatient.setitem(Store.read.__kwdefaults__, "timeout_ms", 200)  # how long a wrong address is tried
+            impatient.setitem(Cluster.open.__func__.__kwdefaults__, "read_timeout_ms", 200)
             assert run("status", "--cluster", str(other)).exit_code == 1
     metrics_port = free_port()
     options = ["--sasl", "PLAIN", "--metrics-port", str(metrics_port), "--workers", "2"]
