@@ -14,10 +14,13 @@ from kafka.protocol.metadata import MetadataRequest
 from spark_log.gateway.server import APIS
 from spark_log.groups.committed_offsets import KEPT
 from tests.support.classic_member import ClassicMember
+from tests.support.consumer_group_steps import topic_ids
+from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
-from tests.support.topics import make
+from tests.support.topics import find, make
 from tests.support.wire_requests import commit_request, committed
+from tests.support.wire_share import WireShareMember
 from tests.support.worker_member import JOIN, WorkerMember
 
 pytestmark = pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
@@ -124,12 +127,15 @@ def test_commits_with_a_nul_in_a_name_are_refused(cluster, gateway):
         assert commit(metadata=KEPT) == INVALID_REQUEST, "else its offset would never expire"
 
 
-@pytest.mark.parametrize("assignor", ["cooperative-sticky", "custom"])
-def test_a_client_id_with_a_nul_is_no_obstacle(cluster, gateway, assignor):
+def test_a_client_id_with_a_nul_is_no_obstacle(cluster, gateway):
     with WireConnection(gateway.port, client_id="te\0st") as wire:
         assert wire.exchange(MetadataRequest(topics=None), 1).topics
-        member = ClassicMember(wire, "g", ["flights"], assignor=assignor)
-        assert (member.join(), member.sync(), member.beat()) == (NONE, NONE, NONE)
+        for assignor in ("cooperative-sticky", "custom"):
+            member = ClassicMember(wire, assignor, ["flights"], assignor=assignor)
+            assert (member.join(), member.sync(), member.beat()) == (NONE, NONE, NONE), assignor
+        consumer = ConsumerMember(wire, "consumers", topic_ids(wire, "flights"), subscribed_topic_names=["flights"])
+        assert consumer.join().error_code == NONE
+        WireShareMember(wire, find(cluster, "flights")).join()
 
 
 def test_a_member_whose_protocol_has_a_long_name_is_refused_and_old_clients_list_its_group(cluster, gateway):
