@@ -113,15 +113,23 @@ def check_history(cluster, processes):
         )
 
 
+def kill(cluster, process):
+    """Kill a member, and let its session end now."""
+    process.kill()
+    for member in describe_groups(cluster.store, ["g"])[0].members:
+        if process.holds & {p.partition for p in member.assignment}:
+            move_session_end(cluster.store, member.member_id, 0)
+
+
 def test_other_members_take_over_from_killed_ones(cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
     processes = members(started, cluster_address, 3)
     share_everything(processes)
-    processes[0].kill()
+    kill(cluster, processes[0])
     share_everything(processes[1:])
     late = members(started, cluster_address, 1)
     share_everything(processes[1:] + late)
-    processes[1].kill()
+    kill(cluster, processes[1])
     share_everything([processes[2], *late])
     for process in (processes[2], *late):
         process.close_input()
