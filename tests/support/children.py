@@ -19,10 +19,10 @@ from tests.support.python_process import PythonProcess
 class Child:
     """`python -m MODULE ARGUMENTS`, whose lines are read in the background. It and its forks are one process group."""
 
-    def __init__(self, module: str, *arguments: object) -> None:
+    def __init__(self, module: str, *arguments: object, failpoint: str | None = None) -> None:
         pipe = subprocess.PIPE
         self._process = PythonProcess(
-            "-m", module, *arguments, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+            "-m", module, *arguments, failpoint=failpoint, stdin=pipe, stdout=pipe, text=True, start_new_session=True
         )
         self.lines: list[list[str]] = []
         self._new: queue.Queue[None] = queue.Queue()
@@ -83,10 +83,15 @@ class Child:
         self._process.send_signal(signal.SIGCONT)
         self.say("go")
 
+    def wait(self, timeout_s: float = 120) -> int:
+        """Wait for its end and the rest of its output; its exit code."""
+        code = int(self._process.wait(timeout=timeout_s))
+        self._reading.join(timeout=30)
+        return code
+
     def finish(self, timeout_s: float = 120) -> None:
         """Wait for its end and the rest of its output; its exit code must be 0."""
-        assert self._process.wait(timeout=timeout_s) == 0, self.lines[-20:]
-        self._reading.join(timeout=30)
+        assert self.wait(timeout_s) == 0, self.lines[-20:]
 
     def kill(self) -> None:
         """Kill it and its forks in any state; for the end of a test."""

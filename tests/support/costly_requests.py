@@ -36,9 +36,9 @@ _HEADER_BYTES = 14
 _LENGTHS = [b"\x80", b"\xff", b"\x7f", b"\x00\x00\x00\x01", b"\x7f\xff\xff\xff", b"\x02"]
 
 
-def frame_of(request: Message, version: int) -> bytes:
+def frame_of(request: Message, version: int, client_id: str = "") -> bytes:
     request.API_VERSION = version
-    request.with_header(1, "")
+    request.with_header(1, client_id)
     return request.encode(header=True, framed=True)  # type: ignore[no-any-return]
 
 

@@ -39,6 +39,11 @@ class GatewayProcess(LoggedProcess):
             assert time.monotonic() < deadline, f"the gateway does not listen:\n{self.output[-4000:]}"
             time.sleep(0.02)
 
+    def memory_mb(self, field: str = "VmRSS") -> float:
+        """The resident memory of the process, with `VmHWM` its peak so far."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition(f"{field}:")[2].split()[0]) / 1024
+
     def _listens(self) -> bool:
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=5).close()

@@ -60,7 +60,11 @@ class WireConnection:
 
     def send_bytes(self, data: bytes) -> None:
         """A frame without a header."""
-        self._socket.sendall(struct.pack(">i", len(data)) + data)
+        self.send_frame(struct.pack(">i", len(data)) + data)
+
+    def send_frame(self, frame: bytes) -> None:
+        """A request as it is sent: its length, header and body."""
+        self._socket.sendall(frame)
 
     def receive_bytes(self) -> bytes:
         [size] = struct.unpack(">i", self._read(4))

@@ -11,14 +11,12 @@ client, whose rules do not depend on the store, or have a cluster of their own.
 ONE_STORE_FILES = frozenset(
     {
         "gateway/test_gateway_error_messages.py",
-        "gateway/test_gateway_share_groups.py",
         "gateway/test_group_watches.py",
         "gateway/test_polls_together.py",
         "groups/test_dead_letters.py",
         "groups/test_facts.py",
         "groups/test_redrive.py",
         "groups/test_share_admin.py",
-        "groups/test_share_consumers.py",
         "groups/test_share_crashes.py",
         "groups/test_share_failover.py",
         "groups/test_share_growth.py",
@@ -54,9 +52,5 @@ ONE_STORE_TESTS = frozenset(
         "test_a_dry_run_reports_the_work_of_a_run_and_changes_nothing",
         # producer ids that are forgotten at home only
         "test_an_id_that_was_forgotten_belongs_to_nobody",
-        # share groups
-        "test_invalid_acknowledgements_change_nothing",
-        "test_requests_that_fit_no_share_session",
-        "test_share_sessions_need_the_right_to_read_at_each_request",
     }
 )

@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -47,10 +48,15 @@ def read_all(log: ClientLog, topic: Topic) -> list[tuple[int, int, str]]:
     ]
 
 
-def topic_values(cluster: Cluster, name: str) -> list[bytes | None]:
-    """The value of every readable record of the topic, in order, read with a log of its own."""
+def topic_rows(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    """Every readable record of the topic, in order, read with a log of its own."""
     with contextlib.closing(ClientLog(cluster)) as log:
-        return [row["value"] for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
+        return [row for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
+
+
+def topic_values(cluster: Cluster, name: str) -> list[bytes | None]:
+    """The value of every readable record of the topic, in order."""
+    return [row["value"] for row in topic_rows(cluster, name)]
 
 
 SMALL_BLOBS = {"inline.max.bytes": "2000"}

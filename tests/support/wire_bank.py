@@ -48,7 +48,7 @@ def transfer_all(
                 **settings,
                 "transactional.id": transactional_id,
                 # an abort waits that long for a message that the purge missed, on its way to a gateway that was killed
-                "message.timeout.ms": 8_000,
+                "message.timeout.ms": 5_000,
                 "transaction.timeout.ms": 30_000,
             }
         )

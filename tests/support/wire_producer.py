@@ -2,7 +2,6 @@
 
 import struct
 
-from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -15,6 +14,7 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.log.records.kafka_batch.encode import encode
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum
+from tests.support.wire_requests import produced
 
 _TRANSACTIONAL = 0x10
 _ATTRIBUTES, _PRODUCER = 21, 43
@@ -98,15 +98,7 @@ class WireProducer:
     ) -> Message:
         """The response for the partition. `transactional`: whether the request names the transactional id."""
         batch = transactional_batch(value, self.producer_id, self.epoch, self._sequence, flag=flag)
-        kind = ProduceRequest.TopicProduceData
-        partition = kind.PartitionProduceData(index=0, records=batch)
-        request = ProduceRequest(
-            transactional_id=self.name if transactional else None,
-            acks=-1,
-            timeout_ms=30_000,
-            topic_data=[kind(name=topic, partition_data=[partition])],
-        )
-        [found] = connection.exchange(request, 8).responses[0].partition_responses
+        found = produced(connection, topic, batch, transactional_id=self.name if transactional else None)
         self._sequence += not found.error_code
         return found
 

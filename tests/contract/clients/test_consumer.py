@@ -87,6 +87,7 @@ class Counted:
         monkeypatch.setattr(segment_file, "open_segment", open_segment)
 
 
+@pytest.mark.on_sqlite
 def test_a_program_written_for_kafka_python(cluster, log, cluster_address):
     """It passes kafka-python's settings and gets kafka-python's structs."""
     make(cluster, "my_favorite_topic", 2)
@@ -119,6 +120,7 @@ def test_a_program_written_for_kafka_python(cluster, log, cluster_address):
         consumer.poll()
 
 
+@pytest.mark.on_sqlite
 def test_polls_keep_the_order_and_the_limit(cluster, log, consume):
     make(cluster, "t", 2)
     fill(log, "t", [12, 7])
@@ -136,6 +138,7 @@ def test_polls_keep_the_order_and_the_limit(cluster, log, consume):
     assert consumer.highwater(P0) == 12
 
 
+@pytest.mark.on_sqlite
 def test_a_record_has_all_its_fields(cluster, log, consume):
     make(cluster, "t", 1)
     append(log, "t", "v", key=b"key", headers=[("h", b"12"), ("é", None)], timestamp_ms=NOON_MS)
@@ -158,6 +161,7 @@ def test_arguments_of_poll(cluster, consume):
     assert consumer.poll(0) == {}
 
 
+@pytest.mark.on_sqlite
 def test_pause_seek_and_replay(cluster, log, consume):
     make(cluster, "t", 2)
     fill(log, "t", [6, 6])
@@ -211,6 +215,7 @@ def test_iteration_moves_the_position_record_by_record(cluster, log, consume):
     assert [record.offset for record in consumer] == [6, 7, 8, 9]
 
 
+@pytest.mark.on_sqlite
 def test_the_first_position_of_a_consumer(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [5])
@@ -230,6 +235,7 @@ def test_the_first_position_of_a_consumer(cluster, log, consume):
         consume(auto_offset_reset="sometimes")
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize(("policy", "first"), [("earliest", 3), ("latest", 5)])
 def test_out_of_range_positions_follow_the_policy(policy, first, cluster, log, consume):
     make(cluster, "t", 1)
@@ -274,6 +280,7 @@ def test_queries_about_offsets(cluster, log, consume):
     assert consumer.group_metadata().group_id is None
 
 
+@pytest.mark.on_sqlite
 def test_arrow_tables_in_order_and_mixed_with_polls(cluster, log, consume):
     make(cluster, "t", 2)
     fill(log, "t", [6, 3])
@@ -400,6 +407,7 @@ def test_a_long_partition_does_not_delay_the_others(cluster, log, consume):
         assert consumer.position(P0) < 10_000
 
 
+@pytest.mark.on_sqlite
 def test_damage_is_an_error_that_names_the_segment_and_can_be_skipped(cluster, log, consume, tmp_path):
     topic = make(cluster, "t", 2, inline_max_bytes="0")
     for _ in range(2):
@@ -442,6 +450,7 @@ def test_a_deleted_topic_is_no_error_and_a_recreated_one_is_read_from_its_start(
     assert read(consumer, 5) == {0: [f"0/{n}" for n in range(5)]}
 
 
+@pytest.mark.on_sqlite
 def test_missing_topics_are_created_once(cluster, log, consume):
     consumer = consume("fresh")
     assert consumer.poll(100) == {}
@@ -514,6 +523,7 @@ def test_one_consumer_per_thread(cluster, log, cluster_address):
     assert sorted(seen) == [f"{p}/{n}" for p in range(4) for n in range(5)]
 
 
+@pytest.mark.on_sqlite
 def test_plans_of_long_tails_are_bounded(cluster, log, consume, monkeypatch):
     make(cluster, "t", 1, delta_max_lag_ms="-1")  # no append seals the tail
     fill(log, "t", [60])

@@ -40,6 +40,7 @@ def default_cluster(cluster_address, monkeypatch):
     monkeypatch.setenv("SPARK_LOG_CLUSTER", cluster_address)
 
 
+@pytest.mark.on_sqlite
 def test_producers(cluster, cluster_address):
     run(programs("producer"), cluster_address, ours="from spark_log import Producer as KafkaProducer")
     sent = stored(cluster, "foobar")[0]
@@ -49,6 +50,7 @@ def test_producers(cluster, cluster_address):
     assert stored(cluster, "flipflap") == {0: ["1234"]}
 
 
+@pytest.mark.on_sqlite
 def test_transactions(cluster, cluster_address):
     program = "from kafka import KafkaProducer\n" + programs("producer", transactions=True)
     run(program, cluster_address, ours="from spark_log import Producer as KafkaProducer")
@@ -62,9 +64,8 @@ KafkaConsumer = functools.partial(Consumer, auto_offset_reset="earliest", consum
 """
 
 
-@pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
+@pytest.mark.on_sqlite
 def test_consumers(cluster, cluster_address, log):
-    """One store is enough: test_consumer has the same calls on both."""
     for name, partitions in (("my_favorite_topic", 2), ("foobar", 3), ("json-foo", 1), ("txn_topic", 1)):
         create_topic(cluster, name, partitions)
     append(log, "my_favorite_topic", "a", "b", partition=1)

@@ -38,6 +38,7 @@ def test_a_record_with_everything(produce, log, cluster):
     assert round(row["timestamp"].timestamp() * 1000) == NOON_MS
 
 
+@pytest.mark.on_sqlite
 def test_futures_resolve_with_callbacks_in_the_senders_thread(produce):
     producer = produce(linger_ms=1)
     told = []
@@ -51,6 +52,7 @@ def test_futures_resolve_with_callbacks_in_the_senders_thread(produce):
     assert future.succeeded() and future.value.offset == 2
 
 
+@pytest.mark.on_sqlite
 def test_a_callback_that_calls_exit_ends_nothing(produce, log):
     producer = produce()
     futures = [producer.send("t", b"%d" % number).add_callback(lambda _: sys.exit(1)) for number in range(3)]
@@ -59,6 +61,7 @@ def test_a_callback_that_calls_exit_ends_nothing(produce, log):
     assert producer.send("t", b"more").get(timeout=LIMIT_S).offset == 3
 
 
+@pytest.mark.on_sqlite
 def test_callbacks_may_send_and_may_not_wait_for_themselves(produce, log):
     producer = produce(buffer_memory=500)
     told = []
@@ -134,6 +137,7 @@ BAD_RECORDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.on_sqlite
 def test_bad_records_are_refused_and_the_next_is_appended(produce, cluster, log):
     create_topic(cluster, "t", 2)
     producer = produce()
@@ -147,6 +151,7 @@ def test_bad_records_are_refused_and_the_next_is_appended(produce, cluster, log)
 ILLEGAL = ["", ".", "..", "../x", "a/b", "/abs", "a\\b", "a\0b", "x" * 250, "a\n", "%2e%2e", "a b", "{a,b}", "k=v", "*"]
 
 
+@pytest.mark.on_sqlite
 def test_illegal_topic_names_are_refused_at_once(produce, cluster):
     producer = produce()
     for name in ILLEGAL:
@@ -225,9 +230,7 @@ def test_records_that_the_topic_refuses_fail_alone(produce, cluster, log):
 # -- partitions -----------------------------------------------------------------------------------------------
 
 
-# -- partitions -----------------------------------------------------------------------------------------------
-
-
+@pytest.mark.on_sqlite
 def test_keys_map_to_the_same_partitions_as_in_kafka_clients(produce, cluster):
     create_topic(cluster, "t", 5)
     keys = [b"", b"a", *(b"key-%d" % n for n in range(100))]
@@ -252,6 +255,7 @@ def test_the_codec_of_the_producer_applies_to_topics_without_their_own(produce, 
     assert codecs == {("free", "gzip"), ("fixed", "snappy")}
 
 
+@pytest.mark.on_sqlite
 def test_null_keys_use_one_partition_per_batch(produce, cluster):
     create_topic(cluster, "t", 3)
     producer = produce(linger_ms=60_000)
@@ -263,6 +267,7 @@ def test_null_keys_use_one_partition_per_batch(produce, cluster):
     assert all(len(batch) == 1 for batch in batches) and set.union(*batches) == {0, 1, 2}
 
 
+@pytest.mark.on_sqlite
 def test_round_robin(produce, cluster):
     create_topic(cluster, "t", 3)
     producer = produce(linger_ms=60_000, partitioner=RoundRobinPartitioner())
@@ -271,6 +276,7 @@ def test_round_robin(produce, cluster):
     assert [future.get().partition for future in futures] == [0, 1, 2, 0, 1, 2]
 
 
+@pytest.mark.on_sqlite
 def test_custom_partitioners(produce, cluster):
     create_topic(cluster, "t", 4)
     seen = []
@@ -294,6 +300,7 @@ def test_custom_partitioners(produce, cluster):
     assert old.send("t", b"v", b"k").get(timeout=LIMIT_S).partition == 1
 
 
+@pytest.mark.on_sqlite
 def test_an_invalid_result_of_a_partitioner_is_an_error(produce, cluster):
     create_topic(cluster, "t", 4)
     misses = [

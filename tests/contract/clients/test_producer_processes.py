@@ -154,6 +154,7 @@ def test_a_producer_used_in_a_forked_child_raises_an_error(cluster, cluster_addr
     assert stored(log, "t") == {0: [b"the child's", b"the parent's"]}
 
 
+@pytest.mark.on_sqlite
 def test_the_future_of_a_table_fails_in_a_forked_child(cluster, cluster_address, log, capfd):
     begun, go, outcomes = threading.Event(), threading.Event(), []
     with Producer(cluster=cluster_address) as producer:
@@ -179,6 +180,7 @@ def test_the_future_of_a_table_fails_in_a_forked_child(cluster, cluster_address,
     assert outcomes == [pending.value]
 
 
+@pytest.mark.on_sqlite
 def test_an_unreferenced_producer_sends_its_buffered_records(cluster, cluster_address, log):
     producer = Producer(cluster=cluster_address, linger_ms=60_000)
     future, sender = producer.send("t", b"v"), producer._sender
@@ -186,6 +188,7 @@ def test_an_unreferenced_producer_sends_its_buffered_records(cluster, cluster_ad
     assert not sender.is_alive() and future.value.offset == 0
 
 
+@pytest.mark.on_sqlite
 def test_a_producer_is_forgotten_by_its_own_sender(cluster, cluster_address, log, monkeypatch):
     """A garbage collection may run while the sender holds the lock of the buffered records."""
     producer = Producer(cluster=cluster_address, linger_ms=60_000)

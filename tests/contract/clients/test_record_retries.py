@@ -8,10 +8,11 @@ import pytest
 from spark_log import Consumer
 from spark_log.errors import IllegalStateError, ProducerFencedError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.streams import TransactionalLoop
 from spark_log.spark.streams.redrive import Redrive
-from tests.support.producing import consume_all
+from tests.support.producing import change, consume_all
 from tests.support.python_process import PythonProcess
 from tests.support.topics import all_stored, append, make, stored
 
@@ -90,6 +91,8 @@ def committed(cluster):
     return {number: offset for (name, number), offset in committed_offsets(cluster.store, "g").items() if name == "in"}
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_the_failing_record_is_a_dead_letter_and_the_others_stay_in_order(cluster, cluster_address, log, loop):
     append(log, "in", "a", "bad", "c", "d", headers=[("mine", b"kept")])
     append(log, "in", "e", partition=1)
@@ -110,6 +113,8 @@ def test_the_failing_record_is_a_dead_letter_and_the_others_stay_in_order(cluste
     assert committed(cluster) == {0: 4, 1: 1}
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_an_error_that_passes_makes_no_letter(cluster, cluster_address, log, loop):
     append(log, "in", "a", "b", "c")
     failures = iter([True, True, True, True, True, False])
@@ -123,6 +128,8 @@ def test_an_error_that_passes_makes_no_letter(cluster, cluster_address, log, loo
     assert stored(cluster, "out") == {0: ["a", "b", "c"]}
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_all_records_of_a_poll_may_fail_and_later_polls_are_whole_again(cluster, cluster_address, log, loop):
     append(log, "in", "bad", "bad", "bad")
     append(log, "in", *"abcdef")
@@ -135,6 +142,8 @@ def test_all_records_of_a_poll_may_fail_and_later_polls_are_whole_again(cluster,
         assert again.run().copied == {"in": 3}
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_a_record_that_the_output_refuses_is_a_dead_letter(cluster, cluster_address, log, loop):
     make(cluster, "compacted", cleanup_policy="compact")
     append(log, "in", "a", key=None)
@@ -159,6 +168,8 @@ def test_the_letter_of_a_record_that_is_too_large_with_its_headers_says_where_it
     assert (letter.value, headers["__dlq.errors.offset"], headers["__dlq.errors.topic"]) == (None, b"0", b"in")
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_without_a_topic_the_error_of_the_record_is_raised(cluster, log, loop):
     append(log, "in", "a", "bad", "c")
     calls = []
@@ -168,6 +179,8 @@ def test_without_a_topic_the_error_of_the_record_is_raised(cluster, log, loop):
     assert stored(cluster, "out") == {0: ["a"]} and committed(cluster) == {0: 1}
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_errors_of_the_program_make_no_letter(cluster, log, loop, produce):
     append(log, "in", "a")
     made = loop()
@@ -201,6 +214,7 @@ def test_a_letter_and_its_offset_are_one_transaction(cluster, cluster_address, l
     append(log, "in", "a", "bad", "c")
     process = PythonProcess("-c", KILLED, cluster_address, before_commit)
     assert process.wait(timeout=60) == -signal.SIGKILL
+    change(cluster, t.group_member.update().values(until_ms=0))  # the session of the killed one has ended
     assert all_stored(cluster, "dlq.in") == ([] if before_commit else ["bad"])
     assert committed(cluster) == {0: 1 if before_commit else 2}
     totals = loop().run(fail_at("bad"), **RETRIES)
@@ -208,6 +222,7 @@ def test_a_letter_and_its_offset_are_one_transaction(cluster, cluster_address, l
     assert stored(cluster, "out") == {0: ["a", "c"]} and all_stored(cluster, "dlq.in") == ["bad"]
 
 
+@pytest.mark.on_sqlite
 def test_pauses_double_up_to_the_largest(cluster, log, loop, monkeypatch):
     append(log, "in", "bad")
     made, pauses = loop(), []
@@ -216,6 +231,7 @@ def test_pauses_double_up_to_the_largest(cluster, log, loop, monkeypatch):
     assert pauses[:3] == [1, 2, 3]
 
 
+@pytest.mark.on_sqlite
 def test_settings_that_do_not_fit_are_named(cluster, loop):
     made = loop()
     for settings, expected in (

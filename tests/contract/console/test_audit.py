@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from spark_log import Consumer
+from spark_log.clients.admin import audit
 from spark_log.clients.admin.audit import hide_secrets, read_changes, record_change
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IncompatibleSchemaError, PolicyViolationError
@@ -79,7 +80,10 @@ def test_no_config_of_the_topic_switches_the_audit_off(cluster, cluster_address,
         assert [record.key for record in consumer] == [b"anna", b"bob"]
 
 
-def test_a_store_that_is_down_is_logged_once_and_does_not_fail_the_change(own_postgres_server, tmp_path, caplog):
+def test_a_store_that_is_down_is_logged_once_and_does_not_fail_the_change(
+    own_postgres_server, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(audit, "_TIMEOUT_MS", 200)
     with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         assert record_change(cluster, "anna", "a", "t", {}, "succeeded", "console")
         own_postgres_server.kill()

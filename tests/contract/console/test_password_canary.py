@@ -59,7 +59,6 @@ def test_passwords_are_found_nowhere(address_file, tmp_path, monkeypatch, caplog
     caplog.set_level(logging.DEBUG, "spark_log")
     monkeypatch.setenv("SPARK_LOG_CLUSTER_FILE", str(address_file))
     monkeypatch.delenv("SPARK_LOG_CLUSTER", raising=False)
-    monkeypatch.setitem(Store.read.__kwdefaults__, "timeout_ms", 2_000)  # how long a wrong address is tried
     root = tmp_path / "searched"
     root.mkdir()
     texts = []
@@ -82,7 +81,9 @@ def test_passwords_are_found_nowhere(address_file, tmp_path, monkeypatch, caplog
     for wrong in (f"{place}/nothing?sslmode=bad", f"{place}/a/b@c/d"):
         other = tmp_path / "secret" / "wrong"
         other.write_text(wrong)
-        assert run("status", "--cluster", str(other)).exit_code == 1
+        with monkeypatch.context() as impatient:
+            impatient.setitem(Cluster.open.__func__.__kwdefaults__, "read_timeout_ms", 200)
+            assert run("status", "--cluster", str(other)).exit_code == 1
     metrics_port = free_port()
     options = ["--sasl", "PLAIN", "--metrics-port", str(metrics_port), "--workers", "2"]
     with Cluster.open(str(address_file)) as cluster, GatewayProcess(root, str(address_file), *options) as gateway:

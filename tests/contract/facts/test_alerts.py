@@ -11,6 +11,7 @@ from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
+from spark_log.facts.metrics import cluster_snapshot, exporter
 from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector, registry_of
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
@@ -95,10 +96,6 @@ def dies(cluster, broker):
     BrokerSession(cluster.store, broker, 1).register()
 
 
-def test_no_alert_fires_on_a_cluster_that_is_well(running):
-    fires(*running)
-
-
 def test_no_controller(running):
     _, process = running
     process.controller.close()
@@ -143,7 +140,7 @@ def test_a_share_group_whose_window_is_full_of_records_without_dead_letters(runn
     alter_settings(cluster, {"group.share.min.partition.max.record.locks": "3"})
     alter_group_configs(cluster.store, "workers", {**configs, "share.partition.max.record.locks": "3"})
     member = ShareMember(cluster)
-    fires(*running)
+    fires(*running)  # a cluster that is well
     member.acknowledge(member.poll(2), AcknowledgeType.REJECT)
     fires(*running, "SparkLogShareGroupArchiving")
     member.poll()
@@ -183,13 +180,15 @@ def test_a_hanging_transaction(running):
         producer.abort_transaction()
 
 
-def test_a_store_that_is_down(own_postgres_server, tmp_path):
+def test_a_store_that_is_down(own_postgres_server, tmp_path, monkeypatch):
     with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         process = Coordinator(cluster)
         process.start()
         try:
             until(lambda: process.acting and process.controller.acting, cluster.store)
             own_postgres_server.kill()
+            for module in (cluster_snapshot, exporter):
+                monkeypatch.setattr(module, "ASK_TIMEOUT_MS", 200)
             fires(cluster, process, "SparkLogStoreDown")
         finally:
             process.request_stop()

@@ -203,6 +203,7 @@ def test_segments_and_bad_records_are_counted(cluster, log):
     assert value(found, "kafka_log_log_size", topic="typed", partition=0) > 0
 
 
+@pytest.mark.on_sqlite
 def test_partitions_beyond_the_limit_are_in_the_sums_only(cluster, monkeypatch):
     monkeypatch.setattr(cluster_metrics, "PARTITIONS_MAX", 2)
     create_topic(cluster, "t", 5)
@@ -212,6 +213,7 @@ def test_partitions_beyond_the_limit_are_in_the_sums_only(cluster, monkeypatch):
     assert sum(name == "kafka_topic_partition_leader" for name, _ in found) == 2
 
 
+@pytest.mark.on_sqlite
 def test_only_the_active_coordinator_exports_the_cluster(cluster):
     def found_by(process):
         collectors = (
@@ -275,6 +277,7 @@ def test_the_alerts_fire_on_their_faults_and_only_then():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.on_sqlite
 def test_a_gateway_counts_its_requests_and_appends(cluster, cluster_address, tmp_path):
     create_topic(cluster, "t")
     port = free_port()
@@ -295,6 +298,7 @@ def test_a_gateway_counts_its_requests_and_appends(cluster, cluster_address, tmp
                 assert answer.status == 200
 
 
+@pytest.mark.on_sqlite
 def test_clients_export_what_kafka_python_names(cluster_address, cluster):
     create_topic(cluster, "t", 2)
     registry = CollectorRegistry()
@@ -315,7 +319,7 @@ def test_clients_export_what_kafka_python_names(cluster_address, cluster):
     assert 0 < value(found, "kafka_consumer_fetch_manager_fetch_latency_avg", client_id="c") < 30_000
 
 
-def test_health_and_readiness_say_why_not(cluster):
+def test_health_and_readiness_say_why_not():
     reasons = {"health": None, "ready": None}
 
     def get(path):

@@ -14,9 +14,8 @@ import pytest
 
 from spark_log import Consumer, Producer
 from spark_log.maintenance import run_tasks
-from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
-from tests.support.records import NOON_MS, ranges_of
+from tests.support.records import NOON_MS, topic_rows
 from tests.support.topics import make
 
 pytestmark = pytest.mark.on_sqlite
@@ -59,14 +58,6 @@ def consumed(consumer, count):
     return found
 
 
-def read(cluster, name):
-    """All rows of a topic."""
-    log = ClientLog(cluster)
-    rows = [row for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
-    log.close()
-    return rows
-
-
 def test_every_codec_key_header_and_timestamp_arrives_unchanged(cluster, gateway):
     make(cluster, "t", retention_ms="-1")
     sent = []
@@ -80,7 +71,7 @@ def test_every_codec_key_header_and_timestamp_arrives_unchanged(cluster, gateway
                 client.produce("t", value, key, timestamp=NOON_MS + len(sent), headers=headers)
                 sent.append((key, value, headers, NOON_MS + len(sent)))
             assert client.flush(30) == 0
-    rows = read(cluster, "t")
+    rows = topic_rows(cluster, "t")
     assert [row["offset"] for row in rows] == list(range(len(sent)))
     assert [
         (
@@ -127,7 +118,7 @@ def test_gaps_of_compaction_are_passed_over(cluster, gateway):
         for number in range(6):
             producer.send("t", key=b"a" if number < 5 else b"b", value=b"%d" % number).get()
     list(run_tasks(cluster, ["compact"], now=True))
-    left = [row["offset"] for row in read(cluster, "t")]
+    left = [row["offset"] for row in topic_rows(cluster, "t")]
     assert left == [4, 5]
     consumer = rd_consumer(gateway)
     for begin in range(6):
@@ -142,7 +133,7 @@ def test_records_of_one_segment_keep_their_append_times(cluster, gateway):
     with Producer(cluster=str(cluster.store.address), linger_ms=0) as producer:
         for number in range(3):
             producer.send("t", value=b"%d" % number).get()
-    wanted = [int(row["timestamp"].timestamp() * 1000) for row in read(cluster, "t")]
+    wanted = [int(row["timestamp"].timestamp() * 1000) for row in topic_rows(cluster, "t")]
     assert len(set(wanted)) > 1
     list(run_tasks(cluster, ["seal"], now=True))
     consumer = rd_consumer(gateway)
@@ -195,24 +186,6 @@ def test_the_members_of_a_group_are_of_any_kind(cluster, gateway):
     ours.close()
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_member_that_joins_or_leaves_moves_partitions(cluster, gateway, strategy):
-    make(cluster, "t", 4)
-    first, second = (rd_consumer(gateway, partition_assignment_strategy=strategy) for _ in range(2))
-    first.subscribe(["t"])
-    while len(first.assignment()) < 4:
-        first.poll(0.1)
-    second.subscribe(["t"])
-    while not len(first.assignment()) == len(second.assignment()) == 2:
-        first.poll(0.05)
-        second.poll(0.05)
-    assert not set(map(str, first.assignment())) & set(map(str, second.assignment()))
-    first.close()
-    while len(second.assignment()) < 4:
-        second.poll(0.1)
-    second.close()
-
-
 def test_a_killed_gateway_loses_and_doubles_nothing(cluster, cluster_address, tmp_path):
     make(cluster, "t", 4)
     first, second = (GatewayProcess(tmp_path, cluster_address) for _ in range(2))
@@ -233,7 +206,7 @@ def test_a_killed_gateway_loses_and_doubles_nothing(cluster, cluster_address, tm
                 first.start()
         assert client.flush(60) == 0
         assert errors == []
-        rows = read(cluster, "t")
+        rows = topic_rows(cluster, "t")
         assert sorted(int(row["value"]) for row in rows) == list(range(3_000))
         for key in {row["key"] for row in rows}:
             numbers = [int(row["value"]) for row in rows if row["key"] == key]
@@ -297,7 +270,7 @@ def test_hostile_connections_are_closed_and_others_are_served(cluster, gateway):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(read(cluster, "t")) == 4
+    assert len(topic_rows(cluster, "t")) == 4
     for connection in idle:
         connection.close()
     assert gateway.end() == 0

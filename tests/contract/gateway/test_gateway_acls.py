@@ -22,12 +22,11 @@ from kafka.errors import ClusterAuthorizationFailedError, SecurityDisabledError
 from kafka.protocol.admin import DescribeConfigsRequest, ListGroupsRequest
 from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from typer.testing import CliRunner
 
-from spark_log import Admin, Consumer, clock
+from spark_log import Admin, Consumer
 from spark_log.cli.main import app
 from spark_log.clients.admin.acls import kafka_acl
 from spark_log.clients.admin.audit import read_changes
@@ -49,13 +48,13 @@ from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
 from spark_log.gateway.access.rights import CODES, Each, Every, Whole
 from spark_log.gateway.server import APIS
 from spark_log.groups.share.administration import alter_group_configs
-from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
-from tests.support.records import ranges_of
+from tests.support.records import topic_values
 from tests.support.topics import make
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import wait_until
 from tests.support.wire_producer import transactional_batch
+from tests.support.wire_requests import produce_request, produced
 from tests.support.wire_share import WireShareMember
 
 PASSWORD = "secret"
@@ -207,6 +206,7 @@ def first(settings, topic, group):
     return message.value() if message.error() is None else message.error().name()
 
 
+@pytest.mark.on_sqlite
 def test_clients_may_do_what_acls_allow(cluster, gateway):
     anna = client(gateway, "anna")
     assert AdminClient(anna).list_topics(timeout=30).topics == {}
@@ -289,6 +289,7 @@ def test_acls_are_managed_by_clients_admin_and_the_command_line(cluster, cluster
     assert ("User:admin", "CreateAcls", "group g", "failed") in recorded
 
 
+@pytest.mark.on_sqlite
 def test_parts_of_responses(cluster, gateway):
     add_acls(cluster.store, [
         on_topic("anna", Operation.READ, "orders"),
@@ -351,6 +352,7 @@ def test_parts_of_responses(cluster, gateway):
         assert connection.exchange(idempotent, 4).error_code == 0, "WRITE on any topic is enough (KIP-679)"
 
 
+@pytest.mark.on_sqlite
 def test_share_sessions_need_the_right_to_read_at_each_request(cluster, cluster_address, gateway, produce):
     topic = make(cluster, "jobs")
     alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
@@ -362,22 +364,24 @@ def test_share_sessions_need_the_right_to_read_at_each_request(cluster, cluster_
         member.join()
         assert member.acquire() == [(0, 0, 1)]
         remove_acls(cluster.store, [AclFilter(ResourceType.TOPIC, "jobs")])
-        until_s = clock.monotonic_s() + LIMIT_S
-        while (code := member.acknowledge((0, 0, [ACCEPT]))) != TOPIC_REFUSED:  # a gateway keeps ACLs for a second
-            assert code in (0, INVALID_RECORD_STATE) and clock.monotonic_s() < until_s
+
+        def is_refused():  # a gateway keeps ACLs for a second
+            code = member.acknowledge((0, 0, [ACCEPT]))
+            assert code in (0, INVALID_RECORD_STATE, TOPIC_REFUSED)
+            return code == TOPIC_REFUSED
+
+        wait_until(is_refused)
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("transactional_id", [None, "id"])
 def test_refused_produce_without_acknowledgement_closes_the_connection(cluster, gateway, transactional_id):
     """Its response would be taken for that of the next request."""
     add_acls(cluster.store, [on_topic("anna", Operation.WRITE, "orders")])
-    kind = ProduceRequest.TopicProduceData
     for names in (["secret"], ["secret", "orders"]):
-        topics = [kind(name=name, partition_data=[kind.PartitionProduceData(index=0, records=b"")]) for name in names]
+        request = produce_request(dict.fromkeys(names, b""), acks=0, transactional_id=transactional_id)
         with connect(gateway, "anna") as connection:
-            connection.send(
-                ProduceRequest(transactional_id=transactional_id, acks=0, timeout_ms=1000, topic_data=topics), 7
-            )
+            connection.send(request, 7)
             assert connection.is_closed()
 
 
@@ -390,18 +394,11 @@ def test_producer_id_belongs_to_the_principal_that_got_it(cluster, gateway):
             assert send(ben, b"ben", producer_id, epoch) == INVALID_PRODUCER_ID_MAPPING
         assert send(anna, b"anna", producer_id, 0) == 0
         assert send(anna, b"anna", producer_id, 0) == 0, "a repetition"
-    log = ClientLog(cluster)
-    rows = [row["value"] for batch in log.read(ranges_of(log, log.find_topic("orders"))) for row in batch.to_pylist()]
-    log.close()
-    assert rows == [b"anna"]
+    assert topic_values(cluster, "orders") == [b"anna"]
 
 
 def send(connection, value, producer_id, epoch):
-    kind = ProduceRequest.TopicProduceData
-    records = transactional_batch(value, producer_id, epoch, 0, flag=0)
-    topic = kind(name="orders", partition_data=[kind.PartitionProduceData(index=0, records=records)])
-    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=[topic])
-    return connection.exchange(request, 8).responses[0].partition_responses[0].error_code
+    return produced(connection, "orders", transactional_batch(value, producer_id, epoch, 0, flag=0)).error_code
 
 
 def described(gateway, user, names):

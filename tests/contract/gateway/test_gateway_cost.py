@@ -6,15 +6,15 @@ import struct
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from kafka.protocol.consumer import FetchRequest, HeartbeatRequest, OffsetCommitRequest
+from kafka.protocol.consumer import HeartbeatRequest
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer.produce import ProduceRequest
 
 from spark_log import Cluster, Consumer, Producer
 from spark_log.errors import InvalidConfigurationError
@@ -27,8 +27,9 @@ from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored
 from tests.support.python_process import PythonProcess
 from tests.support.topics import make
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.wire_producer import WireProducer, transactional_batch
+from tests.support.wire_requests import commit_request, committed, fetch_request, produce_request, produced
 
 MEMORY_MB_MAX = 1_500
 ROUNDS_MIN = 10
@@ -36,11 +37,6 @@ ROUNDS_MIN = 10
 have been answered has none.
 """
 LARGE_RECORDS, LARGE_BYTES = 40, 1_000_000
-
-
-def peak_memory_mb(pid):
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 class GoodClient(threading.Thread):
@@ -66,15 +62,7 @@ class GoodClient(threading.Thread):
         assert [topic.error_code for topic in response.topics] == [0]
 
     def fetch(self, connection):
-        kind = FetchRequest.FetchTopic
-        partition = kind.FetchPartition(
-            partition=0, current_leader_epoch=-1, fetch_offset=self.sent, log_start_offset=-1, partition_max_bytes=1_000
-        )
-        request = FetchRequest(
-            replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=1_000, isolation_level=0, session_id=0,
-            session_epoch=-1, topics=[kind(topic="good", partitions=[partition])], forgotten_topics_data=[], rack_id="",
-        )  # fmt: skip
-        [topic] = connection.exchange(request, 11).responses
+        [topic] = connection.exchange(fetch_request("good", self.sent, max_bytes=1_000), 11).responses
         assert topic.partitions[0].error_code == 0
 
     def heartbeat(self, connection):
@@ -129,7 +117,7 @@ def check(gateway, good, cluster_address):
     assert good.error is None, (good.error, gateway.output[-4000:])
     assert "Traceback" not in gateway.output, gateway.output[-4000:]
     assert good.sent >= ROUNDS_MIN
-    assert peak_memory_mb(gateway.pid) < MEMORY_MB_MAX
+    assert gateway.memory_mb("VmHWM") < MEMORY_MB_MAX
     with Consumer("good", cluster=cluster_address, auto_offset_reset="earliest", consumer_timeout_ms=2_000) as consumer:
         assert [int(record.value) for record in consumer] == list(range(good.sent))
 
@@ -178,19 +166,23 @@ def is_closed(connection):
     return True
 
 
+def send_unfinished(connection):
+    connection.settimeout(1)
+    with suppress(OSError):  # it is not read any more, or closed
+        connection.sendall(struct.pack(">ihhih", 90_000_000, 0, 8, 1, 0) + bytes(20_000_000))
+
+
 def test_unfinished_frames_of_one_client_leave_memory_for_others(gateway_of):
     gateway = gateway_of("queued.max.request.bytes=100000000")
     frame = produce_of("flights", [os.urandom(900_000)])
     connections = [connected(gateway) for _ in range(25)]
     try:
-        for connection in connections:
-            connection.settimeout(0.2)
-            with suppress(OSError):  # it is not read any more, or closed
-                connection.sendall(struct.pack(">ihhih", 90_000_000, 0, 8, 1, 0) + bytes(20_000_000))
+        with ThreadPoolExecutor(len(connections)) as pool:
+            list(pool.map(send_unfinished, connections))
         with connected(gateway, "127.0.0.1") as good:
             good.sendall(frame)
             assert good.recv(4)
-        assert peak_memory_mb(gateway.pid) < 700
+        assert gateway.memory_mb("VmHWM") < 700
     finally:
         for connection in connections:
             connection.close()
@@ -230,8 +222,7 @@ def test_a_response_that_was_read_takes_no_memory(address, tmp_path):
             left = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
             while left:
                 left -= len(connection.recv(min(left, 1 << 20)))
-        status = Path(f"/proc/{gateway.pid}/status").read_text()
-        assert int(status.partition("VmRSS:")[2].split()[0]) / 1024 < 500
+        assert gateway.memory_mb() < 500
 
 
 def test_large_and_small_requests_of_a_producer_stay_in_order_where_rights_are_checked(address, tmp_path):
@@ -240,13 +231,11 @@ def test_large_and_small_requests_of_a_producer_stay_in_order_where_rights_are_c
     options = ("--acls", "--super-users", "User:ANONYMOUS")
     with GatewayProcess(tmp_path, address, *options) as gateway, WireConnection(gateway.port) as connection:
         producer = WireProducer(connection, name=None)
-        kind = ProduceRequest.TopicProduceData
         requests = []
         for sequence in range(12):
             value = bytes(10 if sequence % 2 else 60_000)
             batch = transactional_batch(value, producer.producer_id, producer.epoch, sequence, flag=0)
-            data = [kind(name="flights", partition_data=[kind.PartitionProduceData(index=0, records=batch)])]
-            requests.append(ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=data))
+            requests.append(produce_request({"flights": batch}))
         for request in requests:
             connection.send(request, 8)
         answers = [connection.receive(request, 8).responses[0].partition_responses[0] for request in requests]
@@ -263,18 +252,7 @@ def sockets_of(pid):
 
 def waiting_fetch():
     """The frame of a fetch that waits for five minutes."""
-    kind = FetchRequest.FetchTopic
-    partition = kind.FetchPartition(
-        partition=0, current_leader_epoch=-1, fetch_offset=0, log_start_offset=-1, partition_max_bytes=1_000
-    )
-    return frame_of(
-        FetchRequest(
-            replica_id=-1, max_wait_ms=300_000, min_bytes=1, max_bytes=1_000, isolation_level=0, session_id=0,
-            session_epoch=-1, topics=[kind(topic="flights", partitions=[partition])], forgotten_topics_data=[],
-            rack_id="",
-        ),
-        11,
-    )  # fmt: skip
+    return frame_of(fetch_request("flights", max_bytes=1_000, max_wait_ms=300_000, min_bytes=1), 11)
 
 
 def test_a_fetch_ends_when_its_client_goes(gateway_of):
@@ -283,10 +261,7 @@ def test_a_fetch_ends_when_its_client_goes(gateway_of):
     for _ in range(50):
         with connected(gateway) as connection:
             connection.sendall(waiting_fetch() * 2)  # the second waits for the first
-    deadline = time.monotonic() + 30
-    while sockets_of(gateway.pid) > before:
-        assert time.monotonic() < deadline, "connections of clients that have gone are open"
-        time.sleep(0.02)
+    wait_until(lambda: sockets_of(gateway.pid) <= before, "connections of clients that have gone are open")
 
 
 def test_a_frame_that_is_refused_behind_a_long_fetch_takes_no_memory(gateway_of):
@@ -307,11 +282,8 @@ def test_reasons_of_invalid_records_are_those_of_the_first_thousand(address, tmp
         make(cluster, "late", 1, message_timestamp_before_max_ms="1000")
     rows = [(1_000, None, b"v", [])] * 25_000
     batch = encode(stored(rows), base_offset=0, last_offset=len(rows) - 1, leader_epoch=0)
-    kind = ProduceRequest.TopicProduceData
-    data = [kind(name="late", partition_data=[kind.PartitionProduceData(index=0, records=batch)])]
-    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=data)
-    with gateway_on(address, tmp_path) as gateway, WireConnection(gateway.port) as connection:
-        answer = connection.exchange(request, 8).responses[0].partition_responses[0]
+    with GatewayProcess(tmp_path, address) as gateway, WireConnection(gateway.port) as connection:
+        answer = produced(connection, "late", batch)
     assert answer.error_code == 32  # INVALID_TIMESTAMP
     assert [each.batch_index for each in answer.record_errors] == list(range(1_000))
 
@@ -377,21 +349,12 @@ def test_a_locked_group_leaves_other_groups_and_metadata_served(postgres_url, tm
         with GatewayProcess(tmp_path, postgres_url) as gateway:
             with WireConnection(gateway.port) as connection:
                 for group in ("locked", "other"):
-                    assert connection.exchange(commit_of(group), 2).topics[0].partitions[0].error_code == 0
+                    assert committed(connection, commit_request(group, "flights")) == 0
             with sa.create_engine(postgres_url).begin() as lock, ExitStack() as stack:
                 lock.execute(sa.text("SELECT * FROM consumer_group WHERE group_id = 'locked' FOR UPDATE"))
                 for _ in range(12):
                     waiting = stack.enter_context(WireConnection(gateway.port))
-                    waiting.send(commit_of("locked"), 2)
+                    waiting.send(commit_request("locked", "flights"), 8)
                 with WireConnection(gateway.port, timeout_s=LIMIT_S) as connection:  # the lock does not end
                     assert connection.exchange(MetadataRequest(topics=None), 1).brokers
-                    assert connection.exchange(commit_of("other"), 2).topics[0].partitions[0].error_code == 0
-
-
-def commit_of(group):
-    kind = OffsetCommitRequest.OffsetCommitRequestTopic
-    partition = kind.OffsetCommitRequestPartition(partition_index=0, committed_offset=0, committed_metadata="")
-    return OffsetCommitRequest(
-        group_id=group, generation_id_or_member_epoch=-1, member_id="", retention_time_ms=-1,
-        topics=[kind(name="flights", partitions=[partition])],
-    )  # fmt: skip
+                    assert committed(connection, commit_request("other", "flights")) == 0

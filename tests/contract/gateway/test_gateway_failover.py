@@ -7,14 +7,13 @@ from collections import Counter
 import confluent_kafka as rdkafka
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.maintenance.client_log import ClientLog
 from tests.support.gateway_process import GatewayProcess
 from tests.support.java_producer import java_producer
-from tests.support.records import ranges_of
+from tests.support.records import topic_rows
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 
-PAUSE_S = 1.5
+PAUSE_S = 0.5
 KEYS = 20
 JAVA = 10_000_000
 """The number of the first record of the Java client."""
@@ -98,9 +97,7 @@ def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres
                 thread.join()
             for gateway in gateways:
                 gateway.kill()
-        log = ClientLog(cluster)
-        rows = [row for batch in log.read(ranges_of(log, log.find_topic("t"))) for row in batch.to_pylist()]
-        log.close()
+        rows = topic_rows(cluster, "t")
     assert errors == []
     assert acknowledged_by_java == sent_by_java != []
     assert sorted(acknowledged) == sorted(sent) != []

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
-from kafka.protocol.consumer import OffsetCommitRequest
 
 from spark_log.cluster.settings import alter_settings
 from spark_log.facts.groups import describe_groups
@@ -22,9 +21,10 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.topics import make
 from tests.support.waiting import wait_until
+from tests.support.wire_requests import commit_request, committed
 
 PARTITIONS, MEMBERS, SURVIVORS, SESSION_MS = 12, 8, 4, 3_000
-CHURN_S = 5.0
+CHURN_S = 3.0
 UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID = 25, 82
 GONE = (OSError, AssertionError)
 """Errors of a connection to a gateway that was killed."""
@@ -219,13 +219,11 @@ def test_of_members_that_join_with_one_instance_id_at_once_one_stays(cluster, ga
 
 
 def commit(member):
-    kind = OffsetCommitRequest.OffsetCommitRequestTopic
-    part = kind.OffsetCommitRequestPartition(partition_index=0, committed_offset=0, committed_metadata="")
-    request = OffsetCommitRequest(
-        group_id="g", generation_id_or_member_epoch=member.generation, member_id=member.member_id,
-        group_instance_id=member.instance_id, topics=[kind(name="t", partitions=[part])],
-    )  # fmt: skip
-    return member.wire.exchange(request, 7).topics[0].partitions[0].error_code
+    who = {
+        "generation_id_or_member_epoch": member.generation, "member_id": member.member_id,
+        "group_instance_id": member.instance_id,
+    }  # fmt: skip
+    return committed(member.wire, commit_request("g", "t", **who))
 
 
 def members(cluster):

@@ -107,6 +107,7 @@ def test_each_change_of_a_group_is_in_the_next_heartbeat(cluster, connect, trans
     settle(first, successor)
 
 
+@pytest.mark.on_sqlite
 def test_heartbeats_keep_a_session_and_notice_its_end(cluster, connect, translated):
     make(cluster, "t", 4)
     lively, silent = (ClassicMember(connect(), "g", ["t"], session_timeout_ms=LONG_MS) for _ in range(2))
@@ -185,6 +186,7 @@ def end_time_to_rejoin(cluster, member):
     cluster.store.transact(end, announce=True)
 
 
+@pytest.mark.on_sqlite
 def test_member_that_joins_again_in_time_stays(cluster, connect, translated):
     make(cluster, "t", 2)
     slow = ClassicMember(connect(), "g", ["t"], rebalance_timeout_ms=60_000)

@@ -6,7 +6,6 @@ import socket
 import struct
 from collections import deque
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest
@@ -53,11 +52,6 @@ def gateway_on_sqlite(tmp_path):
         make(cluster, "flights", 2)
     with gateway_on(address, tmp_path) as gateway:
         yield gateway
-
-
-def memory_mb(gateway):
-    status = Path(f"/proc/{gateway.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 def topics(gateway):
@@ -109,7 +103,7 @@ def test_damaged_requests_of_each_api_do_not_end_a_gateway(cluster, gateway, mut
     for connection in open_connections:
         connection.close()
     topics(gateway)
-    assert memory_mb(gateway) < MEMORY_MB_MAX
+    assert gateway.memory_mb() < MEMORY_MB_MAX
     assert "Traceback" not in gateway.output, gateway.output[-4000:]
 
 
@@ -119,7 +113,7 @@ def test_idle_clients_and_one_that_does_not_read_leave_others_served(gateway_on_
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * IDLE)), hard))
     connections = []
     try:
-        before_mb = memory_mb(gateway)
+        before_mb = gateway.memory_mb()
         for _ in range(IDLE):
             connections.append(socket.create_connection(("127.0.0.1", gateway.port), timeout=30))
         greedy = connections[0]
@@ -131,7 +125,7 @@ def test_idle_clients_and_one_that_does_not_read_leave_others_served(gateway_on_
             for _ in range(1_000):
                 greedy.sendall(request.encode(header=True, framed=True) * 1_000)
         assert topics(gateway) == ["flights"]
-        assert memory_mb(gateway) - before_mb < 150
+        assert gateway.memory_mb() - before_mb < 150
     finally:
         for connection in connections:
             connection.close()
@@ -189,6 +183,7 @@ INVALID = {
 }
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("way", ["acknowledge", "fetch"])
 def test_invalid_acknowledgements_change_nothing(cluster, sharing, way):
     member, other = sharing
@@ -206,6 +201,7 @@ def test_invalid_acknowledgements_change_nothing(cluster, sharing, way):
     assert acquired(other.send(other.fetch_request())) == [(offset, offset, 2) for offset in range(11, 20, 2)]
 
 
+@pytest.mark.on_sqlite
 def test_requests_that_fit_no_share_session(cluster, sharing):
     member, other = sharing
     everything = [(0, 19, [1])]
@@ -235,7 +231,7 @@ def test_requests_that_fit_no_share_session(cluster, sharing):
 def test_share_requests_with_huge_arrays_are_refused(cluster, gateway, sharing, part):
     """One element costs two bytes and more. The connection is closed before any is decoded."""
     member, other = sharing
-    before_mb = memory_mb(gateway)
+    before_mb = gateway.memory_mb()
     count = 500_000
     request = member.fetch_request()
     [topic] = request.topics
@@ -254,7 +250,7 @@ def test_share_requests_with_huge_arrays_are_refused(cluster, gateway, sharing, 
     with suppress(ConnectionError):
         member.connection.send(request, 2)
     assert member.connection.is_closed()
-    assert memory_mb(gateway) - before_mb < 60
+    assert gateway.memory_mb() - before_mb < 60
     assert acquired(other.send(other.fetch_request(max_wait_ms=20_000))) == [(0, 19, 2)], "its locks ended with it"
 
 

@@ -7,7 +7,6 @@ import confluent_kafka as rdkafka
 import kafka
 import pytest
 import sqlalchemy as sa
-from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from spark_log.facts.transactions import list_transactions
@@ -24,6 +23,7 @@ from tests.support.java_producer import java_producer
 from tests.support.topics import make
 from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.wire_producer import transactional_batch
+from tests.support.wire_requests import produced
 
 OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 45, 59
 
@@ -81,7 +81,7 @@ class Java:
         return self.producer.java.send(record).get().offset()
 
 
-@pytest.fixture(params=["librdkafka", "java", "kafka-python"])
+@pytest.fixture
 def producer(request, gateway):
     """With their defaults: Java's producer is idempotent since 3.0, kafka-python's too."""
     if request.param == "librdkafka":
@@ -95,6 +95,11 @@ def producer(request, gateway):
         yield Java(java)
 
 
+@pytest.mark.parametrize(
+    ("cluster_address", "producer"),
+    [("sqlite", "librdkafka"), ("sqlite", "kafka-python"), ("postgres", "java")],
+    indirect=True,
+)
 def test_an_idle_client_goes_on(cluster, producer):
     """First only its sequences are forgotten, since it has the last id; then its id too."""
     for number, newer_producers in enumerate((0, 1, 0)):
@@ -103,6 +108,7 @@ def test_an_idle_client_goes_on(cluster, producer):
         forget(cluster, newer_producers)
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("producer", ["java"], indirect=True)
 def test_a_client_goes_on_in_a_topic_that_was_created_again(cluster, producer):
     assert [producer.sent(0, b"a"), producer.sent(0, b"b")] == [0, 1]
@@ -111,7 +117,7 @@ def test_a_client_goes_on_in_a_topic_that_was_created_again(cluster, producer):
     assert [producer.sent(0, b"a"), producer.sent(0, b"b")] == [0, 1]
 
 
-def test_the_last_id_is_not_deleted(cluster, gateway):
+def test_the_last_id_is_not_deleted(cluster):
     """It shows which ids were assigned, also if it has been a transactional one."""
     register_producer(cluster.store, 10_000)
     ref, *_ = init_producer(cluster, "t", 10_000)
@@ -131,27 +137,22 @@ def test_the_last_id_is_not_deleted(cluster, gateway):
 def test_an_id_that_was_forgotten_belongs_to_nobody(cluster, gateway):
     """An epoch in one partition does not fence the producer of another one. Other ids are not made known."""
 
-    def produced(partition, epoch, sequence, producer_id):
-        topic = ProduceRequest.TopicProduceData
-        records = transactional_batch(b"x", producer_id, epoch, sequence, flag=0)
-        data = topic.PartitionProduceData(index=partition, records=records)
-        request = ProduceRequest(
-            transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[topic(name="flights", partition_data=[data])]
-        )
-        [answer] = connection.exchange(request, 9).responses[0].partition_responses
+    def appended(partition, epoch, sequence, producer_id):
+        batch = transactional_batch(b"x", producer_id, epoch, sequence, flag=0)
+        answer = produced(connection, "flights", batch, partition=partition)
         return answer.error_code, answer.base_offset
 
     with WireConnection(gateway.port) as connection:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1_000)
         producer_id = connection.exchange(request, 4).producer_id
         never_assigned = producer_id + 1_000
-        assert produced(0, 0, 0, never_assigned)[0] == UNKNOWN_PRODUCER_ID
-        assert produced(0, 0, 0, producer_id) == (0, 0)
+        assert appended(0, 0, 0, never_assigned)[0] == UNKNOWN_PRODUCER_ID
+        assert appended(0, 0, 0, producer_id) == (0, 0)
         forget(cluster, newer_producers=1)
-        assert produced(1, 9, 5, producer_id) == (0, 0)
-        assert produced(0, 1, 3, producer_id) == (0, 1)
-        assert produced(0, 1, 3, producer_id) == (0, 1), "a repetition"
-        assert produced(0, 1, 5, producer_id)[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
-        assert produced(0, 2, 5, producer_id)[0] == UNKNOWN_PRODUCER_ID, "an epoch begins with 0"
+        assert appended(1, 9, 5, producer_id) == (0, 0)
+        assert appended(0, 1, 3, producer_id) == (0, 1)
+        assert appended(0, 1, 3, producer_id) == (0, 1), "a repetition"
+        assert appended(0, 1, 5, producer_id)[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert appended(0, 2, 5, producer_id)[0] == UNKNOWN_PRODUCER_ID, "an epoch begins with 0"
     with cluster.store.snapshot() as connection:
         assert connection.execute(sa.select(sa.func.max(PRODUCER.producer_id))).scalar_one() < never_assigned

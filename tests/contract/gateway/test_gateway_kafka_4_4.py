@@ -5,6 +5,7 @@ import pytest
 from kafka.protocol.admin import DescribeLogDirsRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 
+from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.groups.streams_group_requests import REFUSAL
 from spark_log.gateway.protocol.schemas import ApiVersionsRequest, StreamsGroupHeartbeatRequest
 from tests.support.gateway_process import GatewayProcess
@@ -15,10 +16,17 @@ NONE, UNSUPPORTED_VERSION, INVALID_REQUEST, REBOOTSTRAP_REQUIRED = 0, 35, 42, 12
 LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6
 
 
-@pytest.fixture
-def gateway(cluster, cluster_address, tmp_path):
-    make(cluster, "t", 1)
-    with GatewayProcess(tmp_path, cluster_address) as gateway:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """On SQLite: the store takes no part in these answers."""
+    with Cluster.init(str(tmp_path_factory.mktemp("cluster"))) as cluster:
+        make(cluster, "t", 1)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def gateway(cluster, tmp_path_factory):
+    with GatewayProcess(tmp_path_factory.mktemp("gateway"), str(cluster.store.address)) as gateway:
         yield gateway
         assert "Traceback" not in gateway.output
 

@@ -1,4 +1,4 @@
-"""Names with a NUL, which PostgreSQL does not store: refused with the same codes on both stores, in each request."""
+"""Names with a NUL, which PostgreSQL does not store: each request refuses them before the store does."""
 
 import pytest
 from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
@@ -14,10 +14,17 @@ from kafka.protocol.metadata import MetadataRequest
 from spark_log.gateway.server import APIS
 from spark_log.groups.committed_offsets import KEPT
 from tests.support.classic_member import ClassicMember
+from tests.support.consumer_group_steps import topic_ids
+from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, codes_of, request_about
-from tests.support.topics import make
+from tests.support.topics import find, make
+from tests.support.wire_requests import commit_request, committed
+from tests.support.wire_share import WireShareMember
 from tests.support.worker_member import JOIN, WorkerMember
+
+pytestmark = pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
+"""SQLite accepts these names."""
 
 NONE, INCONSISTENT_GROUP_PROTOCOL, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID = 0, 23, 24, 25
 INVALID_REQUEST = 42
@@ -77,6 +84,10 @@ def test_members_with_a_nul_in_a_name_are_refused(cluster, gateway, assignor):
     """Of groups whose assignments the store computes, and of those whose leader does."""
     with WireConnection(gateway.port) as wire:
         assert ClassicMember(wire, NUL, ["flights"], assignor=assignor).join() == INVALID_GROUP_ID
+        lowest = JoinGroupRequest(
+            group_id=NUL, session_timeout_ms=30_000, member_id="", protocol_type="consumer", protocols=[]
+        )
+        assert wire.exchange(lowest, 0).error_code == INVALID_GROUP_ID
         assert ClassicMember(wire, "g", ["flights"], assignor=NUL).join() == INCONSISTENT_GROUP_PROTOCOL
         assert ClassicMember(wire, "g", ["flights"], assignor=assignor, instance_id=NUL).join() == UNKNOWN_MEMBER_ID
         member = ClassicMember(wire, "g", ["flights"], assignor=assignor)
@@ -103,44 +114,28 @@ def test_members_with_a_nul_in_a_name_are_refused(cluster, gateway, assignor):
         assert member.beat() == NONE
 
 
-def commit(wire, metadata="", **names):
-    kind = OffsetCommitRequest.OffsetCommitRequestTopic
-    partition = kind.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=0, committed_leader_epoch=-1, committed_metadata=metadata
-    )
-    request = OffsetCommitRequest(
-        **{"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, **names},
-        topics=[kind(name="flights", partitions=[partition])],
-    )
-    return wire.exchange(request, 7).topics[0].partitions[0].error_code
-
-
 def test_commits_with_a_nul_in_a_name_are_refused(cluster, gateway):
     with WireConnection(gateway.port) as wire:
-        assert commit(wire, group_id=NUL) == INVALID_GROUP_ID
-        assert commit(wire, member_id=NUL) == UNKNOWN_MEMBER_ID
-        assert commit(wire, member_id="m", group_instance_id=NUL) == UNKNOWN_MEMBER_ID
-        assert commit(wire, metadata=NUL) == NONE, "free text, not a name"
-        assert commit(wire, metadata=KEPT) == INVALID_REQUEST, "else its offset would never expire"
+
+        def commit(group="g", **fields):
+            return committed(wire, commit_request(group, "flights", **fields))
+
+        assert commit(NUL) == INVALID_GROUP_ID
+        assert commit(member_id=NUL) == UNKNOWN_MEMBER_ID
+        assert commit(member_id="m", group_instance_id=NUL) == UNKNOWN_MEMBER_ID
+        assert commit(metadata=NUL) == NONE, "free text, not a name"
+        assert commit(metadata=KEPT) == INVALID_REQUEST, "else its offset would never expire"
 
 
-@pytest.mark.parametrize("assignor", ["cooperative-sticky", "custom"])
-def test_a_client_id_with_a_nul_is_no_obstacle(cluster, gateway, assignor):
-    class Strange(WireConnection):
-        client_id = "te\0st"
-
-    with Strange(gateway.port) as wire:
+def test_a_client_id_with_a_nul_is_no_obstacle(cluster, gateway):
+    with WireConnection(gateway.port, client_id="te\0st") as wire:
         assert wire.exchange(MetadataRequest(topics=None), 1).topics
-        member = ClassicMember(wire, "g", ["flights"], assignor=assignor)
-        assert (member.join(), member.sync(), member.beat()) == (NONE, NONE, NONE)
-
-
-def test_join_of_the_lowest_version_is_refused_too(cluster, gateway):
-    with WireConnection(gateway.port) as wire:
-        request = JoinGroupRequest(
-            group_id=NUL, session_timeout_ms=30_000, member_id="", protocol_type="consumer", protocols=[]
-        )
-        assert wire.exchange(request, 0).error_code == INVALID_GROUP_ID
+        for assignor in ("cooperative-sticky", "custom"):
+            member = ClassicMember(wire, assignor, ["flights"], assignor=assignor)
+            assert (member.join(), member.sync(), member.beat()) == (NONE, NONE, NONE), assignor
+        consumer = ConsumerMember(wire, "consumers", topic_ids(wire, "flights"), subscribed_topic_names=["flights"])
+        assert consumer.join().error_code == NONE
+        WireShareMember(wire, find(cluster, "flights")).join()
 
 
 def test_a_member_whose_protocol_has_a_long_name_is_refused_and_old_clients_list_its_group(cluster, gateway):

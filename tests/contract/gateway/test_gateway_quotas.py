@@ -6,19 +6,19 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
-from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer import ProduceRequest
 
 from spark_log.clients.admin.audit import read_changes
 from spark_log.cluster.quotas.quota_rows import delete_old_use, read_quotas, record_use, write_quotas
 from spark_log.cluster.quotas.rules import BURST_S, Bucket, entity_of
 from spark_log.log.records.kafka_batch.encode import encode
+from tests.support.costly_requests import frame_of
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored
 from tests.support.topics import make
 from tests.support.waiting import wait_until
+from tests.support.wire_requests import fetch_request, produce_request
 
 INVALID_REQUEST = 42
 NOW_MS = 1_790_000_000_000
@@ -67,23 +67,12 @@ def batch_of(value):
     return encode(stored([(NOW_MS, None, value, [])]), base_offset=0, last_offset=0, leader_epoch=0)
 
 
-def produce(records, acks=-1):
-    topic = ProduceRequest.TopicProduceData
-    data = topic.PartitionProduceData(index=0, records=records)
-    return ProduceRequest(
-        transactional_id=None, acks=acks, timeout_ms=10_000, topic_data=[topic(name="flights", partition_data=[data])]
-    )
+def produce(records):
+    return produce_request({"flights": records})
 
 
 def fetch(max_bytes):
-    topic = FetchRequest.FetchTopic
-    part = topic.FetchPartition(
-        partition=0, fetch_offset=0, partition_max_bytes=max_bytes, current_leader_epoch=-1, log_start_offset=-1
-    )
-    return FetchRequest(
-        replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=max_bytes, isolation_level=0, session_id=0,
-        session_epoch=-1, topics=[topic(topic="flights", partitions=[part])], forgotten_topics_data=[], rack_id="",
-    )  # fmt: skip
+    return fetch_request("flights", max_bytes=max_bytes, min_bytes=1)
 
 
 def test_quotas_are_changed_and_found_over_the_wire(gateway, cluster):
@@ -149,6 +138,7 @@ def limit(port, **values):
         assert [entry.error_code for entry in answer.entries] == [0]
 
 
+@pytest.mark.on_sqlite
 def test_connecting_again_does_not_pass_a_quota(gateway, cluster_address, tmp_path):
     limit(gateway.port, producer_byte_rate=float(RATE))
     with GatewayProcess(tmp_path, cluster_address) as other:
@@ -164,24 +154,17 @@ def test_connecting_again_does_not_pass_a_quota(gateway, cluster_address, tmp_pa
 def test_more_connections_do_not_pass_a_quota(gateway):
     limit(gateway.port, producer_byte_rate=float(RATE), consumer_byte_rate=float(RATE))
     for request, version in ((produce(batch_of(b"x" * SIZE)), 9), (fetch(SIZE), 12)):
+        frame = frame_of(request, version, "test")
 
-        def ask(_, request=request, version=version):
+        def ask(_, frame=frame):
             with WireConnection(gateway.port) as connection:
-                connection.send_bytes(framed(request, version))
+                connection.send_frame(frame)
                 connection.receive_bytes()
                 return time.monotonic()
 
-        framed(request, version)
         began_s = time.monotonic()
         with ThreadPoolExecutor(REQUESTS) as pool:
             check_rate(began_s, list(pool.map(ask, range(REQUESTS))), more=1)
-
-
-def framed(request, version):
-    """Without its length."""
-    request.API_VERSION = version
-    request.with_header(7, "test")
-    return request.encode(header=True, framed=False)
 
 
 @pytest.mark.on_sqlite

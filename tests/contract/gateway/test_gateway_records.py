@@ -5,8 +5,6 @@ import gc
 import pyarrow as pa
 import pytest
 from kafka import TopicPartition
-from kafka.protocol.consumer import FetchRequest
-from kafka.protocol.producer.produce import ProduceRequest
 
 from spark_log import Consumer
 from spark_log.gateway.records import record_streams
@@ -26,6 +24,7 @@ from tests.support.kafka_batches import stored, with_checksum
 from tests.support.keyed_log import append_keyed
 from tests.support.records import topic_values
 from tests.support.topics import make
+from tests.support.wire_requests import fetch_request, produce_request
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -51,18 +50,9 @@ def batch_with_a_wrong_header_length(count):
     return with_checksum(batch(*[b""] * count)[:HEADER_BYTES] + b"".join(varint(len(body)) + body for body in bodies))
 
 
-def produce_request(batches, acks):
-    kind = ProduceRequest.TopicProduceData
-    topics = [
-        kind(name=name, partition_data=[kind.PartitionProduceData(index=0, records=data)])
-        for name, data in batches.items()
-    ]
-    return ProduceRequest(transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=topics)
-
-
 def produce(connection, batches):
     """The error code of each topic."""
-    answer = connection.exchange(produce_request(batches, acks=-1), 7)
+    answer = connection.exchange(produce_request(batches), 7)
     return {topic.name: topic.partition_responses[0].error_code for topic in answer.responses}
 
 
@@ -78,16 +68,7 @@ def test_a_malformed_batch_does_not_affect_the_others_of_its_append(cluster, gat
 
 def fetch(connection, offset, bytes_max):
     """The bytes of record batches from the offset on: one batch, or more within `bytes_max`."""
-    kind = FetchRequest.FetchTopic
-    partition = kind.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=bytes_max)
-    request = FetchRequest(
-        replica_id=-1,
-        max_wait_ms=0,
-        min_bytes=1,
-        max_bytes=bytes_max,
-        isolation_level=0,
-        topics=[kind(topic="flights", partitions=[partition])],
-    )
+    request = fetch_request("flights", offset, max_bytes=bytes_max, min_bytes=1)
     [found] = connection.exchange(request, 4).responses[0].partitions
     assert found.error_code == 0
     return bytes(found.records)

@@ -3,7 +3,6 @@
 import struct
 
 import pytest
-from kafka.protocol.producer import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from spark_log import Consumer
@@ -14,6 +13,7 @@ from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum
 from tests.support.producing import change
 from tests.support.topics import make
+from tests.support.wire_requests import produced
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 LAST = 2**31 - 1
@@ -34,14 +34,9 @@ def batch(producer_id, first_sequence, values):
     return with_checksum(found)
 
 
-def produced(connection, records):
+def appended(connection, records):
     """Error code and base offset."""
-    topic = ProduceRequest.TopicProduceData
-    data = topic.PartitionProduceData(index=0, records=records)
-    request = ProduceRequest(
-        transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[topic(name="flights", partition_data=[data])]
-    )
-    [answer] = connection.exchange(request, 9).responses[0].partition_responses
+    answer = produced(connection, "flights", records)
     return answer.error_code, answer.base_offset
 
 
@@ -50,7 +45,7 @@ def test_repetitions_and_gaps_are_noticed_around_the_last_sequence(cluster, gate
     with WireConnection(one.port) as first, WireConnection(two.port) as second:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1_000)
         producer_id = first.exchange(request, 4).producer_id
-        assert produced(first, batch(producer_id, 0, [b"0"])) == (0, 0)
+        assert appended(first, batch(producer_id, 0, [b"0"])) == (0, 0)
         before = t.producer_batch.update().values(first_sequence=LAST - 3, last_sequence=LAST - 3)
         change(cluster, before)  # as after 2^31 - 4 more records
         around = [
@@ -59,16 +54,16 @@ def test_repetitions_and_gaps_are_noticed_around_the_last_sequence(cluster, gate
             batch(producer_id, 2, [b"6"]),
         ]
         offsets = [1, 3, 6]
-        assert produced(first, batch(producer_id, LAST - 1, [b"gap"]))[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert appended(first, batch(producer_id, LAST - 1, [b"gap"]))[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
         for at, (records, offset) in enumerate(zip(around, offsets, strict=True)):
             gap = batch(producer_id, (LAST - 2, 0, 3)[at], [b"gap"])
             if at:
-                assert produced(second, gap)[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
-            assert produced(first, records) == (0, offset)
+                assert appended(second, gap)[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
+            assert appended(first, records) == (0, offset)
             for again in range(at + 1):  # the later ones too, at another gateway, after the wrap
-                assert produced(second, around[again]) == (0, offsets[again])
-        assert produced(second, batch(producer_id, 4, [b"gap"]))[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
-        assert produced(second, batch(producer_id, 3, [b"7", b"8"])) == (0, 7)
+                assert appended(second, around[again]) == (0, offsets[again])
+        assert appended(second, batch(producer_id, 4, [b"gap"]))[0] == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert appended(second, batch(producer_id, 3, [b"7", b"8"])) == (0, 7)
     with Consumer("flights", cluster=str(cluster.store.address), auto_offset_reset="earliest",
                   consumer_timeout_ms=0) as consumer:  # fmt: skip
         assert [record.value for record in consumer] == [b"%d" % number for number in range(9)]

@@ -34,6 +34,8 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.on_sqlite
+
 NONE, UNKNOWN_TOPIC, INVALID_REQUEST, NON_EMPTY_GROUP, NOT_FOUND, UNKNOWN_TOPIC_ID = 0, 3, 42, 68, 69, 100
 INVALID_GROUP_ID = 24
 UNKNOWN_MEMBER, FENCED, INVALID_STATE, NO_SESSION, WRONG_EPOCH, SESSIONS_FULL = 25, 110, 121, 122, 123, 133
@@ -324,35 +326,14 @@ def test_a_partition_of_a_deleted_topic_is_forgotten(client, cluster):
     assert client.fetch(epoch + 3, ()).responses == []
 
 
-ACKNOWLEDGEMENTS = [
-    ([(0, 0, [5])], INVALID_REQUEST),
-    ([(0, 0, [-1])], INVALID_REQUEST),
-    ([(0, 0, [])], INVALID_REQUEST),
-    ([(0, 2, [1, 1])], INVALID_REQUEST),
-    ([(2, 1, [1])], INVALID_REQUEST),
-    ([(0, 3, [1]), (3, 4, [1])], INVALID_REQUEST),
-    ([(4, 5, [1]), (0, 1, [1])], INVALID_REQUEST),
-    ([(-1, 0, [1])], INVALID_REQUEST),
-    ([(0, 0, [4])], INVALID_REQUEST),  # a RENEW without IsRenewAck
-    ([(8, 12, [1])], INVALID_REQUEST),
-    ([(100, 100, [1])], INVALID_REQUEST),
-    ([(0, 2, [0, 1, 2])], NONE),
-    ([(0, 1, [1]), (2, 3, [2])], NONE),
-]
-
-
-def test_acknowledgements(client, cluster):
-    configs = {"share.auto.offset.reset": "earliest"}
-    for number, (acks, expected) in enumerate(ACKNOWLEDGEMENTS):
-        group = f"g{number}"
-        cluster.store.transact(lambda connection, _, group=group: rows.save_configs(connection, group, configs))
-        mine = Client(client.connection, client.topic_id, group=group)
-        mine.heartbeat(0, ["jobs"])
-        assert mine.acquired(0) == [(0, 9, 1)], acks
-        assert mine.acknowledge(1, *acks) == (NONE, [expected]), acks
-        again = NONE if expected else INVALID_STATE  # nothing of refused ones counts, and what counts is over
-        assert mine.acknowledge(2, (0, 0, [ACCEPT])) == (NONE, [again]), acks
-        assert mine.acknowledge(-1) == (NONE, []), "three sessions at a time"
+def test_acknowledgements_of_ranges_and_of_single_records(client):
+    """Those that are refused are in test_gateway_hostile."""
+    client.heartbeat(0, ["jobs"])
+    assert client.acquired(0) == [(0, 9, 1)]
+    assert client.acknowledge(1, (0, 2, [0, 1, 2])) == (NONE, [NONE])  # 0 is a gap
+    assert client.acknowledge(2, (3, 4, [ACCEPT]), (5, 6, [RELEASE])) == (NONE, [NONE])
+    assert client.acknowledge(3, (0, 0, [ACCEPT])) == (NONE, [INVALID_STATE]), "what counts is over"
+    assert client.acquired(4) == [(2, 2, 2), (5, 6, 2)]
 
 
 def test_locks_end_and_are_renewed(cluster, client):

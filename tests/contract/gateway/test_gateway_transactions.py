@@ -8,7 +8,6 @@ import kafka
 import pytest
 import sqlalchemy as sa
 from kafka.protocol.consumer import OffsetCommitRequest
-from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, TxnOffsetCommitRequest
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -32,6 +31,7 @@ from tests.support.records import table, topic_values
 from tests.support.topics import make
 from tests.support.waiting import LIMIT_S
 from tests.support.wire_producer import WireProducer, call, code_of, transactional_batch
+from tests.support.wire_requests import produced
 
 WAIT_S = LIMIT_S
 UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE = 3, 12
@@ -169,6 +169,8 @@ def test_readers_see_committed_transactions_only(request, cluster, gateway, clie
     assert (found.transactional_id, found.state.value, found.batches) == ("id", "CompleteCommit", 0)
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_newer_producer_fences_the_older_one(cluster, cluster_address, gateway):
     make(cluster, "t", 1)
     older = Librdkafka(gateway.address, "id")
@@ -201,6 +203,8 @@ def test_newer_producer_fences_the_older_one(cluster, cluster_address, gateway):
     assert topic_values(cluster, "t") == [b"first", b"kept", b"own"]
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_transaction_that_is_open_for_too_long_is_aborted_and_its_client_fenced(cluster, gateway):
     make(cluster, "t", 1)
     producer = Librdkafka(gateway.address, "id", transaction_timeout_ms=70_000)
@@ -277,6 +281,7 @@ def test_commit_goes_on_without_a_topic_that_was_deleted(cluster, gateway):
     assert blobs <= segments, "no blob of the deleted topic is left"
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("transactional", [False, True])
 def test_offsets_are_committed_beside_one_with_metadata_that_are_too_large(cluster, gateway, transactional):
     make(cluster, "t", 3)
@@ -308,6 +313,8 @@ def test_offsets_are_committed_beside_one_with_metadata_that_are_too_large(clust
     assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 0, TopicPartition("t", 2): 2}
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.on_data_store
 def test_batch_and_request_must_both_belong_to_the_transaction(cluster, gateway):
     make(cluster, "t", 1)
     with WireConnection(gateway.port) as connection:
@@ -338,11 +345,7 @@ def test_no_batch_outside_of_transactions_takes_the_place_of_a_record_that_is_co
 
 def plain_batch(connection, producer, epoch, sequence):
     batch = transactional_batch(b"strange", producer.producer_id, epoch, sequence, flag=0)
-    kind = ProduceRequest.TopicProduceData
-    partition = kind.PartitionProduceData(index=0, records=batch)
-    topic = kind(name="t", partition_data=[partition])
-    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=[topic])
-    return connection.exchange(request, 8).responses[0].partition_responses[0].error_code
+    return produced(connection, "t", batch).error_code
 
 
 def test_commit_fails_if_the_log_has_another_batch_with_a_sequence_of_it(cluster, gateway):

@@ -3,7 +3,7 @@
 import confluent_kafka as rdkafka
 import kafka
 import pytest
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.consumer import ListOffsetsRequest
 
 from spark_log.log.log import Records
 from tests.support.gateway_wire import WireConnection
@@ -11,6 +11,7 @@ from tests.support.records import table
 from tests.support.topics import make
 from tests.support.truncation import truncate
 from tests.support.waiting import wait_until
+from tests.support.wire_requests import fetch_request
 
 pytestmark = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 """Gateways compare epochs that they read as ever: one store is enough."""
@@ -79,15 +80,7 @@ def test_a_fetch_is_refused_if_the_client_knows_an_older_leader_epoch(cluster, l
     truncate(cluster, "flights", 3)
 
     def fetched(connection, epoch, offset):
-        kind = FetchRequest.FetchTopic
-        part = kind.FetchPartition(
-            partition=0, current_leader_epoch=epoch, fetch_offset=offset, log_start_offset=-1,
-            partition_max_bytes=1_000_000, last_fetched_epoch=-1,
-        )  # fmt: skip
-        request = FetchRequest(
-            replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=1_000_000, isolation_level=0, session_id=0,
-            session_epoch=-1, topics=[kind(topic="flights", partitions=[part])], forgotten_topics_data=[], rack_id="",
-        )  # fmt: skip
+        request = fetch_request("flights", offset, max_bytes=1_000_000, leader_epoch=epoch)
         [answer] = connection.exchange(request, 12).responses[0].partitions
         return answer.error_code, bool(answer.records)
 

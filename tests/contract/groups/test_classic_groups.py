@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 
 import kafka
 import pytest
@@ -13,7 +12,7 @@ from kafka.protocol.admin import (
     DescribeGroupsRequest,
     ListGroupsRequest,
 )
-from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from spark_log import Consumer
@@ -29,7 +28,8 @@ from tests.support.classic_member import ClassicMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.topics import make
-from tests.support.waiting import LIMIT_S, wait_until
+from tests.support.waiting import wait_until
+from tests.support.wire_requests import commit_request, committed
 from tests.support.worker_member import JOIN, WorkerMember, assign, settle
 
 NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 0, 22, 23, 25, 27
@@ -66,19 +66,12 @@ def await_rebalance(member):
         pass
 
 
-def commit(member, offset, topic="t"):
-    kind = OffsetCommitRequest.OffsetCommitRequestTopic
-    partition = kind.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
-    )
-    request = OffsetCommitRequest(
-        group_id=member.group_id,
-        generation_id_or_member_epoch=member.generation,
-        member_id=member.member_id,
-        group_instance_id=member.instance_id,
-        topics=[kind(name=topic, partitions=[partition])],
-    )
-    return member.wire.exchange(request, 8).topics[0].partitions[0].error_code
+def commit(member, offset):
+    who = {
+        "generation_id_or_member_epoch": member.generation, "member_id": member.member_id,
+        "group_instance_id": member.instance_id,
+    }  # fmt: skip
+    return committed(member.wire, commit_request(member.group_id, "t", offset, **who))
 
 
 def test_members_of_two_gateways_meet_and_the_leader_assigns(cluster, connect):
@@ -137,6 +130,7 @@ def test_a_rebalance_goes_on_after_a_gateway_is_killed(cluster, gateways, connec
     assert first.beat() == second.beat() == NONE
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("failpoint", ["gateway.group-joined", "gateway.group-synced"])
 def test_a_gateway_that_ends_before_its_answer_has_decided(
     cluster, cluster_address, tmp_path, gateways, connect, failpoint
@@ -232,9 +226,8 @@ def test_members_that_wait_hold_no_memory_and_a_group_has_room_for_4_mib(cluster
             others = [member(group_id, bytes(1_000_000)) for _ in range(4)]
             for other in others:
                 other.send_join()
-            until_s = time.monotonic() + LIMIT_S
-            while joining_members(cluster, group_id) < len(others):
-                assert time.monotonic() < until_s, "a request waits for the memory of those that wait"
+            message = "a request waits for the memory of those that wait"
+            wait_until(lambda at=group_id: joining_members(cluster, at) == 4, message)
         refused = member("h", bytes(1_000_000))
         answer = refused.wire.exchange(refused.join_request(), JOIN)
         assert (answer.error_code, answer.member_id) == (GROUP_MAX_SIZE_REACHED, ""), "and it is not waited for"
@@ -251,6 +244,7 @@ def test_members_that_wait_hold_no_memory_and_a_group_has_room_for_4_mib(cluster
         assert "Traceback" not in gateway.output
 
 
+@pytest.mark.on_sqlite
 def test_static_members_start_again_without_a_rebalance(cluster, connect):
     first, second = (WorkerMember(connect(), instance_id=name) for name in ("i", "j"))
     assert first.join() == NONE
@@ -309,6 +303,7 @@ def test_descriptions_and_deletion_on_the_wire(cluster, connect):
     assert list_groups(cluster.store) == []
 
 
+@pytest.mark.on_sqlite
 def test_a_group_of_workers_is_for_them_alone(cluster, connect):
     make(cluster, "t", 2)
     worker, consumer = WorkerMember(connect()), ClassicMember(connect(), "g", ["t"], assignor="range")
@@ -368,6 +363,7 @@ def counts(described):
     return [sum(len(each["partitions"]) for each in topics) for topics in given]
 
 
+@pytest.mark.on_sqlite
 def test_consumers_with_their_own_assignor(cluster, gateways):
     """Two of kafka-python, and one of spark-log."""
     make(cluster, "t", 3)

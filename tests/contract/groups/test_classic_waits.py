@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from spark_log.gateway.change_watch import ChangeWatch
+from spark_log.gateway.groups import classic_waits
 from spark_log.gateway.groups.classic_waits import ClassicWaits
 from spark_log.groups.classic.group import Joining, State
 from spark_log.groups.classic.rules import leave
@@ -96,7 +97,8 @@ async def test_a_change_of_one_group_is_one_read_for_all_that_wait(cluster):
         assert gateway.reads[reads] == 1, "the groups that have not changed are not read for a member of another"
 
 
-async def test_members_that_are_removed_wake_and_one_wakes_when_the_time_changes_its_group(cluster):
+async def test_members_that_are_removed_wake_and_one_wakes_when_the_time_changes_its_group(cluster, monkeypatch):
+    monkeypatch.setattr(classic_waits, "_ADVANCE_S", 0.1)
     join(cluster, "g", "a")
     for name in ("b", "c", "d"):
         join(cluster, "g", name)

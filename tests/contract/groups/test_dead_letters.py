@@ -83,6 +83,7 @@ def test_a_rejected_record_is_copied_with_its_headers(cluster, cluster_address, 
     assert archiving(cluster) == 0
 
 
+@pytest.mark.on_sqlite
 def test_a_record_that_is_released_too_often_has_a_letter(cluster, cluster_address, produce, worker, configure):
     configure(share_delivery_count_limit=2, errors_deadletterqueue_copy_record_enable="false")
     create_topic(cluster, "jobs")
@@ -147,6 +148,7 @@ def test_records_wait_while_the_topic_cannot_be_used(
     assert letter.value == b"bad"
 
 
+@pytest.mark.on_sqlite
 def test_clearing_the_config_archives_waiting_records(cluster, produce, worker, configure):
     create_topic(cluster, "jobs")
     send(produce, b"bad", b"good")
@@ -158,6 +160,7 @@ def test_clearing_the_config_archives_waiting_records(cluster, produce, worker, 
     assert archiving(cluster) == 0
 
 
+@pytest.mark.on_sqlite
 def test_a_missing_topic_is_created_if_the_cluster_allows_it(cluster, cluster_address, produce, worker):
     alter_settings(cluster, {"errors.deadletterqueue.auto.create.topics.enable": "true"})
     worker.cluster.store.forget_settings()
@@ -194,6 +197,7 @@ def test_letters_of_a_deleted_topic_are_not_written(cluster, produce, worker):
     writer.close()
 
 
+@pytest.mark.on_sqlite
 def test_a_dead_letter_topic_has_no_letters_of_its_own(cluster, cluster_address, configure):
     create_topic(cluster, "dlq.jobs", configs=ENABLED)
     log = ClientLog(cluster)

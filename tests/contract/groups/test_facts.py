@@ -93,6 +93,7 @@ def of_gateway(port):
         return {each.group_id: len(each.members) for each in found}
 
 
+@pytest.mark.on_sqlite
 def test_lag_and_type_of_a_share_group(cluster, cluster_address, log):
     make(cluster, "t", 2)
     fill(log, "t", [10])

@@ -119,9 +119,14 @@ def test_a_group_is_downgraded_when_its_last_other_member_leaves(cluster, connec
     assert [member.owned for member in classic] == before
     settle(*classic)
     assert numbers(*classic) == list(range(PARTITIONS))
-    assert described(cluster).state == "Stable"
+    group = described(cluster)
+    assert group.state == "Stable"
+    reconcile_group(cluster.store, "g", known_assignors())
+    assert described(cluster).generation == group.generation, "it is left to its leader"
+    assert [member.beat() for member in classic] == [NONE, NONE]
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("notices", ["a coordinator", "a member that joins"])
 def test_a_group_is_downgraded_when_its_last_other_member_has_died(cluster, connect, classic, notices):
     new = new_member(connect)
@@ -137,6 +142,7 @@ def test_a_group_is_downgraded_when_its_last_other_member_has_died(cluster, conn
     assert numbers(*classic) == list(range(PARTITIONS))
 
 
+@pytest.mark.on_sqlite
 def test_a_join_that_waits_is_told_of_the_upgrade(cluster, connect, classic):
     late = ClassicMember(connect(), "g", ["t"])
     late.reserve()
@@ -149,6 +155,7 @@ def test_a_join_that_waits_is_told_of_the_upgrade(cluster, connect, classic):
     assert late.member_id in {each.member_id for each in described(cluster).members}
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize(
     ("policy", "code", "types"),
     [("disabled", GROUP_ID_NOT_FOUND, ["classic"]), ("upgrade", NONE, ["consumer", "consumer"]),
@@ -170,6 +177,7 @@ def test_policy_says_which_change_is_allowed(cluster, cluster_address, tmp_path,
         assert numbers(old) == list(range(PARTITIONS))
 
 
+@pytest.mark.on_sqlite
 def test_consumers_of_spark_log_upgrade_a_group(cluster, connect, classic, cluster_address):
     with Consumer("t", cluster=cluster_address, group_id="g") as ours:
         while len(ours.assignment()) < 2:
@@ -204,21 +212,6 @@ def test_names_and_partitions_that_cannot_be_are_not_taken_over(cluster, connect
     assert hostile.beat() == REBALANCE_IN_PROGRESS
 
 
-def test_group_that_became_classic_is_left_to_its_leader(cluster, connect, classic):
-    new = new_member(connect)
-    assert new.join().error_code == NONE
-    while len(new.owned.get("t", ())) < 2:
-        join_again(*classic)
-        assert new.beat(owned=True).error_code == NONE
-    settle(*classic)
-    assert new.leave().error_code == NONE
-    settle(*classic)
-    generation = described(cluster).generation
-    reconcile_group(cluster.store, "g", known_assignors())
-    assert described(cluster).generation == generation
-    assert [member.beat() for member in classic] == [NONE, NONE]
-
-
 @pytest.mark.on_sqlite
 def test_metadata_of_translated_members_is_bounded(cluster):
     make(cluster, "t", 1)
@@ -239,6 +232,7 @@ def test_metadata_of_translated_members_is_bounded(cluster):
         join("first", BYTES_MAX // 2 - 1)
 
 
+@pytest.mark.on_sqlite
 def test_unknown_member_of_an_emptied_group_takes_a_new_id(cluster, connect):
     """The type of a group without members stays until one joins."""
     new = new_member(connect)

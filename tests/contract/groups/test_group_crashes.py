@@ -1,9 +1,7 @@
 """Members and coordinators that are killed or stopped: a partition never has two owners, and others take over."""
 
 import itertools
-import queue
 import signal
-import subprocess
 import threading
 import time
 
@@ -18,62 +16,26 @@ from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.coordinator.coordinator import Coordinator, coordinator_status
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTask
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
+from tests.support.children import Child
 from tests.support.group_members import Reader, move_session_end, settle, until
-from tests.support.python_process import PythonProcess
+from tests.support.producing import change
+from tests.support.waiting import wait_until
 
 SESSION_MS = 1_200
 LEASE_MS = 900
 PARTITIONS = 4
 
 
-class Process:
-    """A child whose lines are read in the background."""
+class Process(Child):
+    """A process of group_process or coordinator_process. Its end may be that of a failpoint."""
 
-    def __init__(self, module, *arguments, failpoint=None):
-        pipe = subprocess.PIPE
-        self.child = PythonProcess("-m", module, *arguments, failpoint=failpoint, stdin=pipe, stdout=pipe, text=True)
-        self.lines = []
-        self.killed_s = None
-        self._new = queue.Queue()
-        self._reading = threading.Thread(target=self._read, daemon=True)
-        self._reading.start()
-
-    def _read(self):
-        for line in self.child.stdout:
-            if not line.endswith("\n"):  # the partial last line of a killed process
-                continue
-            self.lines.append(line.split())
-            self._new.put(None)
-
-    def say(self, word):
-        self.child.stdin.write(word + "\n")
-        self.child.stdin.flush()
-
-    def waits_for(self, condition, timeout_s=60):
-        deadline = time.monotonic() + timeout_s
-        while not condition(self):
-            assert self.child.poll() is None, self.lines[-20:]
-            assert time.monotonic() < deadline, self.lines[-20:]
-            try:
-                self._new.get(timeout=0.1)
-            except queue.Empty:
-                continue
-
-    def printed(self, *words):
-        return any(line[: len(words)] == list(words) for line in self.lines)
+    killed_s = None
 
     def kill(self):
-        self.child.kill()
-        self.child.wait(timeout=30)
-        self.killed_s = time.monotonic()
-        self._reading.join(timeout=30)
-
-    def end(self):
-        if self.child.poll() is None:
-            self.child.stdin.close()
-        assert self.child.wait(timeout=60) in (0, -signal.SIGKILL), self.lines[-20:]
-        self._reading.join(timeout=30)
+        super().kill()
+        self.killed_s = self.killed_s or time.monotonic()
 
     def holdings(self):
         """(partition, from, to) of each period in which it held a partition."""
@@ -110,11 +72,7 @@ def started():
 
     yield start
     for process in made:
-        if process.child.poll() is None:
-            process.child.send_signal(signal.SIGCONT)
-            process.child.kill()
-        process.child.wait(timeout=30)
-        process.child.stdin.close()
+        process.kill()
 
 
 def members(started, address, count):
@@ -123,14 +81,13 @@ def members(started, address, count):
 
 def share_everything(processes):
     """Wait until the processes together hold all partitions, and each holds at least one."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def is_shared():
+        assert not any(process.ended for process in processes)
         held = [process.holds for process in processes]
-        if all(held) and sorted(p for some in held for p in some) == list(range(PARTITIONS)):
-            return
-        assert time.monotonic() < deadline, held
-        assert all(process.child.poll() is None for process in processes)
-        time.sleep(0.01)
+        return all(held) and sorted(p for some in held for p in some) == list(range(PARTITIONS))
+
+    wait_until(is_shared, "the partitions are not shared")
 
 
 def check_history(cluster, processes):
@@ -156,18 +113,27 @@ def check_history(cluster, processes):
         )
 
 
+def kill(cluster, process):
+    """Kill a member, and let its session end now."""
+    process.kill()
+    for member in describe_groups(cluster.store, ["g"])[0].members:
+        if process.holds & {p.partition for p in member.assignment}:
+            move_session_end(cluster.store, member.member_id, 0)
+
+
 def test_other_members_take_over_from_killed_ones(cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
     processes = members(started, cluster_address, 3)
     share_everything(processes)
-    processes[0].kill()
+    kill(cluster, processes[0])
     share_everything(processes[1:])
     late = members(started, cluster_address, 1)
     share_everything(processes[1:] + late)
-    processes[1].kill()
+    kill(cluster, processes[1])
     share_everything([processes[2], *late])
     for process in (processes[2], *late):
-        process.end()
+        process.close_input()
+        process.finish()
     check_history(cluster, [*processes, *late])
     assert describe_groups(cluster.store, ["g"])[0].members == ()
 
@@ -179,18 +145,18 @@ def test_a_member_that_was_stopped_beyond_its_session_may_not_commit(cluster, cl
     share_everything([stopped, other])
     stopped.say("pause")  # not in a transaction, whose locks would block all others
     stopped.waits_for(lambda p: p.printed("paused"))
-    stopped.child.send_signal(signal.SIGSTOP)
+    stopped.stop(cluster.store)
     other.waits_for(lambda p: len(p.holds) == PARTITIONS)
-    stopped.say("go")
     before = len(stopped.commits())
-    stopped.child.send_signal(signal.SIGCONT)
+    stopped.go_on()
     stopped.waits_for(lambda p: p.printed("lost"))
     assert stopped.printed("refused", "UnknownMemberIdError")
     at_that_time = [line for line in stopped.lines if line[0] in ("refused", "lost", "committed")]
     assert at_that_time[len([c for c in at_that_time if c[0] == "committed"][:before]) :][0][0] == "refused"
     share_everything([stopped, other])
     for process in (stopped, other):
-        process.end()
+        process.close_input()
+        process.finish()
 
 
 MEMBER_POINTS = ["group.changed", "group.target-decided", "group.target-written", "group.assigned"]
@@ -212,17 +178,16 @@ def test_a_member_killed_during_a_rebalance(point, cluster, cluster_address, sta
     def killed():
         if point == "group.assigned":  # at the others the third does all alone, unless these compute the target first
             settle_once(a, b)
-        return third.child.poll() is not None
+        return third.ended
 
     until(killed, cluster.store)
-    assert third.child.returncode == -signal.SIGKILL
+    assert third.wait() == -signal.SIGKILL
 
-    def is_removed():
-        settle_once(a, b)
-        return len(describe_groups(cluster.store, ["g"])[0].members) == 2
-
-    until(is_removed, cluster.store)
+    for member in describe_groups(cluster.store, ["g"])[0].members:
+        if member.member_id not in (a.member.member_id, b.member.member_id):
+            move_session_end(cluster.store, member.member_id, 0)
     settle(a, b)
+    assert len(describe_groups(cluster.store, ["g"])[0].members) == 2
     assert sorted(a.numbers + b.numbers) == list(range(PARTITIONS))
 
 
@@ -239,8 +204,9 @@ def test_a_coordinator_killed_during_its_work(point, cluster, cluster_address, s
     a, b = settle(Reader(cluster), Reader(cluster))
     move_session_end(cluster.store, b.member.member_id, 0)
     victim = started("tests.support.coordinator_process", cluster_address, LEASE_MS, failpoint=point)
-    assert victim.child.wait(timeout=60) == -signal.SIGKILL, "b falls silent, which is for the coordinator to see"
+    assert victim.wait() == -signal.SIGKILL, "b falls silent, which is for the coordinator to see"
     first = coordinator_status(cluster)
+    change(cluster, t.lease.update().values(until_ms=0))
     with Coordinator(cluster, settings=ClusterSettings(controller_lease_ms=LEASE_MS)):
         until(lambda: coordinator_status(cluster).epoch > first.epoch, cluster.store)
         everything = frozenset(TopicPartition("t", n) for n in range(PARTITIONS))
@@ -255,6 +221,7 @@ def test_a_coordinator_killed_during_its_work(point, cluster, cluster_address, s
     assert a.beat().partitions == everything
 
 
+@pytest.mark.on_sqlite
 def test_exactly_one_coordinator_acts(cluster):
     acted = []
     running = threading.Lock()
@@ -270,10 +237,9 @@ def test_exactly_one_coordinator_acts(cluster):
 
         return PeriodicTask("act", 10, run)
 
-    lease_ms = 30_000  # none of the leases may expire here, however busy the machine is
-    settings = ClusterSettings(controller_lease_ms=lease_ms)
-    one = Coordinator(cluster, settings=settings, tasks=[act("one")])
-    two = Coordinator(cluster, settings=settings, tasks=[act("two")])
+    # the lease of `one` may not expire here, however busy the machine is; `two` asks again in a third of its own
+    one = Coordinator(cluster, settings=ClusterSettings(controller_lease_ms=30_000), tasks=[act("one")])
+    two = Coordinator(cluster, settings=ClusterSettings(controller_lease_ms=6_000), tasks=[act("two")])
     one.start()
     until(lambda: acted[-1:] == ["one"], cluster.store)
     two.start()
@@ -283,7 +249,7 @@ def test_exactly_one_coordinator_acts(cluster):
     one.close()
     until(lambda: acted[-1:] == ["two"], cluster.store)
     status = coordinator_status(cluster)
-    assert status.epoch == epoch + 1 and 0 < status.left_ms <= lease_ms
+    assert status.epoch == epoch + 1 and 0 < status.left_ms <= 6_000
     two.close()
     assert coordinator_status(cluster).holder is None
 

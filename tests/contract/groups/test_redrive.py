@@ -172,6 +172,7 @@ def test_a_redrive_that_is_killed_and_repeated_copies_each_letter_once(
     reject(*values)
     process = PythonProcess("-c", REDRIVE, cluster_address, 2, before_commit)
     assert process.wait(timeout=60) == -signal.SIGKILL
+    change(cluster, t.group_member.update().values(until_ms=0))  # the session of the killed one has ended
     done = redrive()
     assert done.copied == {"jobs": 5 if before_commit else 3}
     assert all_stored(cluster, "jobs") == sorted(values * 2)

@@ -24,9 +24,11 @@ from spark_log.facts.share_groups import describe_share_group
 from spark_log.groups.share import rows
 from spark_log.groups.share.looks import look
 from spark_log.maintenance.removal.retention import delete_records
-from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.share_members import move_lock_ends
 from tests.support.waiting import LIMIT_S
+
+pytestmark = pytest.mark.on_sqlite
 
 LOCK_MS = 45_000
 """Longer than a test: its locks end because it moves their ends."""
@@ -259,16 +261,6 @@ def test_new_groups_begin_at_the_end_unless_configured(cluster, cluster_address,
         assert consumer.poll() == {}
         send(produce, "after")
         assert values_of(consumer.poll(60_000)) == ["after"]
-
-
-def test_partitions_that_are_added_are_read_from_their_beginning(cluster, cluster_address, produce):
-    alter_settings(cluster, {"group.share.heartbeat.interval.ms": "50", "group.share.min.heartbeat.interval.ms": "1"})
-    create_topic(cluster, "jobs")
-    with ShareConsumer("jobs", cluster=cluster_address, group_id="late") as consumer:
-        assert consumer.poll() == {}
-        add_partitions(cluster, "jobs", 2)
-        send(produce, "new", partition=1)
-        assert values_of(consumer.poll(1000 * LIMIT_S)) == ["new"]
 
 
 def test_a_topic_that_is_made_again_has_no_old_state(cluster, produce, worker):

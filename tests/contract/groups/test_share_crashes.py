@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from spark_log import Consumer
+from spark_log.groups.share import dead_letters
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.looks import look
@@ -14,7 +15,7 @@ from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.python_process import PythonProcess
-from tests.support.share_members import ShareMember, set_lock_ms
+from tests.support.share_members import ShareMember, move_lock_ends, set_lock_ms
 from tests.support.topics import fill, make
 from tests.support.waiting import LIMIT_S
 
@@ -35,8 +36,11 @@ def jobs(cluster, log):
 
 
 @pytest.fixture
-def survivor(cluster, jobs):
-    """A function that makes a member, which also writes the dead letters that it comes upon."""
+def survivor(cluster, jobs, monkeypatch):
+    """A function that makes a member, which also writes the dead letters that it comes upon, without waiting for the
+    process that archived their records.
+    """
+    monkeypatch.setattr(dead_letters, "_AGAIN_S", 0.0)
     made = []
 
     def make_member():
@@ -117,8 +121,9 @@ def test_rejected_records_of_a_killed_member_have_one_letter_each(cluster, clust
 
 def test_records_that_kill_each_member_have_one_letter_each(cluster, cluster_address, survivor):
     alter_group_configs(cluster.store, GROUP, {**LETTERS, "share.delivery.count.limit": "2"})
-    killed(cluster_address, "share.acquired", "poll")
-    killed(cluster_address, "share.acquired", "poll")
+    for _ in range(2):
+        killed(cluster_address, "share.acquired", "poll")
+        move_lock_ends(cluster, LOCK_MS)
     ends_ms = state(cluster).wake_ms
     member = survivor()
     while not is_finished(cluster):

@@ -44,7 +44,14 @@ def offer(cluster):
     return found
 
 
-@pytest.mark.parametrize("count", [1, 3, 6], ids=["below next_offset", "up to next_offset", "beyond next_offset"])
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(1, marks=pytest.mark.on_sqlite, id="below next_offset"),
+        pytest.param(3, marks=pytest.mark.on_sqlite, id="up to next_offset"),
+        pytest.param(6, id="beyond next_offset"),
+    ],
+)
 @pytest.mark.parametrize("accepted", [True, pytest.param(False, marks=pytest.mark.on_sqlite)])
 def test_new_records_below_the_next_offset_are_delivered(cluster, log, count, accepted):
     member, other = ShareMember(cluster), ShareMember(cluster, member="m2")
@@ -76,6 +83,7 @@ def test_delayed_and_available_records_above_the_truncation_are_forgotten(cluste
     assert (offer(cluster).delayed, offer(cluster).available) == (1, 0)
 
 
+@pytest.mark.on_sqlite
 def test_a_truncation_between_read_and_acquisition(cluster, log):
     """The records that were read before are not delivered under the offsets of the new ones."""
     elections = [lambda: truncate(cluster, "t", 3)]
@@ -92,6 +100,7 @@ def test_a_truncation_between_read_and_acquisition(cluster, log):
     assert offer(cluster).next_offset == offer(cluster).start_offset == 4
 
 
+@pytest.mark.on_sqlite
 def test_an_election_between_a_look_and_a_read(cluster, log, monkeypatch):
     """Another process has followed the election already: the read ends at the new high watermark."""
     reads, other = ShareReads(cluster), ShareMember(cluster, member="m2")
@@ -111,6 +120,7 @@ def test_an_election_between_a_look_and_a_read(cluster, log, monkeypatch):
     assert values(member) == {n: f"new{n}" for n in range(3, 9)}
 
 
+@pytest.mark.on_sqlite
 def test_two_elections_between_two_polls(cluster, log):
     """The first one cuts deeper than the second: the records between them are new, too."""
     member = ShareMember(cluster)
@@ -174,6 +184,7 @@ def test_new_records_at_the_offsets_of_rejected_ones_have_no_letters(cluster, lo
     assert values(rejected) == {3: "new3", 4: "new4"}
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("again", [False, True], ids=["new records", "new records that are rejected too"])
 def test_an_election_while_letters_are_written(cluster, log, monkeypatch, rejected, again):
     write, elections = dead_letters._letters, [election]

@@ -11,6 +11,7 @@ from spark_log.groups.share.looks import look
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.share_members import ShareMember
+from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.topics import append, make
 
 STEPS = (1, 3, 4, 8)
@@ -24,7 +25,7 @@ def quick(cluster):
     alter_settings(cluster, dict.fromkeys(names, "50"))
 
 
-@pytest.mark.parametrize("reset", ["latest", "earliest"])
+@each_on_sqlite_last_on_postgres("reset", [("earliest",), ("latest",)])
 def test_partitions_are_added_under_load(cluster, cluster_address, quick, reset):
     """Records of a new partition may be written before any member knows it."""
     make(cluster, "t")
@@ -74,7 +75,7 @@ def test_partitions_are_added_under_load(cluster, cluster_address, quick, reset)
     assert sorted(accepted) == sorted(written)
 
 
-@pytest.mark.parametrize("first", ["heartbeat", "records"])
+@each_on_sqlite_last_on_postgres("first", [("records",), ("heartbeat",)])
 def test_a_partition_that_is_added_later_is_read_from_its_beginning(cluster, log, first):
     make(cluster, "t")
     append(log, "t", "not read")
@@ -90,6 +91,7 @@ def test_a_partition_that_is_added_later_is_read_from_its_beginning(cluster, log
     assert member.values() == {(1, 0): "new"}
 
 
+@pytest.mark.on_sqlite
 def test_a_member_that_does_not_know_a_partition_leaves_it_to_others(cluster, log):
     make(cluster, "t")
     old = ShareMember(cluster, member="m1")

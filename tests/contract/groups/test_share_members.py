@@ -100,6 +100,7 @@ def test_members_come_and_go(cluster, jobs):
     assert sum(each.lives for each in lives) > 50 and {"accept", "killed"} <= set.union(*(each.ways for each in lives))
 
 
+@pytest.mark.on_sqlite
 def test_a_member_that_acquires_all_it_may_leaves_the_other_partitions_to_others(cluster, jobs):
     """Its turn goes on from partition to partition, so that no partition starves."""
     member = ShareMember(cluster)

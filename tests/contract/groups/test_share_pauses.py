@@ -15,6 +15,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.python_process import PythonProcess
 from tests.support.share_members import ShareMember, set_lock_ms
+from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.topics import fill, find, make
 from tests.support.waiting import LIMIT_S
 from tests.support.wire_share import WireShareMember, acquired
@@ -53,7 +54,7 @@ def is_not_disturbed(cluster, member):
     assert (offer.unfinished, offer.start_offset) == (0, COUNT)
 
 
-@pytest.mark.parametrize("kind", ["accept", "release", "reject"])
+@each_on_sqlite_last_on_postgres("kind", [("accept",), ("release",), ("reject",)])
 def test_a_member_that_was_stopped_beyond_its_locks(cluster, cluster_address, kind):
     pipe = subprocess.PIPE
     other = ShareMember(cluster, member="m2")
@@ -77,7 +78,7 @@ def test_a_member_that_was_stopped_beyond_its_locks(cluster, cluster_address, ki
     is_not_disturbed(cluster, other)
 
 
-@pytest.mark.parametrize("when", ["before its answer", "after its answer"])
+@each_on_sqlite_last_on_postgres("when", [("after its answer",), ("before its answer",)])
 def test_a_gateway_that_was_stopped_beyond_the_locks_of_its_members(cluster, cluster_address, tmp_path, when):
     other = ShareMember(cluster, member="m2")
     gateway = GatewayProcess(tmp_path, cluster_address)

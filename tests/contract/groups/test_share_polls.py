@@ -41,6 +41,7 @@ def send(cluster, produce):
     ).get()
 
 
+@pytest.mark.on_sqlite
 def test_polls_at_the_same_time_do_not_remember_a_look_longer(cluster, send):
     """Records of a partition that was empty at the first look are found, while others are polled without a pause."""
     create_topic(cluster, "t", 2)
@@ -101,6 +102,7 @@ def test_due_records_of_other_topics_do_not_wake_a_member(cluster, send, looks):
     assert len(looks) < 10
 
 
+@pytest.mark.on_sqlite
 def test_due_records_without_room_do_not_wake_a_member(cluster, send, looks):
     configs = {"share.auto.offset.reset": "earliest", "share.partition.max.record.locks": "100"}
     cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
@@ -148,6 +150,7 @@ def test_a_partition_that_cannot_be_read_does_not_stop_the_others(cluster, send,
     assert member.poll()
 
 
+@pytest.mark.on_sqlite
 def test_only_the_first_record_of_a_poll_may_exceed_its_bytes(cluster, send):
     create_topic(cluster, "t", 4)
     for partition in range(4):
@@ -159,6 +162,7 @@ def test_only_the_first_record_of_a_poll_may_exceed_its_bytes(cluster, send):
         assert [len(taken.parts) for taken in result.taken] == [1] * count
 
 
+@pytest.mark.on_sqlite
 def test_turns_of_members_are_not_remembered_without_end(cluster, send, monkeypatch):
     monkeypatch.setattr(polling, "_TURNS_MAX", 3)
     create_topic(cluster, "t")
@@ -169,6 +173,7 @@ def test_turns_of_members_are_not_remembered_without_end(cluster, send, monkeypa
     assert list(polls._turns) == ["m7", "m8", "m9"]
 
 
+@pytest.mark.on_sqlite
 def test_one_unfinished_record_does_not_keep_all_later_ones_in_memory(cluster, send, monkeypatch):
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 2_000)
     monkeypatch.setattr(reading, "_PARTITION_BYTES", 10_000)
@@ -190,6 +195,7 @@ def test_one_unfinished_record_does_not_keep_all_later_ones_in_memory(cluster, s
     assert worker.poll() and list(worker.values().values()) == ["0" * 50], "it is read again"
 
 
+@pytest.mark.on_sqlite
 def test_room_in_a_full_window_is_announced(cluster, send, monkeypatch):
     configs = {"share.auto.offset.reset": "earliest", "share.partition.max.record.locks": "100"}
     cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))

@@ -6,12 +6,9 @@ import pytest
 
 from spark_log import ShareConsumer
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError
-from spark_log.groups.share import polling
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.looks import look
-from spark_log.groups.share.polling import SharePolls
-from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
@@ -142,6 +139,7 @@ def test_acknowledgements_count_although_nothing_can_be_read(cluster, log):
         member.poll()
 
 
+@pytest.mark.on_sqlite
 def test_a_consumer_waits_for_storage_that_comes_back(cluster, cluster_address, log, monkeypatch, caplog):
     """As a Consumer, it returns nothing at its time limit."""
     append(log, make(cluster, "t"), "a")
@@ -162,6 +160,7 @@ def test_a_consumer_waits_for_storage_that_comes_back(cluster, cluster_address, 
         assert [(record.value, record.delivery_count) for record in records] == [(b"a", 1)]
 
 
+@pytest.mark.on_sqlite
 def test_a_consumer_raises_the_error_of_records_that_are_lost(cluster, cluster_address, log):
     topic = make(cluster, "t", inline_max_bytes="0")
     append(log, topic, "a")
@@ -174,6 +173,7 @@ def test_a_consumer_raises_the_error_of_records_that_are_lost(cluster, cluster_a
         assert [len(records) for records in consumer.poll(20_000).values()] == [1]
 
 
+@pytest.mark.on_sqlite
 def test_a_gateway_answers_although_nothing_can_be_read(cluster, cluster_address, log, tmp_path):
     topic = make(cluster, "t", inline_max_bytes="0")
     append(log, topic, "first")
@@ -191,13 +191,3 @@ def test_a_gateway_answers_although_nothing_can_be_read(cluster, cluster_address
         member.epoch += 1
         lost.restore()
         assert member.acquire() == [(1, 1, 1)]
-
-
-@pytest.mark.on_sqlite
-def test_a_process_forgets_members_that_do_not_poll(cluster, log, monkeypatch):
-    monkeypatch.setattr(polling, "_TURNS_MAX", 3)
-    make(cluster, "t")
-    polls = SharePolls(cluster, ShareReads(cluster))
-    for number in range(5):
-        ShareMember(cluster, member=f"m{number}", polls=polls).poll()
-    assert list(polls._turns) == ["m2", "m3", "m4"]

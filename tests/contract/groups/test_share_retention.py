@@ -83,7 +83,10 @@ def test_records_beyond_all_that_was_acquired_are_not_waited_for(cluster, topic)
     assert errors(member.acknowledge(acquired, AcknowledgeType.ACCEPT)) == {None}
 
 
-@pytest.mark.parametrize("state", ["new", "released", "due"])
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param("new", marks=pytest.mark.on_sqlite), pytest.param("released", marks=pytest.mark.on_sqlite), "due"],
+)
 @pytest.mark.parametrize("when", ["before the read", "after the read"])
 def test_records_are_removed_during_a_poll(cluster, topic, monkeypatch, state, when):
     """Either the poll delivers them, or they are expired: none is lost silently, and no read fails."""
@@ -125,7 +128,7 @@ def test_records_are_removed_during_a_poll(cluster, topic, monkeypatch, state, w
 
 
 @pytest.mark.parametrize("beyond", [False, True], ids=["among them", "beyond the start"])
-@pytest.mark.parametrize("process", ["same", "another"])
+@pytest.mark.parametrize("process", [pytest.param("same", marks=pytest.mark.on_sqlite), "another"])
 def test_due_records_below_the_log_start_are_expired(cluster, topic, beyond, process):
     """The group's start is above delayed records. So retention may remove them and leave the start as it is."""
     member = ShareMember(cluster)

@@ -22,6 +22,7 @@ from spark_log.spark.streams import TransactionalLoop
 from tests.support.python_process import PythonProcess
 from tests.support.records import read_all
 from tests.support.share_members import move_lock_ends
+from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.waiting import LIMIT_S, wait_until
 
 NOTHING_MS = 300
@@ -51,11 +52,14 @@ def topics(cluster, lock_ms):
     create_topic(cluster, "results")
 
 
+def explicit_worker(cluster_address, **settings):
+    given = {"group_id": "workers", "share_acknowledgement_mode": "explicit", **settings}
+    return ShareConsumer("jobs", cluster=cluster_address, **given)
+
+
 @pytest.fixture
 def worker(cluster_address, topics):
-    with ShareConsumer(
-        "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
-    ) as consumer:
+    with explicit_worker(cluster_address) as consumer:
         yield consumer
 
 
@@ -114,6 +118,7 @@ def test_TransactionalShareAckCommitAccept(cluster, cluster_address, produce, wo
     assert worker.poll(NOTHING_MS) == {}
 
 
+@pytest.mark.on_sqlite
 def test_TransactionalShareAckCommitAcrossMultiplePolls(cluster, cluster_address, produce, worker, producer):
     producer.begin_transaction()
     for value in (b"a", b"b", b"c"):
@@ -135,27 +140,29 @@ def test_TransactionalShareAckAbortAccept(cluster, cluster_address, produce, wor
     worker.acknowledge(again)
 
 
-@pytest.mark.parametrize("dead_letters", [False, True])
-def test_TransactionalShareAckCommitReject(cluster, cluster_address, produce, topics, producer, dead_letters):
+@each_on_sqlite_last_on_postgres("dead_letters", [(False,), (True,)])
+def test_TransactionalShareAckCommitReject(
+    cluster, cluster_address, produce, topics, producer, monkeypatch, dead_letters
+):
+    monkeypatch.setattr("spark_log.groups.share.dead_letters._AGAIN_S", 0.05)
     if dead_letters:
         create_topic(cluster, "dlq.jobs", configs={"errors.deadletterqueue.group.enable": "true"})
         configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs"}
         cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
     send(produce, b"a")
-    with ShareConsumer(
-        "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
-    ) as worker:
+    with explicit_worker(cluster_address) as worker:
         producer.begin_transaction()
         work(worker, producer, take(worker), REJECT)
         producer.commit_transaction()
         assert unfinished(cluster) == int(dead_letters)
-        while unfinished(cluster):  # a poll writes the letter, after a second
+        while unfinished(cluster):  # a poll writes the letter, after `_AGAIN_S`
             assert worker.poll(200) == {}
     if dead_letters:
         with Consumer("dlq.jobs", cluster=cluster_address, auto_offset_reset="earliest") as consumer:
             assert [r.value for found in consumer.poll(1000 * LIMIT_S).values() for r in found] == [b"a"]
 
 
+@pytest.mark.on_sqlite
 def test_TransactionalShareAckCommitSubsetAccept(cluster, cluster_address, produce, worker, producer):
     send(produce, b"a", b"b", b"c")
     producer.begin_transaction()
@@ -172,9 +179,7 @@ def test_TransactionalShareAckCommitSubsetAccept(cluster, cluster_address, produ
 @pytest.mark.parametrize("lock_ms", [30_000])
 def test_work_may_outlast_a_lock_and_the_consumer(cluster, cluster_address, produce, topics, producer, lock_ms):
     send(produce, b"a")
-    with ShareConsumer(
-        "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
-    ) as worker:
+    with explicit_worker(cluster_address) as worker:
         producer.begin_transaction()
         work(worker, producer, take(worker))
     move_lock_ends(cluster, lock_ms)  # those of the transaction last for its time, 60 s
@@ -252,9 +257,7 @@ def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce
     move_lock_ends(cluster, TRANSACTION_MS)
     with Producer(cluster=cluster_address, transactional_id="results") as producer:
         producer.init_transactions()  # aborts the transaction of the killed one
-        with ShareConsumer(
-            "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit"
-        ) as worker:
+        with explicit_worker(cluster_address) as worker:
             if point != "transaction.committed":
                 producer.begin_transaction()
                 again = take(worker, 2)
@@ -266,15 +269,15 @@ def test_a_killed_worker_has_done_both_or_none(cluster, cluster_address, produce
     assert unfinished(cluster) == 0
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("arrow", [False, True])
 def test_a_loop_processes_each_record_exactly_once(cluster, cluster_address, produce, topics, arrow):
     """The function fails now and then, after it has sent something, and rejects a record."""
     send(produce, *(b"%d" % number for number in range(20)))
     failures = iter([True, False, True, *[False] * 100])
     with (
-        ShareConsumer(
-            "jobs", cluster=cluster_address, group_id="workers", share_acknowledgement_mode="explicit",
-            max_poll_records=7, share_acquire_mode="record_limit", consumer_timeout_ms=1_000,
+        explicit_worker(
+            cluster_address, max_poll_records=7, share_acquire_mode="record_limit", consumer_timeout_ms=1_000
         ) as worker,
         Producer(cluster=cluster_address, transactional_id="loop") as producer,
     ):  # fmt: skip

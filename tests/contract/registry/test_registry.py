@@ -141,6 +141,7 @@ def test_a_subject_that_refers_to_itself_can_be_deleted(registry):
     assert registry.delete_subject("a", permanent=True) == [1, 2]
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize(
     ("type_", "line", "order"),
     [
@@ -191,6 +192,7 @@ def test_levels_of_compatibility(registry, level, accepted):
             registry.register("a", BREAKING)
 
 
+@pytest.mark.on_sqlite
 def test_transitive_levels_compare_all_versions(registry):
     number, text = avro(("n", "long")), avro(("n", "string"))
     registry.set_compatibility("NONE", "a")
@@ -205,6 +207,7 @@ def test_transitive_levels_compare_all_versions(registry):
     refused(42203, registry.set_compatibility, "SIDEWAYS")
 
 
+@pytest.mark.on_sqlite
 def test_json_and_protobuf_are_compared_by_their_columns(registry):
     def schema(kind):
         return json.dumps({"type": "object", "properties": {"n": {"type": kind}}})
