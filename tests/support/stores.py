@@ -21,7 +21,8 @@ STORES = ["two_stores"] if TWO_STORES else ["sqlite", "postgres"]
 
 def each_on_sqlite_last_on_postgres(names: str, cases: Sequence[tuple[Any, ...]]) -> pytest.MarkDecorator:
     """Cases that differ in a rule of the client, but not in the SQL: all on SQLite, the last one on PostgreSQL too."""
-    found = [("sqlite", *case) for case in cases] + [("postgres", *cases[-1])]
+    first, *others = STORES
+    found = [(first, *case) for case in cases] + [(other, *cases[-1]) for other in others]
     return pytest.mark.parametrize(f"cluster_address, {names}", found, indirect=["cluster_address"])
 
 
@@ -31,7 +32,7 @@ also_on_two_stores = pytest.mark.parametrize("cluster_address", ["sqlite", "post
 
 def put_topics_in_a_data_store(cluster: Cluster, server: PostgresServer) -> None:
     """Add the data store `east` on the server. It gets all new topics."""
-    add_store(cluster, "east", server.create_database())
+    add_store(cluster, "east", server.create_prepared_database())
     alter_settings(cluster, {"topic.default.store": "east"})
 
 
