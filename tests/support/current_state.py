@@ -15,10 +15,11 @@ from deltalake import DeltaTable, QueryBuilder
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.tables.publication_state import CURRENT, table_folder
+from tests.support.records import ranges_of
 
 Row = tuple[int, int, bytes | None, bytes | None]
 """Partition, offset, key and value."""
@@ -70,23 +71,31 @@ def _rows(table: pa.Table) -> list[Row]:
 
 def in_log(cluster: Cluster, topic: Topic, ends: dict[int, int]) -> list[Row]:
     """The current record of each key of each partition among those below `ends`, without deletions."""
-    log = ClientLog(cluster)
     by_sequence = topic.config.table_current_order == "sequence"
+    current: dict[tuple[int, bytes], tuple[Row, bool, int | None]] = {}
+    for row in _read(cluster, topic):
+        partition, offset, key, value = row
+        if offset >= ends.get(partition, 0) or key is None:
+            continue
+        op, sequence = _event(value) if topic.config.value_envelope == "debezium" else ("", None)
+        before = current[partition, key][2] if (partition, key) in current else None
+        older = before is not None and sequence is not None and sequence < before
+        if not by_sequence or (op and not older):
+            current[partition, key] = row, value is None or op == "d", sequence
+    return sorted((row for row, deletes, _ in current.values() if not deletes), key=lambda row: row[:2])
+
+
+def _read(cluster: Cluster, topic: Topic) -> list[Row]:
+    """All readable records of the log, in order."""
+    log = ClientLog(cluster)
     try:
-        current: dict[tuple[int, bytes], tuple[Row, bool, int | None]] = {}
-        for partition, limits in log.positions(topic).items():
-            for batch in log.read({partition: OffsetRange(*limits)}):
-                for row in batch.to_pylist():
-                    key, value = (row["partition"], row["key"]), row["value"]
-                    if row["offset"] >= ends.get(row["partition"], 0) or row["key"] is None:
-                        continue
-                    op, sequence = _event(value) if topic.config.value_envelope == "debezium" else ("", None)
-                    before = current[key][2] if key in current else None
-                    older = before is not None and sequence is not None and sequence < before
-                    if by_sequence and (not op or older):
-                        continue
-                    current[key] = (*key[:1], row["offset"], key[1], value), value is None or op == "d", sequence
-        return sorted((row for row, deletes, _ in current.values() if not deletes), key=lambda row: row[:2])
+        schema = read_schema(columns=["partition", "offset", "key", "value"])
+        rows = (
+            (row["partition"], row["offset"], row["key"], row["value"])
+            for batch in log.read(ranges_of(log, topic), schema)
+            for row in batch.to_pylist()
+        )
+        return sorted(rows, key=lambda row: row[:2])
     finally:
         log.close()
 
@@ -106,18 +115,8 @@ def in_files(cluster: Cluster, topic: Topic) -> list[Row]:
         t.segment.c.topic_id == topic.topic_id, ~t.segment.c.inline
     )
     files = cluster.store.read(lambda connection: connection.execute(query).all())
-    log = ClientLog(cluster)
-    try:
-        limits = log.positions(topic)
-        rows: list[Row] = []
-        for number, base, end in files:
-            start = max(base, limits[TopicPartition(topic.name, number)].log_start_offset)
-            if start < end:
-                for batch in log.read({TopicPartition(topic.name, number): OffsetRange(start, end)}):
-                    rows += [(row["partition"], row["offset"], row["key"], row["value"]) for row in batch.to_pylist()]
-        return sorted(rows, key=lambda row: row[:2])
-    finally:
-        log.close()
+    in_file = {(number, offset) for number, base, end in files for offset in range(base, end)}
+    return [row for row in _read(cluster, topic) if row[:2] in in_file]
 
 
 def assert_files(cluster: Cluster, topic: Topic) -> None:

@@ -107,7 +107,12 @@ class Open:
 
     address: str
     log: ClientLog
-    admin: Admin
+    open_admin: Callable[[], Admin]
+
+    @property
+    def admin(self) -> Admin:
+        """An Admin, which is opened before the first access of the call."""
+        return self.open_admin()
 
 
 @dataclass(frozen=True)
@@ -192,12 +197,17 @@ class Matrix:
         copy = self._folder / "copy"
         shutil.copytree(self._folder / state, copy)
         try:
-            with Cluster.open(str(copy)) as cluster, Admin(cluster=str(copy)) as admin:
+            with Cluster.open(str(copy)) as cluster, contextlib.ExitStack() as stack:
                 log = ClientLog(cluster)
+
+                def open_admin() -> Admin:
+                    with self._gaps.uncounted():
+                        return stack.enter_context(Admin(cluster=str(copy)))
+
                 value, error = None, None
                 with self._gaps.disturb_before(number, None if action is None else lambda: action(copy)):
                     try:
-                        value = call.run(Open(str(copy), log, admin))
+                        value = call.run(Open(str(copy), log, open_admin))
                     except Exception as raised:
                         error = raised
                 log.close()

@@ -24,11 +24,6 @@ def value(writer: str, number: int) -> str:
     return f"{writer}-{number}-{filler}"
 
 
-def name(text: str) -> str:
-    """`WRITER-N` of a value."""
-    return text.rpartition("-")[0]
-
-
 def main(address: str, topic_name: str, writer: str, count: int) -> None:
     log = ClientLog(Cluster.open(address))
     topic = log.find_topic(topic_name)

@@ -49,6 +49,15 @@ class StoreGaps:
         finally:
             self._counting = False
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """The accesses inside do not count."""
+        counting, self._counting = self._counting, False
+        try:
+            yield
+        finally:
+            self._counting = counting
+
     def _count(self) -> None:
         if not self._counting or threading.get_ident() != self._thread:
             return

@@ -31,7 +31,7 @@ also_on_two_stores = pytest.mark.parametrize("cluster_address", ["sqlite", "post
 
 def put_topics_in_a_data_store(cluster: Cluster, server: PostgresServer) -> None:
     """Add the data store `east` on the server. It gets all new topics."""
-    add_store(cluster, "east", server.create_database())
+    add_store(cluster, "east", server.create_prepared_database())
     alter_settings(cluster, {"topic.default.store": "east"})
 
 

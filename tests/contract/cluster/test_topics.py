@@ -77,12 +77,12 @@ def test_bad_topics_are_refused_by_name_and_nothing_is_written(cluster):
     assert rows_of(cluster) == before
 
 
-@pytest.mark.parametrize("name", ["no-such", "", "a\0b", "\ud800", "x" * 300, None, 5])
-def test_an_impossible_topic_name_is_an_unknown_topic(cluster, name):
-    with pytest.raises(UnknownTopicOrPartitionError):
-        find(cluster, name)
-    with pytest.raises(UnknownTopicOrPartitionError):
-        describe_topics(cluster, [name])
+def test_an_impossible_topic_name_is_an_unknown_topic(cluster):
+    for name in ("no-such", "", "a\0b", "\ud800", "x" * 300, None, 5):
+        for call in (lambda name=name: find(cluster, name), lambda name=name: describe_topics(cluster, [name])):
+            with pytest.raises(Exception) as raised:  # noqa: PT011 - the assertion names the case
+                call()
+            assert type(raised.value) is UnknownTopicOrPartitionError, repr(name)
 
 
 def test_the_life_of_a_topic(cluster):
@@ -166,8 +166,12 @@ def test_delete_records_moves_the_log_start_offset(cluster, log):
     assert log.append(topic, [Records(0, table("f"))]) == [Appended(5, 6)]
 
 
+MANY = 6_000
+"""Partitions; more than those of one chunk."""
+
+
 def test_statements_do_not_grow_with_the_partitions(cluster, log):
-    """10,000 partitions take only seconds because the number of statements is constant."""
+    """Thousands of partitions take only seconds because the number of statements is constant."""
     statements = []
     sa.event.listen(cluster.store.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
 
@@ -178,12 +182,12 @@ def test_statements_do_not_grow_with_the_partitions(cluster, log):
         return len([each for each in statements if not each.startswith("ANALYZE") and ".settings" not in each]), result
 
     small, _ = count(lambda: create_topic(cluster, "small", 10))
-    large, topic = count(lambda: create_topic(cluster, "large", 10_000))
+    large, topic = count(lambda: create_topic(cluster, "large", MANY))
     assert large == small
     small, _ = count(lambda: describe_topics(cluster, ["small"]))
     large, (description,) = count(lambda: describe_topics(cluster, ["large"]))
     assert large == small
-    assert len(description.partitions) == 10_000
+    assert len(description.partitions) == MANY
     encoding, blob = Encoding.of(topic), encode_inline(table("x"), Encoding.of(topic))
 
     def flush(partitions):
@@ -192,14 +196,14 @@ def test_statements_do_not_grow_with_the_partitions(cluster, log):
         return run_append_transaction(cluster.store, AppendRequest(batches, dict.fromkeys(names, blob.data)))
 
     small, _ = count(lambda: flush(100))  # SQLite inserts a few rows one by one
-    large, result = count(lambda: flush(10_000))
+    large, result = count(lambda: flush(MANY))
     assert large <= small + 2, "partitions are locked in chunks of 5,000"
-    assert len([outcome for outcome in result.outcomes if isinstance(outcome, Appended)]) == 10_000
-    ranges = {TopicPartition("large", i): OffsetRange(0, 1) for i in range(10_000)}
+    assert len([outcome for outcome in result.outcomes if isinstance(outcome, Appended)]) == MANY
+    ranges = {TopicPartition("large", i): OffsetRange(0, 1) for i in range(MANY)}
     small, _ = count(lambda: log.plan({tp: ranges[tp] for tp in list(ranges)[:10]}))
     large, plan = count(lambda: log.plan(ranges))
     assert large <= small + 2, "blobs are read in chunks of 5,000"
-    assert len(plan.slices) == 10_000
+    assert len(plan.slices) == MANY
 
 
 def test_a_config_of_a_newer_release_stops_no_work(cluster):

@@ -15,7 +15,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import NOON_MS, read_all, table
 
-SEGMENTS = 20_000
+SEGMENTS = 5_000
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -31,7 +31,7 @@ def cluster(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def long_topic(cluster):
-    """A topic with 20,000 segments of 10 records in each of two partitions: rows without files."""
+    """A topic with 5,000 segments of 10 records in each of two partitions: rows without files."""
     topic = create_topic(cluster, "long", 2)
 
     def insert(connection, _attempt):
@@ -68,16 +68,16 @@ def explain(cluster, topic, ranges):
 
 
 def test_a_plan_reads_ten_of_many_thousand_segments(cluster, long_topic, log):
-    plan = log.plan({TopicPartition("long", 0): OffsetRange(123_455, 123_545)})
+    plan = log.plan({TopicPartition("long", 0): OffsetRange(23_455, 23_545)})
     assert [(piece.base_offset, piece.start, piece.end) for piece in plan.slices] == [
-        (base, max(base, 123_455), min(base + 10, 123_545)) for base in range(123_450, 123_550, 10)
+        (base, max(base, 23_455), min(base + 10, 23_545)) for base in range(23_450, 23_550, 10)
     ]
     everything = log.plan({TopicPartition("long", n): OffsetRange(0, 10 * SEGMENTS) for n in (0, 1)})
     assert len(everything.slices) == 2 * SEGMENTS
 
 
 def test_segments_are_found_by_the_primary_key(cluster, long_topic):
-    found = explain(cluster, long_topic, [[0, 123_455, 123_545], [1, 7, 8]])
+    found = explain(cluster, long_topic, [[0, 23_455, 23_545], [1, 7, 8]])
     if cluster.store.sqlite:
         assert "SCAN segment" not in found
         assert found.count("SEARCH segment USING") == 2

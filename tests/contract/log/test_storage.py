@@ -34,6 +34,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
+from tests.support.s3 import give_up_at_once
 
 FILES = {"inline.max.bytes": "0"}
 """Every append is a segment file."""
@@ -132,7 +133,8 @@ def test_a_log_dir_that_shows_another_id_is_not_read_or_written(stored):
     log.close()
 
 
-def test_unavailable_object_storage_is_a_retriable_error(s3_server, tmp_path):
+def test_unavailable_object_storage_is_a_retriable_error(s3_server, tmp_path, monkeypatch):
+    give_up_at_once(monkeypatch)
     uri = s3_server.uri("x").replace(s3_server.host.replace(":", "%3A"), "127.0.0.1%3A1")
     with pytest.raises(StorageUnavailableError) as raised:
         Cluster.init(str(tmp_path / "cluster"), log_dir=uri)

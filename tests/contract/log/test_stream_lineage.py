@@ -1,7 +1,5 @@
 """A streaming source whose topic is recreated, or whose log is truncated by an unclean election."""
 
-import itertools
-
 import pytest
 
 from spark_log.errors import DataLossError
@@ -12,7 +10,6 @@ from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from tests.support.spark_sink import address_of
-from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, make
 from tests.support.truncation import truncate
@@ -75,10 +72,8 @@ def test_no_offset_of_a_deleted_topic_is_committed_for_the_group(cluster, log, q
     assert committed_offsets(cluster.store, "g") == {T0: 7}
 
 
-MOMENTS = [(), (0,), (1,), (2,), (0, 1, 2)]
-
-
-@each_on_sqlite_last_on_postgres("triggers, restarted", list(itertools.product(MOMENTS, [False, True])))
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("triggers", [(), (0,), (1,), (2,), (0, 1, 2)])
 def test_a_recreated_topic_is_read_from_its_start_with_triggers_at_any_moment(cluster, log, query, triggers, restarted):
     reading = query(failOnDataLoss=False)
     read = []
@@ -128,11 +123,11 @@ def test_an_available_now_query_ends_before_records_of_a_recreated_topic(cluster
     assert read + values(reading.trigger()) == NEW
 
 
-REGROWN = [((),), (("new",),), (("new", "new"),), (("new", "new", "new", "new"),)]
+REGROWN = [(), ("new",), ("new", "new"), ("new", "new", "new", "new")]
 """Records appended after the truncation: none; fewer than were truncated; as many; more."""
 
 
-@each_on_sqlite_last_on_postgres("regrown", REGROWN)
+@pytest.mark.parametrize("regrown", REGROWN)
 def test_a_log_truncated_below_the_read_position(cluster, log, query, regrown):
     reading = query(group__id="g")
     truncate(cluster, "t", 3)
@@ -162,7 +157,7 @@ def test_a_log_truncated_above_the_read_position(cluster, log, query):
     assert values(reading.trigger()) == NEW
 
 
-@each_on_sqlite_last_on_postgres("regrown", REGROWN)
+@pytest.mark.parametrize("regrown", REGROWN)
 def test_a_log_truncated_between_planning_and_running_a_batch(cluster, log, query, regrown):
     reading = query(failOnDataLoss=False)
     more(log, 5, 6, 7)

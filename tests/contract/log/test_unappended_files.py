@@ -4,18 +4,19 @@ import kafka.errors
 import pytest
 import sqlalchemy as sa
 
+from spark_log import Producer
 from spark_log.errors import (
     NotLeaderForPartitionError,
     SparkLogError,
     StorageUnavailableError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.log.append.rules import (
-    Appended,
-    Rejected,
-)
+from spark_log.log.append.producer_rows import register_producer
+from spark_log.log.append.rules import Appended, Rejected
+from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.records import read_all, table
 from tests.support.replicas import take_away
@@ -34,21 +35,6 @@ _FULL = {
 }
 
 
-@pytest.fixture
-def producer_of(cluster_address):
-    from spark_log import Producer
-
-    made = []
-
-    def make(**settings):
-        made.append(Producer(cluster=cluster_address, **settings))
-        return made[-1]
-
-    yield make
-    for producer in made:
-        producer.close(timeout=5)
-
-
 def fill_up(cluster, table_name):
     """Make the store refuse new rows of this table, as if it were full."""
     with topics_view(cluster).store.engine.begin() as connection:
@@ -62,21 +48,19 @@ def make_room(cluster, table_name):
         connection.exec_driver_sql(f"DROP TRIGGER store_full{on}")
 
 
-def test_a_record_that_is_refused_again_and_again_leaves_nothing(three_brokers, producer_of):
+def test_a_record_that_is_refused_again_and_again_leaves_nothing(three_brokers, cluster_address):
     cluster = three_brokers
     create_topic(cluster, "t", 1, 2, TWO)
     take_away(cluster, topics_view(cluster).store.read(_follower))
-    producer = producer_of(retries=4, linger_ms=0, retry_backoff_ms=10)
-    future = producer.send("t", b"x" * 100_000)
-    with pytest.raises(kafka.errors.KafkaError):
-        future.get(timeout=60)
-    assert producer.metrics()["producer-metrics"]["record-retry-total"] == 4
-    assert_only_named_files(cluster)
+    with Producer(cluster=cluster_address, retries=4, linger_ms=0, retry_backoff_ms=10) as producer:
+        future = producer.send("t", b"x" * 100_000)
+        with pytest.raises(kafka.errors.KafkaError):
+            future.get(timeout=60)
+        assert producer.metrics()["producer-metrics"]["record-retry-total"] == 4
+        assert_only_named_files(cluster)
 
 
 def _follower(connection):
-    from spark_log.metadata import tables as t
-
     query = sa.select(t.replica.c.broker_id).order_by(t.replica.c.preference.desc()).limit(1)
     return connection.execute(query).scalar_one()
 
@@ -167,9 +151,6 @@ def test_a_commit_whose_response_was_lost_keeps_its_file(cluster, log, monkeypat
 
 
 def test_a_batch_that_was_appended_before_leaves_no_second_file(cluster, log):
-    from spark_log.log.append.producer_rows import register_producer
-    from spark_log.log.append.sequence_rules import ProducerSequence
-
     topic = create_topic(cluster, "t", configs=FILES)
     producer_id = register_producer(cluster.store, 1_000)
     for _ in range(2):
@@ -189,9 +170,9 @@ def test_a_failed_file_of_one_partition_deletes_the_files_of_the_others(cluster,
     assert_only_named_files(cluster)
 
 
-def test_batches_that_cannot_be_registered_in_a_transaction_leave_one_file_at_most(cluster, producer_of):
+def test_batches_that_cannot_be_registered_in_a_transaction_leave_one_file_at_most(cluster, produce):
     create_topic(cluster, "t", configs=FILES)
-    producer = producer_of(transactional_id="t1", retries=4, linger_ms=0, retry_backoff_ms=10)
+    producer = produce(transactional_id="t1", retries=4, linger_ms=0, retry_backoff_ms=10)
     producer.init_transactions()
     producer.begin_transaction()
     producer.send("t", b"first").get(timeout=60)

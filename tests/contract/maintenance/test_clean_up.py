@@ -281,6 +281,8 @@ def test_orphans_are_deleted_once_no_append_can_name_them(cluster, log):
     everything_fits(cluster)
 
 
+@pytest.mark.on_data_store
+@pytest.mark.on_sqlite
 def test_foreign_files_and_files_in_use_are_kept(cluster, log, tmp_path):
     """Files whose names are not ours, and our files that are still in use."""
     topic = create_topic(cluster, "t", 2, configs=FILES)
@@ -317,6 +319,8 @@ def test_foreign_files_and_files_in_use_are_kept(cluster, log, tmp_path):
     everything_fits(cluster)
 
 
+@pytest.mark.on_data_store
+@pytest.mark.on_sqlite
 def test_folders_of_no_known_topic_are_deleted_if_they_are_ours_and_old(cluster, log):
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())
@@ -343,6 +347,8 @@ def test_folders_of_no_known_topic_are_deleted_if_they_are_ours_and_old(cluster,
     assert clean(cluster) == {}
 
 
+@pytest.mark.on_data_store
+@pytest.mark.on_sqlite
 def test_folders_of_known_topics_without_a_delta_table_are_kept(cluster, log):
     """They look like folders of unknown topics."""
     for name in ("live", "deleted"):
@@ -357,6 +363,8 @@ def test_folders_of_known_topics_without_a_delta_table_are_kept(cluster, log):
     assert len(list(folder_of(cluster, 1).rglob("*.parquet"))) == 2
 
 
+@pytest.mark.on_data_store
+@pytest.mark.on_sqlite
 def test_nothing_is_deleted_in_a_swapped_log_dir(three_brokers, tmp_path):
     """A disk that was swapped without notice: nothing is deleted there, and the other log dirs are cleaned."""
     cluster = three_brokers
@@ -373,6 +381,8 @@ def test_nothing_is_deleted_in_a_swapped_log_dir(three_brokers, tmp_path):
     assert [len(files(tmp_path / f"d{n}", topic)) for n in (1, 2, 3)] == [0, 0, 1]
 
 
+@pytest.mark.on_data_store
+@pytest.mark.on_sqlite
 def test_a_copy_in_a_log_dir_without_a_replica_is_left_to_reassignment(cluster, log, tmp_path):
     topic = create_topic(cluster, "t", configs=FILES)
     append(log, topic, "a", timestamp_ms=clock.wall_ms())

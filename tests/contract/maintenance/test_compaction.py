@@ -232,9 +232,7 @@ def test_a_killed_pass_loses_nothing_and_the_next_one_continues(cluster, cluster
     assert_delta_is_the_log(cluster)
 
 
-@also_on_s3
-def test_a_retried_append_is_a_duplicate_although_its_records_were_compacted_away(cluster, produce, log):
-
+def test_a_retried_append_is_a_duplicate_although_its_records_were_compacted_away(cluster, log):
     topic = make(cluster, "t", cleanup_policy="compact")
     producer_id = cluster.store.transact(
         lambda c, _: c.execute(

@@ -115,7 +115,6 @@ def test_merged_segments_have_the_records_of_their_inputs(cluster, log):
     assert_delta_is_the_log(cluster)
 
 
-@also_on_s3
 def test_no_file_spans_the_end_of_the_published_offsets(cluster, log):
     """A stream of the Delta table would see such a file as old and new data at once."""
     topic = make(cluster, "t", **FILES)

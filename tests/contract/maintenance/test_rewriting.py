@@ -79,7 +79,6 @@ def test_one_file_replaces_three_in_every_replica(case):
     assert_delta_is_the_log(case.cluster)
 
 
-@also_on_s3
 def test_remaining_records_keep_their_offsets(case):
     case.write(keep=lambda offsets, _records: pc.is_in(offsets, pa.array([1, 2, 5])))
     assert case.swap()

@@ -16,7 +16,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
-from spark_log.maintenance.rewrite import table_loop
+from spark_log.maintenance.rewrite import table_loop, table_schedule
 from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.maintenance.rewrite.table_schedule import Attempts
 from spark_log.metadata import tables as t
@@ -276,7 +276,10 @@ def test_exit_of_the_program_waits_for_a_running_seal(tmp_path):
 
 @sqlite_only
 @pytest.mark.parametrize("fails", [False, True])
-def test_files_of_a_topic_are_published_at_most_once_a_second(cluster, busy_log, monkeypatch, fails):
+def test_publications_of_a_topic_are_apart_by_the_interval(cluster, busy_log, monkeypatch, fails):
+    """PUBLISH_MS; after a failure two fifths of delta.max.lag.ms."""
+    monkeypatch.setattr(table_schedule, "PUBLISH_MS", 200)
+    monkeypatch.setattr(table_schedule, "_RETRY_MS_MIN", 100)
     times_s, publish = [], table_loop.try_publish
 
     def try_publish(*arguments, **options):
@@ -284,12 +287,12 @@ def test_files_of_a_topic_are_published_at_most_once_a_second(cluster, busy_log,
         return publish(*arguments, **options) and not fails
 
     monkeypatch.setattr(table_loop, "try_publish", try_publish)
-    topic = make(cluster, "t", inline_max_bytes="0")
-    end_s = clock.monotonic_s() + 2.2
-    while not times_s or clock.monotonic_s() < end_s:
+    topic = make(cluster, "t", inline_max_bytes="0", delta_max_lag_ms="1000")
+    end_s = clock.monotonic_s() + 0.7
+    while len(times_s) < 2 or clock.monotonic_s() < end_s:
         append(busy_log, topic, "x")
     waits_s = [later - earlier for earlier, later in pairwise(times_s)]
-    assert times_s and all(wait_s >= (2.0 if fails else 1.0) for wait_s in waits_s), waits_s
+    assert all(wait_s >= (0.4 if fails else 0.2) for wait_s in waits_s), waits_s
 
 
 @sqlite_only

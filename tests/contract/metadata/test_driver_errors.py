@@ -56,9 +56,8 @@ RAISED = {
 
 
 @pytest.fixture
-def postgres(postgres_url, tmp_path):
-    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
-        yield cluster.store
+def postgres(postgres_cluster):
+    return postgres_cluster.store
 
 
 def add_write_id(connection, name):

@@ -5,8 +5,6 @@ table until an operator has accepted the restored store.
 import json
 import logging
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +26,7 @@ from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.markdown_blocks import blocks
+from tests.support.python_process import run_process
 from tests.support.records import read_all
 from tests.support.topics import append_to
 
@@ -94,15 +93,14 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
         delete_retired_replicas(cluster, unfenced)
 
 
-def test_another_server_is_distinguished_from_another_timeline(postgres_url, tmp_path):
-    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
-        cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
-        with pytest.raises(
-            StoreChangedError, match=r"is on another server .*: it was system 17, timeline 1, and is system"
-        ):
-            cluster.store.read(server_identity.check_identity)
-        with pytest.raises(StoreChangedError):  # of clean-up too, if that happens while it runs
-            CleanableLogDirs(cluster, {}).decide(lambda connection: "delete")
+def test_another_server_is_distinguished_from_another_timeline(postgres_cluster):
+    store = postgres_cluster.store
+    store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
+    other = r"is on another server .*: it was system 17, timeline 1, and is system"
+    with pytest.raises(StoreChangedError, match=other):
+        store.read(server_identity.check_identity)
+    with pytest.raises(StoreChangedError):  # of clean-up too, if that happens while it runs
+        CleanableLogDirs(postgres_cluster, {}).decide(lambda connection: "delete")
 
 
 def test_a_dump_that_was_restored_on_the_same_server_is_detected(postgres_server, postgres_url, tmp_path):
@@ -117,13 +115,13 @@ def test_a_dump_that_was_restored_on_the_same_server_is_detected(postgres_server
         cluster.store.read(server_identity.check_identity)
 
 
-def test_a_record_of_an_earlier_release_names_no_database(postgres_url, tmp_path):
-    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
-        now = cluster.store.read(server_identity.of_server)
-        earlier = {"system_identifier": now.system_identifier}
-        cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(**earlier)))
-        assert cluster.store.read(server_identity.recorded).database is None
-        cluster.store.read(server_identity.check_identity)
+def test_a_record_of_an_earlier_release_names_no_database(postgres_cluster):
+    store = postgres_cluster.store
+    now = store.read(server_identity.of_server)
+    earlier = {"system_identifier": now.system_identifier}
+    store.transact(lambda c, _: c.execute(t.cluster.update().values(**earlier)))
+    assert store.read(server_identity.recorded).database is None
+    store.read(server_identity.check_identity)
 
 
 def test_a_server_that_hides_its_identity_is_used_with_a_warning(postgres_server, tmp_path, caplog):
@@ -218,10 +216,9 @@ def test_lost_records_are_sent_again_from_unnamed_files(tmp_path):
     script = next(block for block in blocks(GUIDE.read_text()) if block.title == "send_again.py")
     program = script.code.replace("consumer_timeout_ms=5000", "consumer_timeout_ms=2000")
     assert program != script.code
-    again = [sys.executable, "-c", program, address, "t"]
     for sent in (2, 0):
-        done = subprocess.run(again, input=listed.stdout, capture_output=True, text=True, check=True, timeout=120)
-        assert done.stdout == f"{sent} records sent again\n"
+        done = run_process("-c", program, address, "t", given=listed.stdout)
+        assert (done.returncode, done.stdout) == (0, f"{sent} records sent again\n"), done.stderr
     with Cluster.open(address) as cluster:
         log = ClientLog(cluster)
         assert sorted(value for *_, value in read_all(log, topic)) == ["a", "b", "lost", "lost too"]

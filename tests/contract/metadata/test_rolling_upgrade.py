@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import confluent_kafka as rdkafka
 import pytest
+import sqlalchemy as sa
 
 from tests.support.numbered_producer import value
 from tests.support.ports import free_port
@@ -174,6 +175,14 @@ class SteadyProducer:
         assert self._process.wait() == 0
 
 
+def end_sessions(address):
+    """As if the time of the sessions of the group's members was over: one whose version is refused cannot leave it."""
+    engine = sa.create_engine(address)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE group_member SET until_ms = 0")
+    engine.dispose()
+
+
 CASES = [
     pytest.param(("previous", "sqlite"), id="previous-sqlite", marks=pytest.mark.long),
     pytest.param(("earlier", "postgres"), id="earlier-postgres", marks=pytest.mark.long),
@@ -236,6 +245,7 @@ def test_versions_side_by_side(case, tmp_path):
             assert "UnsupportedVersionError" in old_producer.acknowledged.failed[0]
             assert old_reader.process.wait() == 1
             assert "install the newer spark-log here" in old_reader.process.output
+            end_sessions(address)
         new_reader = cluster.group_reader(newer, "new-reader")
         new_reader.wait_for_more()
         new_producer.wait_for_more()

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import (
     MetadataStoreError,
@@ -28,14 +29,9 @@ from spark_log.metadata.connections import write_ahead_log
 from spark_log.metadata.prepared import Prepared, in_list, in_pairs, one_message
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.group_members import until
+from tests.support.postgres_proxy import PostgresProxy
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.stores import rows_of
-
-
-@pytest.fixture
-def postgres_cluster(postgres_url, tmp_path):
-    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
-        yield cluster
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])
@@ -66,23 +62,6 @@ def test_settings_of_the_role_and_the_database_do_not_apply(postgres_cluster):
     with Cluster.open(postgres_cluster.store.address.with_password) as cluster, cluster.store.engine.begin() as again:
         found = {name: again.exec_driver_sql(f"SHOW {name}").scalar_one() for name in settings}
     assert found == {"default_transaction_isolation": "read committed", "statement_timeout": "0"}
-
-
-@pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "57P01"])
-def test_transactions_that_the_database_asks_to_repeat_are_repeated(postgres_cluster, state):
-    tries = []
-
-    def body(connection, attempt):
-        tries.append(attempt.number)
-        if len(tries) <= 3:
-            connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
-        return "done"
-
-    assert postgres_cluster.store.transact(body) == "done"
-    assert tries == [0, 1, 2, 3]
-    tries.clear()
-    with pytest.raises(MetadataStoreUnavailableError, match="no"):
-        postgres_cluster.store.transact(body, timeout_ms=0)
 
 
 def test_a_deadlock_costs_a_retry(postgres_cluster):
@@ -190,14 +169,6 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
 
     assert store.transact(stopped) == (1, 1), "the second try is the one that counts"
     assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 2
-
-
-def test_a_search_for_silent_sessions_without_a_server_names_the_store(own_postgres_server, tmp_path):
-    address = own_postgres_server.create_database()
-    with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
-        own_postgres_server.kill()
-        with pytest.raises(MetadataStoreUnavailableError, match="metadata store at"):
-            cluster.store.end_silent_sessions()
 
 
 def test_a_coordinator_ends_the_session_of_a_stopped_process_for_which_nobody_waits(postgres_cluster, monkeypatch):
@@ -381,14 +352,22 @@ def test_the_time_of_the_store_is_its_own_and_continues(cluster: Cluster, monkey
     assert first <= store.now().wall_ms <= first + 60_000
 
 
-def test_the_time_of_the_store_continues_while_the_store_is_down(own_postgres_server, tmp_path):
-    with Cluster.init(own_postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
-        before = cluster.store.now()
-        own_postgres_server.kill()
-        asked_ms, ahead_ms = cluster.store._ahead
-        # long enough ago that the store is due to be queried again
-        cluster.store._ahead = (max(0, asked_ms - 10_000), ahead_ms)
-        assert 0 <= cluster.store.now().wall_ms - before.wall_ms < 60_000
+def test_the_last_settings_and_the_time_of_the_store_are_used_while_it_is_down(postgres_server, postgres_url, tmp_path):
+    with (
+        PostgresProxy(postgres_server.port) as proxy,
+        Cluster.init(proxy.address(postgres_url), log_dir=str(tmp_path / "log-dir")) as cluster,
+    ):
+        store = cluster.store
+        settings, before = store.settings, store.now()
+        alter_settings(cluster, {"plan.tasks.max": "7"})  # they are due to be read again
+        proxy.refuse(10_000, "57P03")
+        store.engine.dispose()
+        assert store.settings == settings
+        asked_ms, ahead_ms = store._ahead
+        store._ahead = (max(0, asked_ms - 10_000), ahead_ms)  # so long ago that the time is due to be asked again
+        assert 0 <= store.now().wall_ms - before.wall_ms < 60_000
+        with pytest.raises(MetadataStoreUnavailableError, match="metadata store at"):
+            store.end_silent_sessions()
 
 
 def test_in_list_takes_a_list_of_any_length_and_uses_an_index(cluster):

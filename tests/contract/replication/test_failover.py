@@ -11,7 +11,7 @@ from spark_log.cluster.brokers import BrokerSession, add_broker, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir_failures import report_failure
-from spark_log.cluster.topics import set_deleting
+from spark_log.cluster.topics import delete_topic_rows, set_deleting
 from spark_log.config import ClusterSettings
 from spark_log.errors import (
     InvalidReplicationFactorError,
@@ -358,6 +358,8 @@ def test_an_unclean_election_leaves_out_a_topic_that_is_being_deleted(cluster, l
     done = inspect_and_elect(cluster)
     assert [key for key, _ in done.truncations] == [(topics[1].topic_id, 0)]
     assert partition(cluster, topics[1]).leader == 3
+    # a log that closes would wait for its replica
+    cluster.store.transact(lambda connection, _: delete_topic_rows(connection, topics[0].topic_id))
 
 
 def test_a_served_broker_is_dead_when_its_lease_has_expired(cluster, log):

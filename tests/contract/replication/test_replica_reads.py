@@ -106,9 +106,6 @@ def cluster_address(request, tmp_path):
 
 
 on_both_stores = pytest.mark.parametrize("cluster_address", ["sqlite", "postgres"], indirect=True)
-stored_on_both_stores = pytest.mark.parametrize(
-    ("cluster_address", "stored"), [("sqlite", "local"), ("postgres", "local"), ("sqlite", "s3")], indirect=True
-)
 
 
 @pytest.fixture
@@ -164,7 +161,6 @@ def test_two_damaged_replicas_are_skipped_and_repaired(stored, kind):
         assert contents(replicas) == whole
 
 
-@stored_on_both_stores
 @pytest.mark.parametrize("kind", ["missing", "zeroed", "bit in the footer"])
 def test_a_search_by_timestamp_skips_and_repairs_damaged_replicas(stored, kind):
     replicas = stored.replicas()
@@ -202,7 +198,7 @@ def test_a_replica_is_damaged_in_the_middle_of_a_read(cluster_address, folders):
     stored.close()
 
 
-@pytest.mark.parametrize(("stored", "kind"), KINDS_BY_STORAGE, indirect=["stored"])
+@pytest.mark.parametrize("kind", ["missing", "zeroed"])
 def test_a_segment_without_a_good_replica_is_an_error_that_names_it(stored, kind):
     files = stored.replicas()[1]
     for file in files:
@@ -252,7 +248,6 @@ def test_bad_replicas_and_repairs_are_logged_and_counted(stored, caplog):
     consumer.close()
 
 
-@stored_on_both_stores
 def test_good_replicas_are_each_read_once(stored, monkeypatch):
     opened = []
     original = fetcher_module.segment_file.open_segment
@@ -268,7 +263,6 @@ def test_good_replicas_are_each_read_once(stored, monkeypatch):
     assert (fetcher.passed_over, fetcher.repaired) == (0, 0)
 
 
-@stored_on_both_stores
 def test_many_readers_repair_at_once(stored):
     replicas = stored.replicas()
     whole = contents(replicas)
@@ -382,7 +376,6 @@ def test_swapped_log_dirs_of_an_open_reader_are_not_written_to(local, folders):
     assert fetcher.repaired == 0
 
 
-@stored_on_both_stores
 def test_a_log_dir_whose_id_changes_during_a_read_is_not_written_to(stored):
     """The location shows another id after the reader has checked it: missing files are not repaired there."""
     plan = stored.log.plan(ranges_of(stored.log, stored.topic))
@@ -560,7 +553,9 @@ def untouched(files):
     return [file.read() for file in files] == [None] * len(files)
 
 
-@stored_on_both_stores
+@pytest.mark.parametrize(
+    ("cluster_address", "stored"), [("sqlite", "local"), ("postgres", "local"), ("sqlite", "s3")], indirect=True
+)
 @pytest.mark.parametrize("broker_id", RACKS)
 def test_a_reader_opens_the_replica_in_its_rack_and_no_other(stored, broker_id):
     rack = RACKS[broker_id]

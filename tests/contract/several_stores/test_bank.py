@@ -15,7 +15,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_until
 
 COUNT = 20
-KILLS_OF_SERVERS = 6
+KILLS_OF_SERVERS = 4
 LIVES = {
     "a": ["part.prepared", "transaction.committed", "kill", "on"],
     "b": ["part.registered:2", "part.decided", "kill", "on"],

@@ -2,6 +2,7 @@
 
 import pytest
 
+from spark_log.cluster import each_store
 from spark_log.cluster.cluster import Cluster
 from spark_log.console.search.filter import compile_filter
 from spark_log.console.search.position import Position
@@ -21,6 +22,7 @@ def lost(stores, monkeypatch):
     create_topic(stores, "near", store="home")
     create_topic(stores, "far", 2, store="east")
     monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
+    monkeypatch.setattr(each_store, "ASK_TIMEOUT_MS", 100)  # it refuses connections at once
     with Cluster.open(stores.store.address.with_password) as cluster:
         yield cluster
 

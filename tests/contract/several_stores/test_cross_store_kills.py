@@ -31,7 +31,7 @@ DECIDED = ["transaction.committed", "part.decided", "part.rolled-forward", "part
 
 @pytest.fixture
 def three(stores, postgres_server):
-    add_store(stores, "west", postgres_server.create_database())
+    add_store(stores, "west", postgres_server.create_prepared_database())
     alter_settings(stores, {"transaction.cross.store": "allow"})
     for name, store in zip(NAMES, ("home", "east", "west"), strict=True):
         create_topic(stores, name, store=store)

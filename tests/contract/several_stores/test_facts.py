@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from spark_log import Consumer, Producer
 from spark_log.cli.main import app
 from spark_log.clients.admin.client import Admin
+from spark_log.cluster import each_store
 from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
@@ -108,25 +109,17 @@ def test_waiting_records_and_producers_of_all_stores_are_shown(stores, address):
     ]
 
 
-def test_a_store_whose_clock_differs_is_shown(stores, monkeypatch):
+def test_the_clock_the_replication_and_the_last_beat_of_each_store_are_shown(stores, monkeypatch):
     freeze_clocks(stores, monkeypatch, ahead_ms=-5_000)
-    [metric] = [
-        each for each in cluster_metrics(read_cluster(stores)) if each.name == "spark_log_store_clock_ahead_seconds"
-    ]
-    ahead = {sample.labels["store"]: sample.value for sample in metric.samples}
-    assert ahead == {"home": 0, "east": -5}
-
-
-def test_the_replication_and_the_last_beat_of_each_store_are_shown(stores, monkeypatch):
-    freeze_clocks(stores, monkeypatch)
     alter_settings(stores, {"store.promotion.accept": "synchronous"})
     acceptance.beat(stores.at(1), stores.store.settings, unfenced)
     gauges = {each.name: each for each in cluster_metrics(read_cluster(stores))}
     by_store = {
         name: {sample.labels["store"]: sample.value for sample in gauges[f"spark_log_store_{name}"].samples}
-        for name in ("synchronous", "beat_age_seconds")
+        for name in ("clock_ahead_seconds", "synchronous", "beat_age_seconds")
     }
     assert by_store == {
+        "clock_ahead_seconds": {"home": 0, "east": -5},
         "synchronous": {"home": 0, "east": 0},
         "beat_age_seconds": {"east": 0},
     }
@@ -168,6 +161,7 @@ def test_clients_query_the_topics_of_all_stores(stores, address):
 
 def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, monkeypatch):
     monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
+    monkeypatch.setattr(each_store, "ASK_TIMEOUT_MS", 100)  # it refuses connections at once
     with Cluster.open(address) as cluster:
         snapshot = read_cluster(cluster)
         assert snapshot.answering == {"home": True, "east": False}

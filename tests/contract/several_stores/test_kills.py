@@ -68,7 +68,7 @@ def test_an_addition_is_completed_by_the_same_call(stores, postgres_server, poin
         create_topic(stores, "t", store="west")
     assert stores.store_ids() == [0, EAST]
     with pytest.raises(InvalidConfigurationError, match="already"):
-        add_store(stores, "west", postgres_server.create_database())
+        add_store(stores, "west", postgres_server.create_prepared_database())
     assert add_store(stores, "west", address).store_id == 2
     create_topic(stores, "t", store="west")
     with pytest.raises(InvalidConfigurationError, match="it has topics, for example 't'"):

@@ -41,13 +41,6 @@ BOTH = ("near", "far")
 
 
 @pytest.fixture
-def log(stores):
-    log = ClientLog(stores)
-    yield log
-    log.close()
-
-
-@pytest.fixture
 def folder(stores):
     [info] = stores.log_dirs().values()
     return Path(unquote(info.uri.removeprefix("file://")))

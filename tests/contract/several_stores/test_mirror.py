@@ -16,8 +16,8 @@ STORES = {"a": (None, "west"), "b": ("east", None), "c": ("east", "west")}
 
 
 def test_each_topic_is_copied_between_the_stores_that_have_it(stores, postgres_server, tmp_path):
-    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "target")) as target:
-        add_store(target, "west", postgres_server.create_database())
+    with Cluster.init(postgres_server.create_prepared_database(), log_dir=str(tmp_path / "target")) as target:
+        add_store(target, "west", postgres_server.create_prepared_database())
         for name, (there, here) in STORES.items():
             create_topic(stores, name, store=there)
             create_topic(target, name, store=here)

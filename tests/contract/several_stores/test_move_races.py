@@ -31,7 +31,6 @@ from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.failed_append_files import InDoubt, settle
 from spark_log.log.log import Records
 from spark_log.log.partitions.partition_rows import frozen_topics, read_partition
-from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.erase.workers import ThreadWorkers
 from spark_log.metadata import tables as t
@@ -53,13 +52,6 @@ EAST = 1
 FILES = {"inline.max.bytes": "0", "retention.ms": "-1"}
 
 
-@pytest.fixture
-def log(stores):
-    log = ClientLog(stores)
-    yield log
-    log.close()
-
-
 def append(log, *texts):
     log.append(log.find_topic("t"), [Records(0, table(*texts))])
 
@@ -67,7 +59,7 @@ def append(log, *texts):
 def test_the_number_of_a_removed_store_is_not_used_again(stores, postgres_server):
     remove_store(stores, "east")
     assert stores.store_ids() == [HOME]
-    assert add_store(stores, "east", postgres_server.create_database()).store_id == EAST + 1
+    assert add_store(stores, "east", postgres_server.create_prepared_database()).store_id == EAST + 1
 
 
 def test_a_store_does_not_get_a_topic_back_empty(stores, log):

@@ -46,7 +46,7 @@ with Cluster.open(sys.argv[1]) as cluster:
 
 @pytest.fixture
 def both(stores, postgres_server):
-    add_store(stores, "west", postgres_server.create_database())
+    add_store(stores, "west", postgres_server.create_prepared_database())
     alter_settings(stores, {"transaction.cross.store": "allow"})
     create_topic(stores, "t", store="east")
     create_topic(stores, "w", store="west")
@@ -203,7 +203,7 @@ def test_a_topic_that_was_being_moved_is_taken_back(both, step):
 
 def test_a_cluster_is_restored_from_backups_of_different_times(postgres_server, tmp_path, monkeypatch):
     """As the guide says: a topic is moved between the dumps of the two stores, and more is written after the last."""
-    address, east = postgres_server.create_database(), postgres_server.create_database()
+    address, east = postgres_server.create_prepared_database(), postgres_server.create_prepared_database()
     log_dir, kept = tmp_path / "log-dir", tmp_path / "kept"
     with Cluster.init(address, log_dir=str(log_dir)) as cluster:
         add_store(cluster, "east", east)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from spark_log.cluster import each_store
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.stores import add_store
 from spark_log.errors import CrossStoreTransactionError, MetadataStoreUnavailableError, WriteIdExpiredError
@@ -64,19 +65,21 @@ def test_a_replay_appends_in_the_store_that_lacks_the_batch(stores, topics):
 
 def test_a_write_needs_only_the_stores_of_its_topics(postgres_server, own_postgres_server, tmp_path, monkeypatch):
     """A replay appends in a store that was down in the commit, and in no other one again."""
-    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as stores:
+    with Cluster.init(postgres_server.create_prepared_database(), log_dir=str(tmp_path / "log-dir")) as stores:
         add_store(stores, "east", own_postgres_server.create_database())
         create_topic(stores, "near")
         create_topic(stores, "also-near")
         create_topic(stores, "far", store="east")
         address, outputs, write_id = written(stores, "near", "far")
         own_postgres_server.stop()
-        monkeypatch.setattr(write_commit, "DEFAULT_TIMEOUT_MS", 1_000)  # how long a commit waits for a store
-        with pytest.raises(MetadataStoreUnavailableError):
-            commit_write(address, outputs, write_id, BATCH)
-        commit_write(*written(stores, "near", "also-near"), replace(BATCH, application="txn:b"))
-        with pytest.raises(MetadataStoreUnavailableError, match="'far'"):
-            written(stores, "near", "far")
+        with monkeypatch.context() as impatient:  # it refuses connections at once
+            impatient.setattr(write_commit, "DEFAULT_TIMEOUT_MS", 200)  # how long a commit waits for a store
+            impatient.setattr(each_store, "ASK_TIMEOUT_MS", 100)  # and a plan
+            with pytest.raises(MetadataStoreUnavailableError):
+                commit_write(address, outputs, write_id, BATCH)
+            commit_write(*written(stores, "near", "also-near"), replace(BATCH, application="txn:b"))
+            with pytest.raises(MetadataStoreUnavailableError, match="'far'"):
+                written(stores, "near", "far")
         own_postgres_server.start()
         for _ in range(2):
             commit_write(*written(stores, "near", "far"), BATCH)

@@ -28,6 +28,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all, table
 from tests.support.waiting import LIMIT_S
 
@@ -35,16 +36,34 @@ FAR_S_MAX = 60.0
 
 
 @pytest.fixture
-def far(postgres_server, own_postgres_server, tmp_path):
-    """A cluster whose data store is in a server of its own, with a topic in each store."""
-    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
-        add_store(cluster, "far", own_postgres_server.create_database())
+def proxy(postgres_server):
+    """The way to the data store."""
+    with PostgresProxy(postgres_server.port) as proxy:
+        yield proxy
+        proxy.answers.set()
+
+
+@pytest.fixture
+def far(postgres_server, proxy, tmp_path):
+    """A cluster whose data store is behind the proxy, with a topic in each store."""
+    with Cluster.init(postgres_server.create_prepared_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+        add_store(cluster, "far", proxy.address(postgres_server.create_prepared_database()))
         create_topic(cluster, "here")
         create_topic(cluster, "there", store="far")
         yield cluster
 
 
-def test_a_store_that_hangs_delays_only_its_topics(far, own_postgres_server):
+@contextlib.contextmanager
+def down(far, proxy):
+    """The data store refuses connections."""
+    proxy.refuse(10_000, "57P03")
+    far.at(1).store.engine.dispose()
+    far.at(1).store.timeout_ms_max = 500
+    yield
+    proxy.refuse(0, "")
+
+
+def test_a_store_that_hangs_delays_only_its_topics(far, proxy):
     alter_settings(far, {"store.answer.timeout.ms": "2000"})
     address = far.store.address.with_password
     got, sent = [], {}
@@ -56,7 +75,7 @@ def test_a_store_that_hangs_delays_only_its_topics(far, own_postgres_server):
             producer.send(topic, b"first").get(LIMIT_S)
         while len(got) < 2:
             got += [record.value for records in consumer.poll(500).values() for record in records]
-        own_postgres_server.freeze()
+        proxy.answers.clear()
         try:
             sent["there"] = producer.send("there", b"late")
             for n in range(20):
@@ -67,18 +86,18 @@ def test_a_store_that_hangs_delays_only_its_topics(far, own_postgres_server):
                 got += [record.value for records in consumer.poll(500).values() for record in records]
             assert got[2:] == [b"%d" % n for n in range(20)]
         finally:
-            own_postgres_server.resume()
+            proxy.answers.set()
         assert sent["there"].get(FAR_S_MAX).offset == 1
         while len(got) < 23:
             got += [record.value for records in consumer.poll(500).values() for record in records]
         assert got[22] == b"late"
 
 
-def test_a_store_is_lost_until_it_answers(far, own_postgres_server):
+def test_a_store_is_lost_until_it_answers(far, proxy):
     closed = threading.Event()
     probe = StoreProbe(far, far.at(1).store_id, closed)
     far.at(1).store.read(lambda connection: connection.execute(sa.select(sa.literal(1))))  # leaves a pooled connection
-    own_postgres_server.freeze()
+    proxy.answers.clear()
     try:
         probe.suspect(MetadataStoreUnavailableError("no answer"))
         [asking] = [thread for thread in threading.enumerate() if thread.name == "spark-log probe of store 1"]
@@ -86,7 +105,7 @@ def test_a_store_is_lost_until_it_answers(far, own_postgres_server):
         assert asking.is_alive()
         assert probe.is_lost
     finally:
-        own_postgres_server.resume()
+        proxy.answers.set()
     asking.join(timeout=FAR_S_MAX)
     assert not probe.is_lost
     closed.set()
@@ -95,7 +114,7 @@ def test_a_store_is_lost_until_it_answers(far, own_postgres_server):
 def test_topics_of_a_data_store_are_used_while_home_is_down(own_postgres_server, postgres_server, tmp_path):
     home = own_postgres_server
     with Cluster.init(home.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
-        add_store(cluster, "far", postgres_server.create_database())
+        add_store(cluster, "far", postgres_server.create_prepared_database())
         topic = create_topic(cluster, "there", store="far")
         log = ClientLog(cluster)
         address, got = cluster.store.address.with_password, []
@@ -119,18 +138,14 @@ def test_topics_of_a_data_store_are_used_while_home_is_down(own_postgres_server,
         log.close()
 
 
-def test_a_topic_is_not_created_in_a_store_that_does_not_answer(far, own_postgres_server):
-    own_postgres_server.kill()
-    try:
-        far.at(1).store.timeout_ms_max = 500
+def test_a_topic_is_not_created_in_a_store_that_does_not_answer(far, proxy):
+    with down(far, proxy):
         with pytest.raises(MetadataStoreUnavailableError):
             create_topic(far, "new", store="far")
         assert create_topic(far, "new").store_id == 0, "its name is free again"
-    finally:
-        own_postgres_server.start()
 
 
-def test_files_and_brokers_that_only_the_lost_store_knows_are_kept(far, own_postgres_server, tmp_path):
+def test_files_and_brokers_that_only_the_lost_store_knows_are_kept(far, proxy, tmp_path):
     """Log dirs with its replicas, and folders of its topics, although home knows neither."""
     add_broker(far, 2, [str(tmp_path / "disk")])
     log = ClientLog(far)
@@ -142,9 +157,7 @@ def test_files_and_brokers_that_only_the_lost_store_knows_are_kept(far, own_post
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (0, 0))
     forget = t.topic.delete().where(t.topic.c.name == "there")
-    own_postgres_server.kill()
-    try:
-        far.at(1).store.timeout_ms_max = 500
+    with down(far, proxy):
         with pytest.raises(MetadataStoreUnavailableError):
             remove_broker(far, 2)
         assert {broker.broker_id for broker in list_brokers(far)} == {1, 2}
@@ -154,31 +167,29 @@ def test_files_and_brokers_that_only_the_lost_store_knows_are_kept(far, own_post
             for report in run_tasks(far, ["files"]):
                 notes += report.notes
         assert any(note.startswith("folders of unknown topics stay") for note in notes), notes
-    finally:
-        own_postgres_server.start()
     assert len(list(folder.rglob("_segments/*/*.parquet"))) == 1
 
 
-def test_a_broker_that_a_data_store_does_not_have_yet_can_be_removed(far, tmp_path):
+def test_a_broker_that_a_data_store_does_not_have_yet_can_be_removed(stores, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("x")
     with pytest.raises(LogDirMismatchError, match="full"):
-        add_broker(far, 2, [str(tmp_path / "full")])
-    assert {broker.broker_id for broker in list_brokers(far)} == {1}
-    add_broker(far, 2, [str(tmp_path / "disk")])
+        add_broker(stores, 2, [str(tmp_path / "full")])
+    assert {broker.broker_id for broker in list_brokers(stores)} == {1}
+    add_broker(stores, 2, [str(tmp_path / "disk")])
     for rows in (t.log_dir, t.broker):
         forget = rows.delete().where(rows.c.broker_id == 2)
-        far.at(1).store.transact(lambda connection, _, forget=forget: connection.execute(forget))
-    embed_broker(far, 2)
-    remove_broker(far, 2)
-    assert {broker.broker_id for broker in list_brokers(far)} == {1}
+        stores.at(1).store.transact(lambda connection, _, forget=forget: connection.execute(forget))
+    embed_broker(stores, 2)
+    remove_broker(stores, 2)
+    assert {broker.broker_id for broker in list_brokers(stores)} == {1}
     with pytest.raises(BrokerIdNotRegisteredError):
-        remove_broker(far, 2)
+        remove_broker(stores, 2)
 
 
-def test_a_database_is_only_the_store_that_it_is(far, postgres_server, tmp_path):
-    data = far.at(1).store.address.with_password
+def test_a_database_is_only_the_store_that_it_is(stores, postgres_server, tmp_path):
+    data = stores.at(1).store.address.with_password
     with pytest.raises(InvalidConfigurationError, match=r"is data store 1 of cluster .*: give the address of its home"):
         Cluster.open(data)
     with Cluster.init(str(tmp_path / "small")) as small, pytest.raises(UnsupportedStoreError, match="has one store"):
-        add_store(small, "more", postgres_server.create_database())
+        add_store(small, "more", postgres_server.create_prepared_database())

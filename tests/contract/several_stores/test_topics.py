@@ -26,7 +26,6 @@ from spark_log.log.append.producer_rows import register_producer
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
-from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from tests.support.producing import consume_all
@@ -35,13 +34,6 @@ from tests.support.topics import append_to, stored
 from tests.support.waiting import LIMIT_S, wait_until
 
 EAST = 1
-
-
-@pytest.fixture
-def log(stores):
-    log = ClientLog(stores)
-    yield log
-    log.close()
 
 
 def there(stores):

@@ -22,7 +22,7 @@ from tests.support.waiting import LIMIT_S
 
 UNFLUSHED = {"commit_delay": 0, "wal_writer_delay": "10s"}
 """Only durable commits reach the disk: a crash loses the others."""
-SHORT_MS = 3_000
+SHORT_MS = 500
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def far(postgres_server, own_postgres_server, tmp_path):
     """A cluster whose data store is in a server of its own, with a topic there."""
     own_postgres_server.stop()
     own_postgres_server.start(**UNFLUSHED)
-    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+    with Cluster.init(postgres_server.create_prepared_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         add_store(cluster, "far", own_postgres_server.create_database())
         create_topic(cluster, "there", store="far")
         yield cluster
@@ -97,9 +97,9 @@ def test_a_crash_that_loses_registrations(far, own_postgres_server):
 def test_a_connection_to_a_data_store_is_lost_in_each_step(postgres_server, tmp_path, moment):
     with (
         PostgresProxy(postgres_server.port) as proxy,
-        Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster,
+        Cluster.init(postgres_server.create_prepared_database(), log_dir=str(tmp_path / "log-dir")) as cluster,
     ):
-        add_store(cluster, "far", proxy.address(postgres_server.create_database()))
+        add_store(cluster, "far", proxy.address(postgres_server.create_prepared_database()))
         create_topic(cluster, "there", store="far")
         address = cluster.store.address.with_password
         with Producer(cluster=address, transactional_id="t") as producer:

@@ -16,6 +16,7 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import InvalidConfigurationError, InvalidPartitionsError
 from spark_log.log.append.write_ids import Writer
+from spark_log.maintenance.rewrite import table_schedule
 from spark_log.maintenance.rewrite.tail_seal import seal
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
@@ -83,6 +84,7 @@ def test_a_table_follows_updates_and_deletions(cluster, log):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_sqlite
 def test_a_publisher_that_found_the_topic_before_it_got_the_table_leaves_it_as_it_is(cluster, log):
     """As an erase or a compaction pass that began hours ago."""
     found_before = make(cluster, "t", 1, **CONFIGS | {"table_current": "none"})
@@ -93,6 +95,7 @@ def test_a_publisher_that_found_the_topic_before_it_got_the_table_leaves_it_as_i
     assert {row[2].decode() for row in assert_current(cluster, topic)} == {"a"}
 
 
+@pytest.mark.on_sqlite
 def test_merged_and_compacted_files_show_the_same_rows(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     for key, value in (("a", "1"), ("b", "2"), ("a", "3"), ("c", "4"), ("b", None)):
@@ -109,6 +112,7 @@ def test_merged_and_compacted_files_show_the_same_rows(cluster, log):
     check(cluster, topic, a="3", c="5", d="6")
 
 
+@pytest.mark.on_sqlite
 def test_a_file_that_was_replaced_may_be_gone(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
     alter_settings(cluster, {"table.current.cache.bytes": "1"})
@@ -129,13 +133,14 @@ def test_a_file_that_was_replaced_may_be_gone(cluster, log, monkeypatch):
     check(cluster, topic, old="0", a="7", b="7")
 
 
+@pytest.mark.on_sqlite
 def test_a_new_process_continues_the_table(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
-    for n in range(120):
+    for n in range(40):
         put(log, topic, f"k{n % 7}", str(n))
         if n % 3 == 0:
             publish(cluster, topic)
-        if n % 40 == 0:
+        if n % 13 == 0:
             list(run_tasks(cluster, ["delta"]))  # writes checkpoints
         open_current._opened.clear()
     check(cluster, topic)
@@ -182,6 +187,7 @@ def test_a_killed_publisher_leaves_a_table_that_the_next_one_continues(cluster, 
     check(cluster, topic, a="2", b="4")
 
 
+@pytest.mark.on_sqlite
 def test_a_foreign_commit_is_undone(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     put(log, topic, "a", "1")
@@ -198,6 +204,7 @@ def test_a_foreign_commit_is_undone(cluster, log):
     check(cluster, topic, a="2", b="3")
 
 
+@pytest.mark.on_sqlite
 def test_a_torn_log_is_written_anew(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     put(log, topic, "a", "1")
@@ -221,6 +228,7 @@ def test_a_table_that_is_switched_off_is_empty_and_can_be_switched_on_again(clus
     check(cluster, alter_configs(cluster, "t", {"table.current": "delta"}), a="2")
 
 
+@pytest.mark.on_sqlite
 def test_typed_columns_join_the_schema(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     put(log, topic, "a", '{"n": 1}')
@@ -234,6 +242,7 @@ def test_typed_columns_join_the_schema(cluster, log):
     assert pa.RecordBatchReader.from_stream(rows).read_all().column("record").to_pylist() == [{"n": 2}, {"n": 3}]
 
 
+@pytest.mark.on_sqlite
 def test_vectors_that_are_replaced_are_deleted_after_a_day(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
     for n in range(4):
@@ -251,11 +260,13 @@ def test_vectors_that_are_replaced_are_deleted_after_a_day(cluster, log, monkeyp
     check(cluster, topic, a="3")
 
 
-def test_transfers_between_partitions_never_change_the_total(cluster, produce):
+def test_transfers_between_partitions_never_change_the_total(cluster, produce, monkeypatch):
     """Each transfer is a transaction with the new balances of two accounts, in two partitions. The table follows while
     they are made, and each of its versions has whole transfers only.
     """
-    topic = make(cluster, "t", 2, cleanup_policy="compact", delta_max_lag_ms="1000", table_current="delta")
+    monkeypatch.setattr(table_schedule, "PUBLISH_MS", 100)
+    monkeypatch.setattr(table_schedule, "_ROUNDS_TAKE_MAX", 1)
+    topic = make(cluster, "t", 2, cleanup_policy="compact", delta_max_lag_ms="200", table_current="delta")
     producer = produce(transactional_id="bank")
     producer.init_transactions()
     balances = {0: 100, 1: 100}
@@ -287,6 +298,7 @@ def test_transfers_between_partitions_never_change_the_total(cluster, produce):
         thread.join()
 
 
+@pytest.mark.on_sqlite
 def test_configs_that_a_table_cannot_follow_are_refused(cluster, log):
     for typed in ({}, {"value_format": "protobuf", "value_schema": "x"}):
         with pytest.raises(InvalidConfigurationError, match="json or avro"):

@@ -65,6 +65,7 @@ def test_a_truncation_shows_the_earlier_records_again(cluster, log, topic):
     check(cluster, topic, a="1", b="3")
 
 
+@pytest.mark.on_sqlite
 def test_files_without_vectors_stay_when_all_are_compared_after_a_checkpoint(cluster, log, topic):
     put(log, topic, "a", "1")
     put(log, topic, "b", "2")
@@ -75,6 +76,7 @@ def test_files_without_vectors_stay_when_all_are_compared_after_a_checkpoint(clu
     check(cluster, topic, a="1", b="2")
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("first", ["add", "remove"])
 def test_rows_that_another_program_deletes_come_back(cluster, log, topic, first):
     """A commit may have its actions in any order."""
@@ -92,6 +94,7 @@ def test_rows_that_another_program_deletes_come_back(cluster, log, topic, first)
     check(cluster, topic, a="2", b="1")
 
 
+@pytest.mark.on_sqlite
 def test_a_file_of_another_program_is_removed(cluster, log, topic):
     put(log, topic, "a", "1")
     publish(cluster, topic)
@@ -101,6 +104,7 @@ def test_a_file_of_another_program_is_removed(cluster, log, topic):
     check(cluster, topic, a="1")
 
 
+@pytest.mark.on_sqlite
 def test_a_file_that_another_program_adds_again_without_statistics_is_read(cluster, log, topic):
     put(log, topic, "a", "1")
     publish(cluster, topic)
@@ -120,6 +124,7 @@ def test_the_lag_counts_files_behind_the_tail_of_another_partition(cluster, log)
     assert {key.target: lag.records for key, lag in lags.items()} == {"delta": 1, "current": 2}
 
 
+@pytest.mark.on_sqlite
 def test_a_process_notices_that_another_one_has_rebuilt_the_table(cluster, log, topic):
     """The table that was rebuilt has the same version, with vectors in other files."""
     append(log, topic, "1", "2", key=b"a")
@@ -135,6 +140,7 @@ def test_a_process_notices_that_another_one_has_rebuilt_the_table(cluster, log, 
     check(cluster, topic, a="3")
 
 
+@pytest.mark.on_sqlite
 def test_a_damaged_vector_is_found_anew(cluster, log, topic):
     put(log, topic, "a", "1")
     put(log, topic, "a", "2")
@@ -196,6 +202,7 @@ def test_a_replica_leaves_whose_first_file_crosses_the_cut(cluster, log, tmp_pat
     assert "_segments/1/" in file
 
 
+@pytest.mark.on_sqlite
 def test_vectors_of_merged_files_stay_for_readers(cluster, log, topic):
     for n in range(3):
         put(log, topic, "a", str(n))
@@ -222,6 +229,7 @@ def test_a_publisher_that_fails_each_time_leaves_no_intents(cluster, log, topic,
     assert set(ends_of(cluster, topic).values()) <= {0, 1}
 
 
+@pytest.mark.on_sqlite
 def test_a_change_of_the_envelope_finds_all_vectors_anew(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS, value_format="json", value_schema="id BIGINT")
     deletion = json.dumps({"op": "d", "before": {"id": 1}})

@@ -15,6 +15,7 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import publish
 from spark_log.tables.verification import verify
 from tests.support.current_state import assert_current, location_of
+from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.topics import make, put
 
 pytestmark = pytest.mark.delta
@@ -72,7 +73,7 @@ def replay(log, topic, history):
         put(log, topic, key, None if op is None else event(op, *facts))
 
 
-@pytest.mark.parametrize("order", ["offset", "sequence"])
+@each_on_sqlite_last_on_postgres("order", [("offset",), ("sequence",)])
 def test_events_are_the_rows_of_the_source(cluster, log, order):
     topic = make(cluster, "t", 1, **CONFIGS, table_current_order=order)
     replay(log, topic, HISTORY)
@@ -92,7 +93,7 @@ def test_events_are_the_rows_of_the_source(cluster, log, order):
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
 
 
-@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)  # the stores differ in no rule of it
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("compacted", [False, True])
 def test_events_that_are_repeated_never_show_an_older_row(cluster, log, compacted):
     """Debezium repeats events after a restart. Compaction keeps what is needed to know that they are old."""
@@ -114,6 +115,7 @@ def test_events_that_are_repeated_never_show_an_older_row(cluster, log, compacte
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
 
 
+@pytest.mark.on_sqlite
 def test_another_order_finds_the_rows_anew(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     replay(log, topic, HISTORY)
@@ -134,6 +136,7 @@ def test_another_order_finds_the_rows_anew(cluster, log):
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
 
 
+@pytest.mark.on_sqlite
 def test_a_larger_sequence_that_is_deleted_shows_the_next_event(cluster, log):
     topic = make(
         cluster, "t", 1, **{**CONFIGS, "cleanup_policy": "delete", "retention_ms": "-1"}, table_current_order="sequence"
@@ -148,6 +151,7 @@ def test_a_larger_sequence_that_is_deleted_shows_the_next_event(cluster, log):
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
 
 
+@pytest.mark.on_sqlite
 def test_compaction_keeps_the_last_tombstone_for_its_retention(cluster, log):
     """Consumers of the log learn of a deletion by it, though the table does without it."""
     topic = make(cluster, "t", 1, **{**CONFIGS, "delete_retention_ms": "86400000"}, table_current_order="sequence")

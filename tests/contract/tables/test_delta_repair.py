@@ -1,6 +1,7 @@
 """A Delta log torn by a power loss is repaired, also after a partial repair; an unreadable one is not changed."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -107,9 +108,15 @@ def torn_checkpoint_and_last_commit(topic):
     "tear", [torn_first_commit, torn_checkpoint, torn_checkpoint_without_older_commits, torn_checkpoint_and_last_commit]
 )
 def test_the_next_publication_completes_a_repair_that_was_killed_at_any_step(tmp_path, tear, monkeypatch):
+    folder, torn = tmp_path / "cluster", tmp_path / "torn"
+    first = three_segments(folder)
+    tear(first)
+    shutil.copytree(folder, torn)
+    first.close()
     for step in range(100):
-        topic = three_segments(tmp_path / str(step))
-        tear(topic)
+        shutil.rmtree(folder)
+        shutil.copytree(torn, folder)
+        topic = Topic(folder)
         monkeypatch.setattr(unopened_publication, "opened", {})  # the power failure ended every process
         log = Path(topic.location, "_delta_log")
         before = {path.name: path.read_bytes() for path in log.iterdir() if path.is_file()}
@@ -127,4 +134,6 @@ def test_the_next_publication_completes_a_repair_that_was_killed_at_any_step(tmp
         for checksum in log.glob(".*.crc"):  # Spark would refuse the new file of that name
             name = checksum.name[1:-4]
             assert (log / name).read_bytes() == before[name]
+        topic.close()
+    topic.close()
     assert step > 1

@@ -14,7 +14,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.rewrite.tail_seal import tails
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables
 from tests.support.delta_check import assert_delta_is_the_log
@@ -114,6 +114,7 @@ def test_a_coordinator_keeps_the_lag(cluster):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_sqlite
 def test_a_tail_that_comes_while_the_tails_are_read_is_not_old(cluster, log, monkeypatch):
     topic = make(cluster, "t", delta_max_lag_ms="3600000", retention_ms="-1")
     interval_ms = 10
@@ -187,6 +188,7 @@ def test_seal_now(cluster, log):
     assert tail(cluster) == 1, "no limit, so nothing is sealed at close"
 
 
+@pytest.mark.on_sqlite
 def test_clients_merge_the_small_files_that_freshness_makes(cluster, cluster_address):
     topic = make(cluster, "t")
     for number in range(17):
@@ -225,9 +227,3 @@ def test_lag_of_files_above_the_tail(cluster, log, monkeypatch):
     append(log, topic, os.urandom(3000).hex(), "with it")
     [lag] = cluster.store.read(delta_lags).values()
     assert lag.records == 3 and lag.sealed_ms is not None
-
-
-@pytest.mark.parametrize("lag_ms", ["-1", "60000"])
-def test_config(cluster, lag_ms):
-    topic = create_topic(cluster, "t", configs={"delta.max.lag.ms": lag_ms})
-    assert topic.config.delta_max_lag_ms == int(lag_ms)

@@ -18,7 +18,6 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.iceberg import metadata_files
 from spark_log.tables.iceberg.clean_up import clean_up
 from spark_log.tables.iceberg.metadata_files import open_table
-from spark_log.tables.iceberg.table import MANIFEST_FILES
 from spark_log.tables.publication import publish, publish_all, try_publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.iceberg import (
@@ -31,7 +30,7 @@ from tests.support.iceberg import (
     publish_killed_at,
     snapshots_of,
 )
-from tests.support.stores import rows_of
+from tests.support.stores import each_on_sqlite_last_on_postgres, rows_of
 from tests.support.topics import append, fill, make
 
 pytestmark = pytest.mark.delta
@@ -53,6 +52,7 @@ def test_the_readers_follow_appends_merges_and_removals(cluster, log):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_sqlite
 def test_a_compaction_overwrites(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
     for key, value in ((b"a", "1"), (b"b", "2"), (b"a", "3"), (b"c", "4")):
@@ -63,6 +63,7 @@ def test_a_compaction_overwrites(cluster, log):
     assert by_duckdb(cluster, topic) == {0: ["2", "3", "4"]}
 
 
+@pytest.mark.on_sqlite
 def test_typed_columns_are_fields_of_the_schema(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, '{"n": 0}')
@@ -85,6 +86,7 @@ def test_typed_columns_are_fields_of_the_schema(cluster, log):
     assert found.num_rows == 1
 
 
+@pytest.mark.on_sqlite
 def test_readers_skip_files_by_statistics(cluster, log):
     schema = "n BIGINT, at TIMESTAMP, day DATE, price DECIMAL(12, 2), name STRING, x DOUBLE"
     topic = make(cluster, "t", 1, **CONFIGS, value_format="json", value_schema=schema)
@@ -117,6 +119,7 @@ def test_an_idle_topic_gets_its_table_when_it_is_switched_on(cluster, log):
     assert by_pyiceberg(cluster, topic) == {0: ["a"]}
 
 
+@pytest.mark.on_sqlite
 def test_the_table_gets_no_more_snapshots_than_its_lag_demands(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
@@ -154,6 +157,7 @@ def test_the_table_has_all_records_when_the_only_client_closes(cluster, cluster_
     assert by_pyiceberg(cluster, topic) == {0: ["a" * 200, "b" * 200, "c"]}
 
 
+@pytest.mark.on_sqlite
 def test_a_publisher_that_slept_before_its_hint_does_not_lower_it(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
@@ -172,8 +176,8 @@ def test_a_publisher_that_slept_before_its_hint_does_not_lower_it(cluster, log, 
     assert metadata_path(cluster, topic).name == "v201.metadata.json"
 
 
-@pytest.mark.parametrize(
-    "point", ["publish.before-commit:2", "iceberg.committed:1", "publish.committed:2", "publish.recorded:2"]
+@each_on_sqlite_last_on_postgres(
+    "point", [("publish.before-commit:2",), ("iceberg.committed:1",), ("publish.committed:2",), ("publish.recorded:2",)]
 )
 def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_address, log, point, monkeypatch):
     """The Delta table passes the point first, the Iceberg table second."""
@@ -186,6 +190,7 @@ def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_add
     assert rows_of(cluster, t.publication_intent) == {"publication_intent": []}
 
 
+@pytest.mark.on_sqlite
 def test_two_publishers_make_one_commit_each_file(cluster, log, monkeypatch):
     """Another process commits between our comparison and our commit."""
     topic = make(cluster, "t", 1, **CONFIGS)
@@ -222,6 +227,7 @@ def test_the_table_lists_nothing_once_it_is_switched_off(cluster, log):
     check(cluster, topic, ["append"])
 
 
+@pytest.mark.on_sqlite
 def test_a_publisher_that_was_stopped_for_long_makes_no_version(cluster, log, monkeypatch):
     """The versions that it missed have been cleaned up, so that it can create one of them."""
     topic = make(cluster, "t", 1, **CONFIGS)
@@ -242,6 +248,7 @@ def test_a_publisher_that_was_stopped_for_long_makes_no_version(cluster, log, mo
     assert metadata_path(cluster, topic).name == "v201.metadata.json"
 
 
+@pytest.mark.on_sqlite
 def test_old_snapshots_and_their_files_go(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS, iceberg_snapshot_retention_ms="0")
     log_dir, _ = folder_of(cluster, topic)
@@ -262,11 +269,13 @@ def test_old_snapshots_and_their_files_go(cluster, log):
     assert {name for name in before if name.endswith(".json")} <= set(os.listdir(metadata))
 
 
-def test_manifests_stay_few(cluster, log):
+@pytest.mark.on_sqlite
+def test_manifests_stay_few(cluster, log, monkeypatch):
+    monkeypatch.setattr("spark_log.tables.iceberg.table.MANIFEST_FILES", 10)
     topic = make(cluster, "t", 3, **CONFIGS)
-    for number in range(MANIFEST_FILES + 20):
+    for number in range(12):
         append(log, topic, str(number), partition=number % 3)
-        if number % 20 == 0:
+        if number % 2 == 0:
             publish(cluster, topic)
     check(cluster, topic)
     table = open_table(*folder_of(cluster, topic), "")
@@ -275,6 +284,7 @@ def test_manifests_stay_few(cluster, log):
     check(cluster, topic, ["replace"])
 
 
+@pytest.mark.on_sqlite
 def test_a_topic_in_an_object_store_keeps_its_delta_table(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **{**CONFIGS, "table_formats": "delta"})
     append(log, topic, "a")

@@ -145,7 +145,7 @@ def test_foreign_changes_are_undone(cluster, log):
     check(cluster, topic)
 
 
-@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize(
     "point",
     [
@@ -187,6 +187,7 @@ def test_a_dropped_table_is_made_again(cluster, log):
     assert values_of(load_catalog("lake").load_table("elsewhere.t").scan().to_arrow()) == {0: ["a", "b", "c"]}
 
 
+@pytest.mark.on_sqlite
 def test_another_topic_of_the_name_has_no_part_in_the_table(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
@@ -212,6 +213,7 @@ def test_a_table_of_somebody_else_is_not_touched(cluster, log, kind, server, tmp
         assert loaded().schema().column_names == ["a"]
 
 
+@pytest.mark.on_sqlite
 def test_a_catalog_that_is_not_configured_stops_no_other_table(cluster, log):
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
@@ -222,6 +224,7 @@ def test_a_catalog_that_is_not_configured_stops_no_other_table(cluster, log):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("kind", ["rest"], indirect=True)
 def test_the_catalog_fails_in_every_way(cluster, log, server):
     """It refuses, applies and loses the answer, is slow to apply, or another commit was first: one snapshot each."""
@@ -300,6 +303,7 @@ def test_a_catalog_has_the_table_of_one_log_dir(cluster, log, tmp_path):
     assert log_dir_of_table() == 4
 
 
+@pytest.mark.on_sqlite
 def test_a_table_whose_manifests_are_gone_is_made_anew(cluster, log):
     """The catalog was switched off for a while, and clean-up of the table in the folder has deleted them."""
     topic = make(cluster, "t", 1, **CONFIGS)
@@ -312,6 +316,7 @@ def test_a_table_whose_manifests_are_gone_is_made_anew(cluster, log):
     check(cluster, topic, ["append"])
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("kind", ["sql"], indirect=True)
 @pytest.mark.parametrize("torn", [b"", b"{", bytes(9), None])
 def test_a_table_whose_metadata_file_was_torn_by_a_power_loss_is_made_anew(cluster, log, torn):
@@ -325,6 +330,7 @@ def test_a_table_whose_metadata_file_was_torn_by_a_power_loss_is_made_anew(clust
         check(cluster, topic, ["append"])
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("kind", ["sql"], indirect=True)
 def test_the_metadata_file_of_a_commit_is_forced_to_disk(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
@@ -336,6 +342,7 @@ def test_the_metadata_file_of_a_commit_is_forced_to_disk(cluster, log, monkeypat
     assert loaded().current_snapshot() is not None and loaded().metadata_location in forced
 
 
+@pytest.mark.on_sqlite
 def test_metadata_files_stay_few(cluster, log, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)
     monkeypatch.setitem(catalogs._PROPERTIES, "write.metadata.previous-versions-max", "2")
@@ -352,6 +359,7 @@ def test_metadata_files_stay_few(cluster, log, monkeypatch):
     check(cluster, topic, ["append"])
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("kind", ["rest"], indirect=True)
 def test_a_catalog_that_does_not_answer_delays_nobody(cluster, log, server, monkeypatch):
     topic = make(cluster, "t", 1, **CONFIGS)

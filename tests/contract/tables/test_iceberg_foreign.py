@@ -29,7 +29,7 @@ from tests.support.iceberg import (
 from tests.support.stores import rows_of
 from tests.support.topics import append, fill, make
 
-pytestmark = pytest.mark.delta
+pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 
 def test_files_that_another_writer_has_removed_return(cluster, log):

@@ -18,6 +18,7 @@ from spark_log.tables.publication import delta_tables, publish_all, try_publish
 from spark_log.tables.publication_state import TableKey
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
+from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.topics import append, make
 
 pytestmark = pytest.mark.delta
@@ -56,6 +57,7 @@ def test_topics_share_the_transactions_of_a_round(cluster, topics, monkeypatch):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_sqlite
 def test_a_table_that_cannot_be_written_delays_no_other(cluster, topics):
     bad = log_folder(cluster, topics[1])
     bad.rename(bad.with_name("away"))
@@ -67,6 +69,7 @@ def test_a_table_that_cannot_be_written_delays_no_other(cluster, topics):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_sqlite
 def test_a_log_dir_that_is_not_on_this_host_delays_no_other(cluster, topics, monkeypatch):
     """It stands for the log dir of topic b alone."""
     tables_to_publish = topic_tables.tables_to_publish
@@ -98,6 +101,7 @@ def test_a_topic_that_is_locked_delays_no_other(cluster, topics, monkeypatch):
     assert {topic_id for topic_id, _ in lags} == {topics[1].topic_id}
 
 
+@pytest.mark.on_sqlite
 def test_an_error_of_whatever_kind_delays_no_other_topic(cluster, topics, monkeypatch):
     def crash(_cluster, table):
         raise ZeroDivisionError if table.topic.name == "b" else AssertionError("only the bad table is opened")
@@ -144,7 +148,9 @@ with Cluster.open(sys.argv[1]) as cluster:
 """
 
 
-@pytest.mark.parametrize("point", ["publish.before-commit:5", "publish.committed:5", "publish.recorded:4"])
+@each_on_sqlite_last_on_postgres(
+    "point", [("publish.before-commit:5",), ("publish.committed:5",), ("publish.recorded:4",)]
+)
 def test_the_next_publication_completes_a_round_that_was_killed(cluster, cluster_address, topics, point):
     """The points are passed once for each topic that is published alone, and then in the round of all three."""
     killed = run_process("-c", PUBLISH, cluster_address, failpoint=point)
@@ -157,6 +163,7 @@ def checkpoint_versions(cluster, topic):
     return sorted(int(path.name[:20]) for path in log_folder(cluster, topic).glob("*.checkpoint.parquet"))
 
 
+@pytest.mark.on_sqlite
 def test_a_checkpoint_follows_the_publication_that_makes_it_due(cluster, log, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_COMMITS", 12)
     monkeypatch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
@@ -168,6 +175,7 @@ def test_a_checkpoint_follows_the_publication_that_makes_it_due(cluster, log, mo
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("alone", [True, False])
 def test_no_append_waits_for_a_checkpoint(cluster, monkeypatch, alone):
     """It is written when the log is closed; if there is a coordinator, its task `delta` writes it."""
@@ -183,6 +191,7 @@ def test_no_append_waits_for_a_checkpoint(cluster, monkeypatch, alone):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.on_sqlite
 def test_a_log_that_is_not_closed_for_long_writes_checkpoints(cluster, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_COMMITS", 3)
     monkeypatch.setattr(checkpoints, "COMMITS_MAX", 2)
@@ -196,6 +205,7 @@ def test_a_log_that_is_not_closed_for_long_writes_checkpoints(cluster, monkeypat
     log.close()
 
 
+@pytest.mark.on_sqlite
 def test_a_checkpoint_that_cannot_be_written_fails_no_publication(cluster, monkeypatch, caplog):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_COMMITS", 3)
     monkeypatch.setattr(checkpoints, "COMMITS_MAX", 2)

@@ -36,7 +36,6 @@ from tests.support.waiting import LIMIT_S
 # Visibility ---------------------------------------------------------------------------------------------------------
 
 
-@also_on_s3
 def test_a_transaction_becomes_visible_at_once(cluster, cluster_address, log, topic, begin):
     one, two, mine = topic(2), topic(), group()
     producer = begin()

@@ -1,11 +1,14 @@
-"""Addresses with several hosts: clients use the primary, whichever host that is, also while another one is frozen."""
+"""Addresses with several hosts: clients use the primary, whichever host that is, also while another one is frozen.
+tests/unit/metadata/test_address.py has the forms of such an address.
+"""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.log.log import Records
@@ -26,19 +29,15 @@ def database(pair, tmp_path_factory):
     return url.rpartition("/")[2]
 
 
-def addresses(servers, database):
-    """The address of these servers, in both forms."""
+def address_of(servers, database):
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-    ports = ",".join(str(server.port) for server in servers)
-    user = f"postgresql+psycopg://{USER}"
-    return [f"{user}@{hosts}/{database}", f"{user}@/{database}?host=127.0.0.1,127.0.0.1&port={ports}"]
+    return f"postgresql+psycopg://{USER}@{hosts}/{database}"
 
 
-@pytest.mark.parametrize("form", [0, 1])
 @pytest.mark.parametrize("first", ["primary", "standby"])
-def test_clients_and_listeners_use_the_primary(pair, database, form, first):
+def test_clients_and_listeners_use_the_primary(pair, database, first):
     servers = [pair.primary, pair.standby] if first == "primary" else [pair.standby, pair.primary]
-    with Cluster.open(addresses(servers, database)[form]) as cluster:
+    with Cluster.open(address_of(servers, database)) as cluster:
         log = ClientLog(cluster)
         log.append(log.find_topic("t"), [Records(0, table("a"))])
         assert read_all(log, log.find_topic("t"))[-1][2] == "a"
@@ -62,12 +61,11 @@ def connects(monkeypatch):
     return tried
 
 
-@pytest.mark.parametrize("form", [0, 1])
-def test_a_frozen_host_delays_opening_by_a_few_seconds(pair, database, connects, form):
+def test_a_frozen_host_delays_opening_by_a_few_seconds(pair, database, connects):
     pair.primary.require_standby(False)
     pair.standby.freeze()
     try:
-        with Cluster.open(addresses([pair.standby, pair.primary], database)[form]) as cluster:
+        with Cluster.open(address_of([pair.standby, pair.primary], database)) as cluster:
             assert cluster.cluster_id
             cluster.store.engine.dispose()
             assert cluster.log_dirs()
@@ -80,13 +78,11 @@ def test_a_frozen_host_delays_opening_by_a_few_seconds(pair, database, connects,
 
 
 def test_the_command_line_takes_several_hosts_and_shows_no_password(pair, database):
-    address = addresses([pair.standby, pair.primary], database)[0].replace(f"{USER}@", f"{USER}:s3cret@")
-    done = subprocess.run(
-        ["spark-log", "store", "status", "--cluster", address], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"@127.0.0.1:{pair.standby.port},127.0.0.1:{pair.primary.port}/" in done.stdout
-    assert "s3cret" not in done.stdout + done.stderr
+    address = address_of([pair.standby, pair.primary], database).replace(f"{USER}@", f"{USER}:s3cret@")
+    done = CliRunner().invoke(app, ["store", "status", "--cluster", address])
+    assert done.exit_code == 0, done.output
+    assert f"@127.0.0.1:{pair.standby.port},127.0.0.1:{pair.primary.port}/" in done.output
+    assert "s3cret" not in done.output
 
 
 def use_certificate(server, issued):
@@ -104,7 +100,7 @@ def use_certificate(server, issued):
 def test_each_host_is_verified(pair, database, tmp_path):
     authority, stranger = Authority(tmp_path, "ca"), Authority(tmp_path, "stranger")
     trusted, untrusted = authority.issue("server", CN="db"), stranger.issue("other", CN="db")
-    address = addresses([pair.standby, pair.primary], database)[0]
+    address = address_of([pair.standby, pair.primary], database)
     verified = f"{address}?sslmode=verify-full&sslrootcert={authority.certificate}"
     for server in (pair.standby, pair.primary):
         use_certificate(server, trusted)

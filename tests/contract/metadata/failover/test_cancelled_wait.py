@@ -36,7 +36,7 @@ def standby_away(pair):
 
 @pytest.fixture
 def cluster(pair, tmp_path):
-    with Cluster.init(pair.primary.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
+    with Cluster.init(pair.primary.create_prepared_database(), log_dir=str(tmp_path / "log-dir")) as cluster:
         create_topic(cluster, "t")
         alter_settings(cluster, {"store.answer.timeout.ms": "2000"})
         assert cluster.store.settings.store_answer_timeout_ms == 2000

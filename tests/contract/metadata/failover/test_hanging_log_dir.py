@@ -25,7 +25,7 @@ ANSWER_S = 0.2
 def cluster(postgres_server, tmp_path, monkeypatch):
     """A cluster with the log dirs `good` and `bad`."""
     monkeypatch.setattr(acceptance, "ANSWER_S_MAX", ANSWER_S)
-    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "good")) as opened:
+    with Cluster.init(postgres_server.create_prepared_database(), log_dir=str(tmp_path / "good")) as opened:
         alter_settings(opened, {"store.promotion.accept": "synchronous"})
         opened.add_log_dir(1, str(tmp_path / "bad"))
         yield opened

@@ -20,7 +20,7 @@ EAST = 1
 @pytest.fixture
 def cluster(postgres_server, pair, tmp_path):
     """A cluster whose data store `east` is on the pair, and gets all new topics."""
-    with Cluster.init(postgres_server.create_database(), log_dir=str(tmp_path / "log-dir")) as opened:
+    with Cluster.init(postgres_server.create_prepared_database(), log_dir=str(tmp_path / "log-dir")) as opened:
         add_store(opened, "east", pair.address(pair.primary.create_database()))
         alter_settings(opened, {"topic.default.store": "east", "store.answer.timeout.ms": "2000"})
         yield opened
