@@ -61,16 +61,12 @@ def console(
     """
     from contextlib import ExitStack
 
-    from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, install_extra
+    from spark_log.errors import StorageUnavailableError, needing
     from spark_log.maintenance.coordinator.coordinator import Coordinator
 
-    try:
+    with needing("the console", "console"):
         from spark_log.console.access.access_file import read_access_file
         from spark_log.console.server import serving
-    except ModuleNotFoundError as error:
-        raise InvalidConfigurationError(
-            f"the console needs a package that is not installed ({error.name}): {install_extra('console')}"
-        ) from error
     from spark_log.console.settings import AuthMethod, ConsoleSettings, checked, parse_allow
     from spark_log.process import Stop
 

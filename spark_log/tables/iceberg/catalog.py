@@ -23,7 +23,7 @@ from spark_log.errors import (
     InvalidConfigurationError,
     SparkLogError,
     StorageUnavailableError,
-    install_extra,
+    needing,
     redact,
 )
 from spark_log.failpoints import failpoint
@@ -316,10 +316,8 @@ def drop_table(
 @cache
 def load_catalog(name: str) -> "Catalog":
     """Return the catalog of this name in pyiceberg's configuration."""
-    try:
+    with needing("iceberg.catalog", "iceberg"):
         from pyiceberg.catalog import load_catalog
-    except ImportError as error:
-        raise InvalidConfigurationError(f"iceberg.catalog needs a package: {install_extra('iceberg')}") from error
     try:
         return load_catalog(name)
     except ValueError as error:  # it is not configured

@@ -16,7 +16,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError, install_extra
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 
 _PERMISSIVE = {"mode": "PERMISSIVE"}
 _CORRUPT = "corrupt"
@@ -176,17 +176,4 @@ def needing_avro(spark: SparkSession) -> Iterator[None]:
         raise InvalidConfigurationError(
             f"Avro needs Spark's Avro JAR, which is not loaded: spark-submit --packages {package} …, or"
             f" spark.jars.packages={package} when the session is made"
-        ) from error
-
-
-@contextmanager
-def needing_protobuf() -> Iterator[None]:
-    """Raises InvalidConfigurationError, which says what to install, if an import lacks Google's package."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("google"):
-            raise
-        raise InvalidConfigurationError(
-            f"Protobuf needs a package that is not installed: {install_extra('protobuf')}"
         ) from error

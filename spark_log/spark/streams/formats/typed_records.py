@@ -9,14 +9,14 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type
 
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError, needing
 from spark_log.log.columns.avro.schema import AvroType, avro_type
 from spark_log.log.columns.decoding import schema_fields
 from spark_log.log.columns.evolution import evolve
 from spark_log.log.columns.key_and_value import KEY, VALUE, TypedPart
 from spark_log.log.columns.resets import present_fields
 from spark_log.spark.streams.formats.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
-from spark_log.spark.streams.formats.parsing import needing_avro, needing_protobuf
+from spark_log.spark.streams.formats.parsing import needing_avro
 from spark_log.spark.streams.formats.struct_types import converted, fitted
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _plan(topic: "Topic", part: TypedPart) -> _Plan:
     if columns.format == "avro":
         kind = avro_type(columns.schema)
         return _Plan(Avro(columns.schema), _avro_struct(kind, part.source))
-    with needing_protobuf():
+    with needing("Protobuf", "protobuf"):
         from spark_log.log.columns.protobuf.schema import message_of
     _, name, descriptor_set = message_of(columns.schema)
     return _Plan(Protobuf(name, descriptor_set), None)
