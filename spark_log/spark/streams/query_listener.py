@@ -26,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_log import clock
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, cluster_of
 from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, needing, redact
@@ -95,7 +95,7 @@ class SparkLogListener(StreamingQueryListener):
         record_interval_s: float = RECORD_INTERVAL_S,
     ) -> None:
         self._closing = ExitStack()
-        self._cluster = self._closing.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
+        self._cluster = self._closing.enter_context(cluster_of(cluster))
         self._record, self._interval_s = record, record_interval_s
         self._events: queue.Queue[Any] = queue.Queue(_EVENTS_MAX)
         self._queries: dict[str, _Query] = {}

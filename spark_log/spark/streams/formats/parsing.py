@@ -41,6 +41,11 @@ def from_column(given: str | Column) -> Column:
     return sf.col(given) if isinstance(given, str) else given
 
 
+def column_named(name: str) -> Column:
+    """Return the column of this name, in which a dot is not the path to a field."""
+    return sf.col(f"`{name.replace('`', '``')}`")
+
+
 def avro_parser(schema: str) -> Parser:
     """InvalidOptionError unless the schema is that of a record."""
     try:

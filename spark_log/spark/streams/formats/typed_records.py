@@ -170,12 +170,8 @@ def _avro_column(kind: AvroType, path: str) -> st.DataType:
 
 
 def _topic(cluster: "str | Cluster", name: str) -> "Topic":
-    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.cluster import cluster_of
     from spark_log.cluster.topics import find_topic
 
-    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    try:
+    with cluster_of(cluster) as opened:
         return opened.store.read(lambda connection: find_topic(connection, name))
-    finally:
-        if opened is not cluster:
-            opened.close()
