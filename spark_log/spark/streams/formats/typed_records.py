@@ -69,8 +69,7 @@ def typed_records(
         given = types[name]
         if not isinstance(given, st.StructType):
             raise InvalidOptionError(f"{name}: expected a struct or names of columns, got {given.simpleString()}")
-        wanted = given if plan.struct is None else fitted(given, plan.struct, name)
-        columns[name] = converted(columns[name], given, wanted)
+        columns[name] = converted(columns[name], given, fitted(given, plan.struct, name))
     rows = frame.select(*_named({_PREFIX + name: column for name, column in columns.items()}))
     made = {name: sf.col(_PREFIX + name) for name in columns}
     made |= {name: encoded(rows, made[name], plan.codec) for name, plan in plans.items()}
@@ -83,10 +82,10 @@ def _named(columns: Mapping[str, Column]) -> list[Column]:
 
 
 class _Plan(NamedTuple):
-    """`struct`: the struct that is encoded; None: the codec checks it."""
+    """`struct` is the struct that is encoded."""
 
     codec: Codec
-    struct: st.StructType | None
+    struct: st.StructType
 
 
 def _plan(topic: "Topic", part: TypedPart) -> _Plan:
@@ -115,8 +114,9 @@ def _plan(topic: "Topic", part: TypedPart) -> _Plan:
         return _Plan(Avro(columns.schema), _avro_struct(kind, part.source))
     with needing("Protobuf", "protobuf"):
         from spark_log.log.columns.protobuf.schema import message_of
-    _, name, descriptor_set = message_of(columns.schema)
-    return _Plan(Protobuf(name, descriptor_set), None)
+        from spark_log.spark.streams.formats.protobuf_types import schema_of
+    message, name, descriptor_set = message_of(columns.schema)
+    return _Plan(Protobuf(name, descriptor_set), schema_of(message.DESCRIPTOR))
 
 
 def _spark_type(fields: pa.StructType) -> st.StructType:
