@@ -44,23 +44,7 @@ _HOME = {
     "write_topic": "spark_log.spark.datasource.write.topic_write",
 }
 
-__all__ = [
-    "DELTA_SETTINGS",
-    "AcknowledgeType",
-    "Admin",
-    "Broker",
-    "Cluster",
-    "Consumer",
-    "Coordinator",
-    "Producer",
-    "Registry",
-    "ShareConsumer",
-    "activate_session",
-    "create_topic",
-    "read_topic",
-    "stream_topic",
-    "write_topic",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

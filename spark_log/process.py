@@ -21,6 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from spark_log import clock
@@ -47,6 +48,26 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread | No
             logger.warning("thread %s: %s; raise the limit of threads (pids, nproc): work is delayed", name, error)
         return None
     return thread
+
+
+def begin(work: Callable[[], R], name: str) -> "Future[R]":
+    """Start `work` in a daemon thread of its own, which does not keep the process alive if it hangs."""
+    answer: Future[R] = Future()
+    if start_thread(partial(settle, answer, work), name) is None:
+        answer.set_exception(no_thread())
+    return answer
+
+
+def settle(answer: "Future[R]", work: Callable[[], R]) -> None:
+    """Give `answer` the result of `work`, or its error."""
+    try:
+        answer.set_result(work())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def no_thread() -> Exception:
+    return RuntimeError("no thread can be started: the program exits, or the limit of threads (pids, nproc) is reached")
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T], threads: int, name: str) -> list[R]:
@@ -107,14 +128,10 @@ def ask_in_thread(name: str, question: Hashable, work: Callable[[], R]) -> "Futu
         mine = _asking[key] = _Asking(Future(), now_s + pause_s, pause_s)
 
     def ask() -> None:
-        try:
-            mine.answer.set_result(work())
-        except BaseException as error:
-            mine.answer.set_exception(error)
-        finally:
-            with _asking_lock:
-                if _asking.get(key) is mine:
-                    del _asking[key]
+        settle(mine.answer, work)
+        with _asking_lock:
+            if _asking.get(key) is mine:
+                del _asking[key]
 
     if start_thread(ask, name) is None:
         ask()  # an append at the exit of the program still finds the replica that can lead

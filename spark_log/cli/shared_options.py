@@ -4,7 +4,7 @@ Values are parsed here. An invalid value is a usage error (exit code 2) that nam
 """
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from spark_log import text as text_module
 from spark_log.cli import completion
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
 from spark_log.spark.jobs.options.arguments import parse_pairs as parse_pairs
+
+if TYPE_CHECKING:
+    from spark_log.cluster.cluster import Cluster
 
 Cluster_ = ClusterAddress
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -23,6 +26,13 @@ TopicNames = Annotated[
     list[str],
     typer.Argument(metavar="TOPIC...", help="Topics.", show_default=False, autocompletion=completion.topics),
 ]
+
+
+def open_cluster(address: str) -> "Cluster":
+    """Open the cluster of a command. The import is local, so that `--help` does not wait for SQLAlchemy."""
+    from spark_log.cluster.cluster import Cluster
+
+    return Cluster.open(address)
 
 
 def set_option(help_: str, complete: Callable[[str], Any]) -> Any:

@@ -7,6 +7,7 @@ store of a topic has it: all code that works on partitions takes such an object 
 import threading
 import uuid
 from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -242,6 +243,11 @@ class Cluster:
             return LogDirId(inserted.scalar_one())
 
         return self.store.transact(add)
+
+
+def cluster_of(argument: str | Cluster) -> AbstractContextManager[Cluster]:
+    """Return the context of a cluster that is given open, or by its address. Only the latter is closed at the end."""
+    return Cluster.open(argument) if isinstance(argument, str) else nullcontext(argument)
 
 
 def _absolute(uri: str, address: Address) -> str:

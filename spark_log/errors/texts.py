@@ -1,6 +1,10 @@
 """Texts of error messages: without secrets, and with the way to install an extra."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spark_log.errors.topics import InvalidConfigurationError
 
 _USER_INFO = re.compile(
     r"""
@@ -55,3 +59,18 @@ def install_extra(name: str) -> str:
     `pip install` of the bare name.
     """
     return f"install spark-log with its extra '{name}': pip install '.[{name}]' in spark-log's repository"
+
+
+@contextmanager
+def needing(user: str, extra: str) -> Iterator[None]:
+    """Convert the error of an import that needs a package of an extra to InvalidConfigurationError. `user` is what
+    needs the package. A missing module of spark-log itself is a defect, and stays an ImportError.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if error.name is None or error.name.startswith("spark_log"):
+            raise
+        raise InvalidConfigurationError(
+            f"{user} needs a package that is not installed ({error.name}): {install_extra(extra)}"
+        ) from error

@@ -21,6 +21,7 @@ from spark_log.gateway.groups import (
     committed_offset_requests,
     consumer_group_requests,
     group_admin_requests,
+    group_descriptions,
     group_requests,
     streams_group_requests,
 )
@@ -67,6 +68,7 @@ APIS: Sequence[Api] = (
     *offset_requests.APIS,
     *group_requests.APIS,
     *consumer_group_requests.APIS,
+    *group_descriptions.APIS,
     *share_group_requests.APIS,
     *share_requests.APIS,
     *share_admin_requests.APIS,

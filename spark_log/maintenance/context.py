@@ -1,12 +1,12 @@
 """Defines the input of a maintenance task."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, cluster_of
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_kept_by_store
 from spark_log.cluster.topics import Topic, find_topics, unknown_topic
@@ -62,7 +62,7 @@ def each_store(
     """Yield the context of work on Spark for each store, one after the other. A cluster that is given by its address
     is opened, and closed at the end. Raises UnknownTopicOrPartitionError for a named topic that does not exist.
     """
-    with Cluster.open(cluster) if isinstance(cluster, str) else nullcontext(cluster) as opened:
+    with cluster_of(cluster) as opened:
         check_topics(opened, topics)
         for store_id in opened.store_ids():
             with open_maintenance(opened.at(store_id), holder, topics, None, on_spark=True) as context:

@@ -1,13 +1,12 @@
 """The tasks of maintenance, with their intervals in the Coordinator, and the function that runs them on request."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import sqlalchemy as sa
 
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, cluster_of
 from spark_log.cluster.log_dir_failures import any_log_dir_offline
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError
@@ -262,10 +261,7 @@ def run_tasks(
     for name in names:
         if name not in {task.name for task in TASKS}:
             raise InvalidConfigurationError(f"task {name!r}: expected {', '.join(task.name for task in TASKS)}")
-    with (
-        Cluster.open(cluster) if isinstance(cluster, str) else nullcontext(cluster) as opened,
-        FirstFailure() as failure,
-    ):
+    with cluster_of(cluster) as opened, FirstFailure() as failure:
         check_topics(opened, topics)  # unknown topics are refused before any change
         for store_id in opened.store_ids():
             with failure.attempt():

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
+from spark_log.errors import InvalidSchemaError, needing
 from spark_log.registry.schemas import SchemaText
 
 if TYPE_CHECKING:
@@ -28,14 +28,10 @@ def parse(schema: SchemaText) -> "avro.schema.Schema":
 
     Raises InvalidSchemaError, which names the invalid part, and InvalidConfigurationError if package avro is missing.
     """
-    try:
+    with needing("an Avro schema in the registry", "registry"):
         import avro.errors
         import avro.name
         import avro.schema
-    except ImportError as error:
-        raise InvalidConfigurationError(
-            f"Avro schemas in the registry need a package that is not installed: {install_extra('registry')}"
-        ) from error
     names = avro.name.Names()
     try:
         *imports, own = (json.loads(text) for text in (*(text for _, text in schema.imports), schema.text))

@@ -13,15 +13,15 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from time import thread_time
 from typing import Any
 
-from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError, install_extra
+from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError, needing
 from spark_log.log.columns.evolution import evolve
 from spark_log.registry.schemas import SchemaText
 
+_USER = "a Protobuf schema in the registry"
 _FILE = "schema.proto"
 _COMPILE_S_MAX = 60
 _NAME_BYTES_MAX = 200
@@ -107,10 +107,8 @@ def _files(schema: SchemaText) -> tuple[Any, ...]:
     """Return the descriptors (FileDescriptorProto) of all files that the schema imports, each after its own imports,
     and of the schema itself as the last one. Raises InvalidSchemaError if they are not a valid schema.
     """
-    try:
+    with needing(_USER, "registry"):
         from google.protobuf import descriptor_pool  # noqa: F401
-    except ImportError as error:
-        raise _missing("protobuf") from error
     files: dict[str, Any] = {}
     for name, text in schema.imports:
         _add(files, name, text)
@@ -173,8 +171,8 @@ def _decoded(text: str) -> Any | None:
 def _compiled(text: str, name: str, imports: list[Any]) -> Any:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-    if find_spec("grpc_tools") is None:
-        raise _missing("grpcio-tools")
+    with needing(_USER, "registry"):
+        import_module("grpc_tools")
     if not name.isprintable() or len(name.encode()) > _NAME_BYTES_MAX or {"", ".", ".."} & {*name.split("/")}:
         raise InvalidSchemaError(
             f"not a Protobuf schema: the path {name[:100]!r} has to be relative, of at most {_NAME_BYTES_MAX} bytes"
@@ -242,9 +240,3 @@ def _copy(file: Any) -> Any:
     copy = type(file)()
     copy.CopyFrom(file)
     return copy
-
-
-def _missing(package: str) -> InvalidConfigurationError:
-    return InvalidConfigurationError(
-        f"Protobuf schemas in the registry need the package {package}: {install_extra('registry')}"
-    )

@@ -133,14 +133,15 @@ def test_some_columns_and_narrower_ones_make_a_message(spark):
     rows = spark.createDataFrame([(1, "x"), (2, None)], "n SMALLINT, id STRING").coalesce(1)
     line = F.when(F.col("n") == 2, F.struct(F.lit("l").alias("name")))
     some = encode(
-        rows.select("id", F.col("n").alias("total"), F.col("n").alias("serial"), line.alias("line"),
-                    F.array("n").cast("array<float>").alias("rates"), F.lit(None).alias("tags")),
+        rows.select(F.col("id").alias("ID"), F.col("n").alias("total"), F.col("n").alias("serial"), line.alias("line"),
+                    F.array("n").cast("array<float>").alias("rates"), F.lit(None).alias("tags"),
+                    F.create_map("n", F.struct(F.lit("p").alias("NAME"))).alias("parts")),
         ORDER,
     )  # fmt: skip
     found = [Order.FromString(row.value) for row in some.collect()]
     assert found == [
-        Order(id="x", total=1, serial=1, rates=[1]),
-        Order(total=2, serial=2, rates=[2], line={"name": "l"}),
+        Order(id="x", total=1, serial=1, rates=[1], parts={1: {"name": "p"}}),
+        Order(total=2, serial=2, rates=[2], line={"name": "l"}, parts={2: {"name": "p"}}),
     ]
 
 
@@ -201,12 +202,12 @@ def test_unsupported_messages_and_columns_are_named(spark):
         with pytest.raises(InvalidOptionError, match=message):
             encode(frame, codec)
     for column, message in {
-        "1L AS count": "column value.count: expected INT, got BIGINT",
-        "1 AS id": "column value.id: expected STRING, got INT",
-        "1 AS more": "column value.more: the message has id, count, note",
-        "array(named_struct('amount', 1L)) AS lines": r"column value.lines\[\].amount: expected INT, got BIGINT",
-        "map('x', 'y') AS prices": r"column value.prices\{\}: expected DOUBLE, got STRING",
-        "1.5BD AS serial": r"column value.serial: expected DECIMAL\(20,0\), got DECIMAL\(2,1\)",
+        "1L AS count": "column value.count: bigint does not fit int, cast the column",
+        "1 AS id": "column value.id: int does not fit string",
+        "1 AS more": "column value.more: the schema has no such field, only id, count, note",
+        "array(named_struct('amount', 1L)) AS lines": r"column value.lines\[\].amount: bigint does not fit int",
+        "map('x', 'y') AS prices": r"column value.prices\{\}: string does not fit double",
+        "1.5BD AS serial": r"column value.serial: decimal\(2,1\) does not fit decimal\(20,0\)",
     }.items():
         with pytest.raises(InvalidOptionError, match=message):
             encode(spark.range(1).selectExpr(column), ORDER)

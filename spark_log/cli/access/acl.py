@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_log.cli.output import print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster
 from spark_log.spark.jobs.options.arguments import usage_error
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def add(
 
     from spark_log.clients.admin.acls import create_acls
     from spark_log.clients.admin.audit import local_user
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.security.acl_rules import Acl, PatternType, Permission
 
     resources = _resources(topic, group, transactional_id, on_cluster)
@@ -69,7 +68,7 @@ def add(
         )
         for (resource_type, name), who, what in product(resources, principal, _operations(operation))
     ]  # fmt: skip
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         for error in create_acls(opened, local_user(), "cli", acls):
             if error is not None:
                 raise error
@@ -88,11 +87,10 @@ def list_(
 ) -> None:
     """List ACLs; with a resource, those that apply to it, also by a prefix."""
     from spark_log.clients.admin.acls import facts_of, find_acls, target_of
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.security.acl_rules import PatternType
 
     filters = _filters(principal, _resources(topic, group, transactional_id, on_cluster), PatternType.MATCH)
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         found = list(dict.fromkeys(acl for each in filters for acl in find_acls(opened, each)))
     rows = [{"resource": target_of(acl), **facts_of(acl)} for acl in found]
     if as_json:
@@ -118,7 +116,6 @@ def remove(
 
     from spark_log.clients.admin.acls import delete_acls
     from spark_log.clients.admin.audit import local_user
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.security.acl_rules import Operation, PatternType
 
     resources = _resources(topic, group, transactional_id, on_cluster)
@@ -130,7 +127,7 @@ def remove(
         for each in _filters(principal, resources, pattern)
         for what in (_operations(operation) if operation else [Operation.ANY])
     ]
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         found: list[list[Acl]] = delete_acls(opened, local_user(), "cli", filters)
     say(f"Removed {len({acl for acls in found for acl in acls})} ACLs.")
 

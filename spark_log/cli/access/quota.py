@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli.output import print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_pairs
 from spark_log.cluster.quotas.rules import CLIENT_ID, IP, USER, Entity, entity_of, named
 from spark_log.errors import IllegalArgumentError
 
@@ -45,13 +45,12 @@ def set_(
     """
     from spark_log.clients.admin.audit import local_user
     from spark_log.clients.admin.quotas import alter_quota
-    from spark_log.cluster.cluster import Cluster
 
     entity = _entity(user, client_id, ip)
     values: dict[str, float | None] = {}
     for name, text in parse_pairs(config, "--config").items():
         values[name] = _number(name, text) if text else None
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         alter_quota(opened, local_user(), "cli", entity, values)
     say(f"Quota of {named(entity)}: {', '.join(config)}.")
 
@@ -59,10 +58,9 @@ def set_(
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
     """List all limits."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.quotas.quota_rows import read_quotas
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         quotas = read_quotas(opened.store)
     if as_json:
         print_json([{"entity": dict(entity), "configs": dict(values)} for entity, values in quotas.items()])

@@ -9,7 +9,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster
 
 app = typer.Typer(no_args_is_help=True, help="Users of gateways: create, list and delete them.")
 
@@ -52,13 +52,12 @@ def create(
     """
     from spark_log.clients.admin.audit import local_user
     from spark_log.clients.admin.users import put_user
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.security.scram import Mechanism
     from spark_log.cluster.security.users import upsertion_of_password
 
     password = _password(user, password_file)
     chosen = [Mechanism[each.name] for each in mechanism or list(MechanismName)]
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         upsertions = [upsertion_of_password(user, each, password, iterations) for each in chosen]
         put_user(opened, local_user(), "cli", upsertions)
     say(f"User {user} has a password for {', '.join(each.sasl_name for each in chosen)}.")
@@ -67,10 +66,9 @@ def create(
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
     """List the users with their mechanisms."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.security.users import list_credentials
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         credentials = list_credentials(opened.store)
     if as_json:
         print_json(
@@ -95,10 +93,9 @@ def delete(
     """Delete a user. Connections that the user has are not closed; ACLs stay."""
     from spark_log.clients.admin.audit import local_user
     from spark_log.clients.admin.users import delete_credential
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.security.scram import Mechanism
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         delete_credential(opened, local_user(), "cli", user, None if mechanism is None else Mechanism[mechanism.name])
     say(f"Deleted user {user}." if mechanism is None else f"User {user} has no {mechanism.value} password any more.")
 

@@ -8,7 +8,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import cell, count_of, note, print_facts, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, partitions_option, reset_target_option
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, partitions_option, reset_target_option
 
 if TYPE_CHECKING:
     from spark_log.facts.groups import GroupDescription, PartitionLag
@@ -27,10 +27,9 @@ LIVE_S = 1.0
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
     """List the groups: state, members and lag."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.groups import group_lag, list_groups
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         listed = list_groups(opened.store, with_topics=as_json)
         groups = [(group, group_lag(opened, group.group_id)) for group in listed]
     if as_json:
@@ -57,12 +56,11 @@ def describe(
     - `spark-log group describe readers`
     - `spark-log group describe readers --follow`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.errors import GroupIdNotFoundError
     from spark_log.facts.groups import PROTOCOL_TYPE, SHARE_TYPE, describe_groups, group_lag
     from spark_log.facts.share_groups import describe_share_group
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
 
         def read() -> tuple["GroupDescription", list["PartitionLag"]]:
             [described] = describe_groups(opened.store, [group])
@@ -170,13 +168,12 @@ def reset_group(
     as_share_group: bool = False,
 ) -> None:
     """Reset a group of any type. With `as_share_group`, one that does not exist becomes a share group."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.groups import SHARE_TYPE, describe_groups
     from spark_log.groups.group_operations import reset_offsets
     from spark_log.groups.share.administration import reset_share_offsets
 
     where = parse_target(to)
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         share = as_share_group or describe_groups(opened.store, [group])[0].type == SHARE_TYPE
         known = () if topics else (_share_places if share else _committed)(opened, group)
         targets = dict.fromkeys(choose_partitions(opened, topics, known), where)
@@ -204,11 +201,10 @@ def reset_group(
 @app.command()
 def delete(group: GroupId, cluster: Cluster_) -> None:
     """Delete a group without live members, with all its offsets. The configs of a share group stay."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.groups import SHARE_TYPE, describe_groups
     from spark_log.groups.group_operations import delete_group
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         [described] = describe_groups(opened.store, [group])
         if described.type == SHARE_TYPE:
             from spark_log.clients.admin.audit import local_user
@@ -223,10 +219,9 @@ def delete(group: GroupId, cluster: Cluster_) -> None:
 @app.command("delete-offsets")
 def delete_offsets(group: GroupId, cluster: Cluster_, topic: Topics = None) -> None:
     """Delete committed offsets of a group, for topics that none of its live members reads."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.groups.group_operations import delete_offsets_of_each
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         committed = _committed(opened, group)
         chosen = choose_partitions(opened, topic, committed)
         outcomes = delete_offsets_of_each(opened.store, group, chosen)
@@ -247,12 +242,11 @@ def remove_member(
     instance: Annotated[list[str] | None, typer.Option("--instance", help="group.instance.id; repeatable.")] = None,
 ) -> None:
     """Remove members from a group, also static ones; the others take over their partitions."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.groups.group_operations import remove_from_group
 
     if not member and not instance:
         raise typer.BadParameter("name a member or an --instance")
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         remove_from_group(opened.store, group, member or (), instance or ())
     say(f"Removed {count_of(len(member or ()) + len(instance or ()), 'member')} from group {group}.")
 

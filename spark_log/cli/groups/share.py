@@ -10,6 +10,7 @@ from spark_log.cli.output import print_json, print_table, say
 from spark_log.cli.shared_options import (
     Cluster_,
     Json,
+    open_cluster,
     parse_changes,
     partitions_option,
     reset_target_option,
@@ -44,11 +45,10 @@ def config(
     """
     from spark_log.clients.admin.audit import local_user
     from spark_log.clients.admin.group_configs import alter_recorded
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.share_groups import group_config_entries
 
     changes = parse_changes(set_, unset)
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         if changes:
             alter_recorded(opened, local_user(), "cli", group, changes)
         entries = group_config_entries(opened.store, group)
@@ -100,10 +100,9 @@ def peek(
     - `spark-log share peek workers`
     - `spark-log share peek workers --topic jobs:0 --limit 100 --json`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.share_groups import peek_records
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         chosen = choose_partitions(opened, topic, ()) if topic else ()
         records = peek_records(opened, group, chosen, limit)
     if as_json:

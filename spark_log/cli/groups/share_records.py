@@ -12,7 +12,7 @@ from spark_log.cli import completion
 from spark_log.cli.output import count_of, json_of, note, print_json, print_table, say
 from spark_log.cli.records.consume import print_row, rows_of
 from spark_log.cli.records.record_lines import show_json
-from spark_log.cli.shared_options import Cluster_, Json, TopicNames
+from spark_log.cli.shared_options import Cluster_, Json, TopicNames, open_cluster
 from spark_log.spark.jobs.options.arguments import usage_error
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ def consume(
         raise typer.BadParameter("--values and --json exclude each other")
 
     from spark_log.clients.consume.share_consumer import AcknowledgeType, ShareConsumer
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         opened.store.read(lambda connection: [find_topic(connection, topic) for topic in topics])
     kind = AcknowledgeType.ACCEPT
     if release or reject:
@@ -159,11 +158,10 @@ def redrive(
         raise usage_error("--to", "the letters would be copied to their own topic")
 
     from spark_log.clients.admin.audit import local_user, recorded
-    from spark_log.cluster.cluster import Cluster
     from spark_log.spark.streams.redrive import Redrive
 
     with (
-        Cluster.open(cluster) as opened,
+        open_cluster(cluster) as opened,
         Redrive(opened, topic, to=to, group=group, limit=limit, skip_missing=skip_missing) as letters,
     ):
         if dry_run:

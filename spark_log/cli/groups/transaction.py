@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say, time_of
-from spark_log.cli.shared_options import Cluster_, Json
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster
 
 if TYPE_CHECKING:
     from spark_log.facts.transactions import TransactionDescription, TransactionListing
@@ -46,11 +46,10 @@ def list_(
     - `spark-log transaction list --state Ongoing`
     - `spark-log transaction abort load-1 --yes`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.transactions import list_transactions
 
     states = _states(state or ())
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         transactions = list_transactions(opened, states)
     if as_json:
         print_json([asdict(each) for each in transactions])
@@ -64,10 +63,9 @@ def list_(
 @app.command()
 def describe(transactional_id: TransactionalId, cluster: Cluster_, as_json: Json = False) -> None:
     """Show a transactional id: its producer, the state of its transaction, and the pending batches by partition."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.transactions import describe_transactions
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         [described] = describe_transactions(opened, [transactional_id])
     transaction = described.transaction
     if as_json:
@@ -104,12 +102,11 @@ def abort(
     It fences no producer. A running producer gets TransactionAbortableError at its next call, aborts, and continues
     with the next transaction.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.errors import InvalidTxnStateError
     from spark_log.facts.transactions import describe_transactions
     from spark_log.transactions.transaction_parts import abort as abort_transaction
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         [described] = describe_transactions(opened, [transactional_id])
         transaction = described.transaction
         if transaction.open_ms is None:
@@ -137,10 +134,9 @@ def find_hanging(
     They delay no reader but keep their records in the store. A coordinator aborts transactions past their time-out
     within seconds; without one `spark-log maintenance transactions` does.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.transactions import find_hanging
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         hanging = find_hanging(opened, max_timeout_ms)
     if as_json:
         print_json([_as_json(description) for description in hanging])

@@ -8,7 +8,7 @@ import typer
 from spark_log.cli import completion
 from spark_log.cli.output import note, print_json, print_table, say
 from spark_log.cli.servers.metrics_options import MetricsHost_, MetricsPort_, metrics_of_coordinator
-from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_pairs
 from spark_log.errors import redact
 
 app = typer.Typer(no_args_is_help=True, help="Add, show, serve, relocate and remove brokers.")
@@ -46,9 +46,8 @@ def add(
     - `spark-log broker add --id 3 --rack b --log-dir /disk3/log --log-dir /disk4/log`
     """
     from spark_log.cluster.brokers import add_broker
-    from spark_log.cluster.cluster import Cluster
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         add_broker(opened, broker_id, log_dir, rack)
     say(f"Added broker {broker_id} with {', '.join(redact(one) for one in log_dir)}.")
 
@@ -57,10 +56,9 @@ def add(
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
     """List the brokers: state, serving process, log dirs, replicas and leaders."""
     from spark_log.cluster.brokers import list_brokers
-    from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance.coordinator.coordinator import controller_status
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         brokers = list_brokers(opened)
         controller = controller_status(opened)
     if as_json:
@@ -119,7 +117,6 @@ def start(
     SIGTERM or Ctrl-C ends it, and other brokers lead at once. If it is killed, it is dead when its lease expires
     (broker.session.timeout.ms).
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
     from spark_log.maintenance.coordinator.broker import Broker
@@ -129,7 +126,7 @@ def start(
     ClusterSettings.parse(given)
     stop = Stop()
     with (
-        Cluster.open(cluster) as opened,
+        open_cluster(cluster) as opened,
         Broker(opened, broker_id, settings=with_settings(opened, given) if given else None) as broker,
         metrics_of_coordinator(metrics_host, metrics_port, opened, broker.coordinator, broker.health),
     ):
@@ -150,9 +147,8 @@ def start(
 def embed(broker_id: BrokerId_, cluster: Cluster_) -> None:
     """Make a served broker embedded again: it is then alive without a process."""
     from spark_log.cluster.brokers import embed_broker
-    from spark_log.cluster.cluster import Cluster
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         embed_broker(opened, broker_id)
     say(f"Broker {broker_id} is embedded.")
 
@@ -161,9 +157,8 @@ def embed(broker_id: BrokerId_, cluster: Cluster_) -> None:
 def remove(broker_id: BrokerId_, cluster: Cluster_) -> None:
     """Remove a broker that has no replicas any more. Its files are not deleted."""
     from spark_log.cluster.brokers import remove_broker
-    from spark_log.cluster.cluster import Cluster
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         remove_broker(opened, broker_id)
     say(f"Removed broker {broker_id}.")
 
@@ -182,9 +177,8 @@ def relocate(
 
     - `spark-log broker relocate --from s3://lost/log --to s3://restored/log`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.replication.controller.log_dir_relocation import relocate_log_dir
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         relocate_log_dir(opened, from_, to)
     say(f"The log dir is at {redact(to)} now.")

@@ -9,7 +9,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, parse_changes, set_option, unset_option
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_changes, set_option, unset_option
 from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
 from spark_log.spark.jobs.options.arguments import CLUSTER_ENVIRONMENT_VARIABLE
 
@@ -42,12 +42,11 @@ def config(
     - `spark-log cluster config`
     - `spark-log cluster config --set group.max.session.timeout.ms=60000 --unset plan.tasks.max`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.settings import alter_settings, read_settings
     from spark_log.config import ClusterSettings
 
     changes = parse_changes(set_, unset)
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         stored = alter_settings(opened, changes) if changes else read_settings(opened)
     defaults = ClusterSettings().as_text()
     rows = {name: (stored.get(name, default), default) for name, default in defaults.items()}
@@ -121,13 +120,12 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
     Exit code 1 if a log dir cannot be reached, a data store does not answer, or a store was restored or promoted and is
     not accepted. Records, bytes and segments are those of the stores that answer.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.names import is_internal
     from spark_log.cluster.usage import Usage, cluster_usage
     from spark_log.facts.transactions import list_transactions
     from spark_log.transactions.rules import ONGOING
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         usage = cluster_usage(opened)
         topics = {topic.topic_id: topic for topic in usage.topics.values() if not is_internal(topic.name)}
         dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]

@@ -11,7 +11,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, note, print_table, say
-from spark_log.cli.shared_options import Cluster_
+from spark_log.cli.shared_options import Cluster_, open_cluster
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ def maintenance(
     - `spark-log maintenance columns --topic orders`
     - `spark-log maintenance seal --now` (afterwards every Delta table has all records)
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance import TASKS
 
     known = [each.name for each in TASKS]
@@ -78,7 +77,7 @@ def maintenance(
     chosen = [name for name in known if name in wanted]
     reports: list[Report] = []
     failures: list[str] = []
-    with Cluster.open(cluster) as opened, _spinner() as spinner:
+    with open_cluster(cluster) as opened, _spinner() as spinner:
         for report in _run(opened, chosen, topic, now, dry_run, spinner, failures):
             reports.append(report)
             if as_json:

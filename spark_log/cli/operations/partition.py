@@ -9,7 +9,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, note, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, parse_bytes
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_bytes
 from spark_log.ids import TopicPartition
 from spark_log.text import some_of
 
@@ -50,7 +50,6 @@ def elect(
     - `spark-log partition elect --all`
     - `spark-log partition elect --unclean --topic events --partition 3`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.errors import ElectionNotNeededError
     from spark_log.replication.controller.requested_elections import elect as hold
 
@@ -60,7 +59,7 @@ def elect(
         raise typer.BadParameter("expected one --topic with it", param_hint="--partition")
     if unclean and not yes:
         typer.confirm("An unclean election may lose acknowledged records. Hold it?", abort=True, err=True)
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         chosen = _partitions(opened, topic or [])
         if partition:
             chosen = [TopicPartition((topic or [""])[0], number) for number in partition]
@@ -88,11 +87,10 @@ def elect(
 @app.command()
 def balance(cluster: Cluster_, as_json: Json = False) -> None:
     """Show how evenly bytes, records and leaders are distributed, and which partitions cause an imbalance."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.errors import redact
     from spark_log.replication.controller.balance import load_balance
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         loads = load_balance(opened)
         uris: dict[int, str] = {info.log_dir_id: redact(info.uri) for info in opened.log_dirs().values()}
     if as_json:
@@ -142,12 +140,11 @@ def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = Fal
     """Show truncations: which offsets and records elections removed, and whether readers had seen them; and from which
     offset on records are others than before, because the metadata store was restored and accepted.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.each_store import ask_stores, store_names
     from spark_log.errors import redact
     from spark_log.log.partitions.truncations import list_truncations
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         _partitions(opened, topic or [])
         answers = ask_stores(opened, lambda each: list_truncations(each.store))
         names = store_names(opened)
@@ -216,7 +213,6 @@ def reassign(
     - `spark-log partition reassign --cancel`
     """
     from spark_log.cli.operations import reassignments
-    from spark_log.cluster.cluster import Cluster
 
     given = [name for name, value in (("--to-brokers", to_brokers), ("--plan", plan), ("--cancel", cancel),
                                       ("--status", status)) if value]  # fmt: skip
@@ -230,7 +226,7 @@ def reassign(
     rate = None if throttle is None else parse_bytes(throttle, "--throttle")
     if rate is not None and not (to_brokers or plan):
         raise typer.BadParameter("expected --to-brokers or --plan with it", param_hint="--throttle")
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         chosen = _partitions(opened, topic or [])
         if status:
             reassignments.show(opened, chosen, as_json)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster
 
 app = typer.Typer(no_args_is_help=True, help="Show and change metadata stores, and accept one that was restored.")
 
@@ -26,11 +26,10 @@ def status(cluster: Cluster_, store: Store_ = None, as_json: Json = False) -> No
 
     Exit code 1 if it is not the store that was recorded.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.each_store import find_view
     from spark_log.maintenance.removal.unnamed_files import unnamed_files
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         view = find_view(opened, store)
         facts = view.store.read(lambda connection: _facts(view, connection))
         unnamed = unnamed_files(opened)
@@ -46,10 +45,9 @@ def status(cluster: Cluster_, store: Store_ = None, as_json: Json = False) -> No
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
     """List the stores of the cluster: the home store, and the data stores with their topics."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.store_usage import list_store_usage
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         stores = list_store_usage(opened)
     if as_json:
         print_json([vars(each) for each in stores])
@@ -75,10 +73,9 @@ def add(
 
     - `spark-log store add east postgresql+psycopg://spark_log@db2/east`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.stores import add_store
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         info = add_store(opened, name, address)
     if as_json:
         print_json({"store": info.name, "store_id": info.store_id, "address": info.address})
@@ -94,11 +91,10 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Remove a data store that has no topics. Its database stays; drop it afterwards."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.store_directory import find_store
     from spark_log.cluster.stores import remove_store
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         opened.store.read(lambda connection: find_store(connection, name))  # of an unknown store it does not ask
         if not yes:
             typer.confirm(f"Remove store {name}?", abort=True, err=True)
@@ -122,13 +118,12 @@ def drain(
 
     Then `store remove` removes it. The same command continues an interrupted one.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.store_directory import find_store
     from spark_log.cluster.stores import set_draining
     from spark_log.replication.controller.topic_moves import drain_store
 
     moved = []
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         if cancel:
             set_draining(opened, name, draining=False)
         else:
@@ -167,10 +162,9 @@ def verify_files_(
     - `spark-log store verify-files`
     - `spark-log store verify-files --checksums --topic orders`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance.file_verification import verify_files
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         replicas = list(verify_files(opened, topic or (), checksums=checksums))
     bad = [(replica, problem) for replica in replicas for problem in replica.problems]
     if as_json:
@@ -215,13 +209,12 @@ def accept(
     this end gets LogTruncationError or continues there, by its auto_offset_reset. Accept the store after every restore,
     also on SQLite, before clients start.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.each_store import find_view
     from spark_log.maintenance.removal.unnamed_files import unnamed_files
     from spark_log.metadata.connections import server_identity
     from spark_log.replication.controller.store_acceptance import accept_store
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         view = find_view(opened, store)
         before, now = view.store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
         if not yes:
@@ -252,10 +245,9 @@ def unnamed_files_(
     key, value, headers and timestamp. Some hold records that the topic has in another file: of killed writers, and of
     seals and merges that the restored store does not know.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         found = list_unnamed_files(opened, topic)
     if as_json:
         print_json([vars(each) for each in found])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_log.cli.output import WIDTH_OF_PIPES, bytes_of, cell, duration_of
-from spark_log.cli.shared_options import Cluster_
+from spark_log.cli.shared_options import Cluster_, open_cluster
 from spark_log.errors import SparkLogError
 from spark_log.text import printable
 
@@ -39,13 +39,12 @@ def top(
     from rich.console import Console
     from rich.live import Live
 
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.metrics.cluster_snapshot import read_cluster
     from spark_log.process import Stop
 
     stop = Stop().on_signals()
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_PIPES)
-    with Cluster.open(cluster) as opened, Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with open_cluster(cluster) as opened, Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         address = str(opened.store.address)
         before = read_cluster(opened)
         shown = 0

@@ -11,7 +11,7 @@ import typer
 from spark_log.cli import completion
 from spark_log.cli.output import count_of, json_of, note
 from spark_log.cli.records.record_lines import show_json, show_text
-from spark_log.cli.shared_options import Cluster_, TopicName
+from spark_log.cli.shared_options import Cluster_, TopicName, open_cluster
 from spark_log.text import printable
 
 if TYPE_CHECKING:
@@ -91,11 +91,10 @@ def consume(
         return
 
     from spark_log.cli.topics.topic_reader import TopicReader
-    from spark_log.cluster.cluster import Cluster
     from spark_log.log.reader import LogReader
     from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         if follow:
             opened.store.read_timeout_ms = DEFAULT_TIMEOUT_MS  # a failover does not end it
         log = LogReader(opened)
@@ -142,10 +141,9 @@ def _consume_as_member(
 
     from spark_log.cli.topics.topic_reader import member_batches
     from spark_log.clients.consume.consumer import Consumer
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         opened.store.read(lambda connection: find_topic(connection, topic))
     reset = "earliest" if isinstance(position, Earliest) else "latest"
     consumer = Consumer(

@@ -11,7 +11,7 @@ import typer
 from spark_log.cli.output import bytes_of, count_of, note, print_json, say
 from spark_log.cli.records.line_batches import BATCH_BYTES, line_batches
 from spark_log.cli.records.record_lines import LineFormat, Record, parse_json
-from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_headers
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster, parse_headers
 from spark_log.config.values import INT32_MAX
 from spark_log.text import rate_of
 
@@ -126,10 +126,9 @@ def _producer(cluster: str, topic: str, acks: AcksName, transactional_id: str | 
     from kafka.errors import KafkaConfigurationError
 
     from spark_log.clients.produce.producer import Producer
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         opened.store.read(lambda connection: find_topic(connection, topic))
         settings: dict[str, Any] = {"acks": 1, "enable_idempotence": False} if acks is AcksName.leader else {}
         if transactional_id is not None:

@@ -6,7 +6,7 @@ import typer
 
 from spark_log.cli.output import say
 from spark_log.cli.servers.metrics_options import MetricsHost_, MetricsPort_, metrics_of_console
-from spark_log.cli.shared_options import Cluster_
+from spark_log.cli.shared_options import Cluster_, open_cluster
 from spark_log.spark.jobs.options.arguments import usage_error
 
 
@@ -61,17 +61,12 @@ def console(
     """
     from contextlib import ExitStack
 
-    from spark_log.cluster.cluster import Cluster
-    from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, install_extra
+    from spark_log.errors import StorageUnavailableError, needing
     from spark_log.maintenance.coordinator.coordinator import Coordinator
 
-    try:
+    with needing("the console", "console"):
         from spark_log.console.access.access_file import read_access_file
         from spark_log.console.server import serving
-    except ModuleNotFoundError as error:
-        raise InvalidConfigurationError(
-            f"the console needs a package that is not installed ({error.name}): {install_extra('console')}"
-        ) from error
     from spark_log.console.settings import AuthMethod, ConsoleSettings, checked, parse_allow
     from spark_log.process import Stop
 
@@ -80,7 +75,7 @@ def console(
     file = None if access is None else read_access_file(access)
     given = ConsoleSettings(host, port, allow=parse_allow(allow), public_url=public_url, access=file)
     settings = checked(given, None if auth is None else AuthMethod(auth))
-    with Cluster.open(cluster) as opened, ExitStack() as stack:
+    with open_cluster(cluster) as opened, ExitStack() as stack:
         stop = Stop().on_signals()
         tasks = stack.enter_context(Coordinator(opened)) if periodic_tasks else None
         server = stack.enter_context(serving(opened, settings, lambda address: say(f"Open {address}"), tasks))

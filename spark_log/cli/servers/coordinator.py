@@ -7,7 +7,7 @@ import typer
 from spark_log.cli import completion
 from spark_log.cli.output import note, print_facts, print_json, say
 from spark_log.cli.servers.metrics_options import MetricsHost_, MetricsPort_, metrics_of_coordinator
-from spark_log.cli.shared_options import Cluster_, Json, parse_pairs
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_pairs
 
 
 def coordinator(
@@ -34,7 +34,6 @@ def coordinator(
     Start any number, on any host: one at a time is active. Without a coordinator, consumers manage their groups
     themselves. SIGTERM or Ctrl-C ends it and releases the lease.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
     from spark_log.maintenance.coordinator.coordinator import Coordinator, coordinator_status
@@ -42,7 +41,7 @@ def coordinator(
 
     overrides = parse_pairs(setting or (), "--setting")
     ClusterSettings.parse(overrides)
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         if status or as_json:
             found = coordinator_status(opened)
             facts = {"holder": found.holder, "term": found.epoch, "lease_left_ms": found.left_ms}

@@ -100,14 +100,10 @@ def gateway(
     from contextlib import AsyncExitStack
 
     from spark_log.cluster.cluster import Cluster
-    from spark_log.errors import InvalidConfigurationError, install_extra
+    from spark_log.errors import needing
 
-    try:
+    with needing("the gateway", "gateway"):
         from spark_log.gateway.server import Gateway
-    except ModuleNotFoundError as error:
-        raise InvalidConfigurationError(
-            f"the gateway needs a package that is not installed ({error.name}): {install_extra('gateway')}"
-        ) from error
     from spark_log.gateway.gateway_settings import GatewaySettings, limits_of, parse_address
     from spark_log.gateway.workers import Workers, end_with_the_parent
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_log.cli.output import say
-from spark_log.errors import InvalidConfigurationError, SparkLogError, install_extra
+from spark_log.errors import SparkLogError, needing
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -37,7 +37,7 @@ def metrics_of_coordinator(
     if port is None:
         yield
         return
-    with _installed():
+    with needing("--metrics-port", "metrics"):
         from spark_log.facts.metrics.exporter import ClusterCollector, TaskCollector
     collectors = (
         ClusterCollector(cluster, lambda: coordinator.acting),
@@ -53,7 +53,7 @@ def metrics_of_gateway(host: str, port: int | None, cluster: "Cluster", gateway:
     if port is None:
         yield
         return
-    with _installed():
+    with needing("--metrics-port", "metrics"):
         from spark_log.gateway.metrics import GatewayCollector
     with _metrics(host, port, cluster, (GatewayCollector(gateway),), gateway.health):
         yield
@@ -78,7 +78,7 @@ def _metrics(
     host: str, port: int, cluster: "Cluster", collectors: "tuple[Collector, ...]", health: "Probe"
 ) -> Iterator[None]:
     """Serve these metrics. The process is ready if its metadata store answers."""
-    with _installed():
+    with needing("--metrics-port", "metrics"):
         from spark_log.facts.metrics.exporter import registry_of
         from spark_log.facts.metrics.http_server import serving_metrics
     with serving_metrics(host, port, registry_of(*collectors), health, lambda: _store_failure(cluster)) as at:
@@ -94,13 +94,3 @@ def _store_failure(cluster: "Cluster") -> str | None:
     except SparkLogError as error:
         return redact(str(error))
     return None
-
-
-@contextmanager
-def _installed() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise InvalidConfigurationError(
-            f"--metrics-port needs a package that is not installed ({error.name}): {install_extra('metrics')}"
-        ) from error

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli.output import say
-from spark_log.cli.shared_options import Cluster_
+from spark_log.cli.shared_options import Cluster_, open_cluster
 
 
 def registry(
@@ -23,12 +23,11 @@ def registry(
     - `spark-log registry --port 8081`
     - `curl http://127.0.0.1:8081/subjects`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.errors import StorageUnavailableError
     from spark_log.gateway.registry.server import serving
     from spark_log.process import Stop
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         stop = Stop().on_signals()
         with serving(opened, host, port) as server:
             say(f"Schema registry of {opened.store.address} at {server.url}. Ctrl-C stops it.")

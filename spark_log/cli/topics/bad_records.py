@@ -9,7 +9,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import count_of, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, TopicName
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster
 
 if TYPE_CHECKING:
     from spark_log.clients.produce.future import TableFuture
@@ -45,14 +45,13 @@ def bad_records(
     - `spark-log topic bad-records orders`
     - `spark-log topic bad-records orders --to dlq.orders`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.log.bad_record_listing import bad_rows, read_bad_record, reasons
     from spark_log.log.reader import LogReader
 
     counts: Counter[tuple[str, str]] = Counter()
     shown: list[dict[str, Any]] = []
     records = 0
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         log = LogReader(opened)
         try:
             topic = log.find_topic(name)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli.output import count_of, note, print_json, say
-from spark_log.cli.shared_options import Cluster_, Json, TopicName, parse_before
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster, parse_before
 
 _PURGE = """\
 The files that contain these records are deleted at once in every log dir, also older copies from before merges and
@@ -51,7 +51,6 @@ def erase(
     - `spark-log topic erase users --keys-file forget.txt --purge`
     - `spark-log topic erase users --key N14228`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.maintenance.erase.erase import erase as erase_records
     from spark_log.maintenance.erase.erase_keys import STDIN, keys_of
@@ -63,7 +62,7 @@ def erase(
             "keys on stdin need --yes: there is no input left for the confirmation", param_hint="--keys-file"
         )
     keys = keys_of(key or (), keys_file, encoded=encoded)
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         given = parse_before(end or (), topic.partition_count, "--end")
         ends = {partition: offset for partition, offset in given.items() if offset != -1}

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli.output import print_json, print_table, say, time_of
-from spark_log.cli.shared_options import Cluster_, Json, TopicNames
+from spark_log.cli.shared_options import Cluster_, Json, TopicNames, open_cluster
 
 
 def move(
@@ -29,12 +29,11 @@ def move(
     - `spark-log topic move clicks views --store east`
     - `spark-log topic move clicks --cancel`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.replication.controller.topic_moves import cancel_move, move_topic
 
     if (store is None) != cancel:
         raise typer.BadParameter("expected either --store NAME or --cancel", param_hint="--store")
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         for name in dict.fromkeys(names):
             if store is not None:
                 move_topic(opened, name, store)
@@ -51,11 +50,10 @@ def move(
 
 def moves(cluster: Cluster_, as_json: Json = False) -> None:
     """List the topics that are being moved between metadata stores."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.each_store import store_names
     from spark_log.cluster.topics import moving_topics
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         stores = store_names(opened)
         rows = [
             (topic.name, stores[topic.store_id], stores[move.to], move.began_ms)

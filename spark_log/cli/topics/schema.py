@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli.output import print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, TopicName
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster
 from spark_log.cli.topics.schema_argument import parse_schema
 from spark_log.log.columns.key_and_value import KEY, VALUE
 from spark_log.text import printable, printable_json
@@ -23,11 +23,10 @@ def show(name: TopicName, cluster: Cluster_, key: _Key = False, as_json: Json = 
     """Show the typed columns of the values, or of the keys, of a topic: those of the schema, and those of fields that
     it had before.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.log.columns.types import to_json, type_ddl
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
     part, versions = KEY if key else VALUE, topic.columns
     columns = None if versions is None else versions.of(part.source)
@@ -101,13 +100,12 @@ def set_(
     - `spark-log schema set orders @shop.desc#shop.Order` (protoc --include_imports --descriptor_set_out=shop.desc …)
     - `spark-log maintenance columns --topic orders` (afterwards the files that are there have the columns too)
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.log.columns.field_paths import column_paths
     from spark_log.replication.controller.topic_operations import alter_configs
 
     text, implied = parse_schema(schema, "SCHEMA")
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         source = (KEY if key else VALUE).source
         present = topic.config.part(source).format
@@ -148,14 +146,13 @@ def infer(
 
     **Example:** `spark-log schema infer orders > orders.ddl && spark-log schema set orders @orders.ddl`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.errors import InvalidConfigurationError
     from spark_log.log.columns.inference import infer_json
     from spark_log.log.columns.types import to_ddl, to_json
     from spark_log.log.reader import LogReader
     from spark_log.log.samples import newest
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         log = LogReader(opened)
         try:
             topic = log.find_topic(name)

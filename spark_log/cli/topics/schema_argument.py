@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from spark_log.errors import needing
 from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
 
 
@@ -29,9 +30,7 @@ def parse_schema(argument: str, option: str) -> SchemaArgument:
         descriptor_set = Path(file).read_bytes()
     except (OSError, UnicodeDecodeError) as error:
         raise usage_error(option, f"{argument!r} cannot be read: {error}") from None
-    from spark_log.log.columns.decoding import needing_protobuf
-
-    with needing_protobuf():
+    with needing("a descriptor set", "protobuf"):
         from spark_log.log.columns.protobuf.schema import protobuf_schema
     return SchemaArgument(protobuf_schema(message, descriptor_set), "protobuf")
 

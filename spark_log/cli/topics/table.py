@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli.output import count_of, note, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, TopicName
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster
 from spark_log.cli.topics.topic_output import table_state
 
 app = typer.Typer(no_args_is_help=True, help="Show, verify and rebuild the tables of a topic.")
@@ -42,12 +42,11 @@ def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
     - `spark-log table describe orders`
     - `spark-log table describe orders --json`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.tables.lag_measurement import describe_tables
     from spark_log.tables.publication import open_as_is, tables_of
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         log_dirs = opened.log_dirs()
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         here = opened.of(topic)
@@ -102,12 +101,11 @@ def verify(
     - `spark-log table verify orders`
     - `spark-log table verify orders --target current`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.tables.verification import verify as verified
 
     rows = []
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         for done in verified(opened, topic, target):
             rows.append(asdict(done))
@@ -136,11 +134,10 @@ def rebuild(
 
     - `spark-log table rebuild orders --target current`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.tables.verification import rebuild as rebuilt
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         if not yes:
             typer.confirm(f"Delete the {target} tables of {name}, and write them anew?", abort=True, err=True)

@@ -6,7 +6,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.output import count_of, print_json, say
-from spark_log.cli.shared_options import Cluster_, Json, TopicName, TopicNames, parse_before
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, TopicNames, open_cluster, parse_before
 from spark_log.cli.topics import topic_output as show
 from spark_log.cli.topics.bad_records import bad_records
 from spark_log.cli.topics.erase import erase
@@ -48,12 +48,11 @@ def create(
     - `spark-log topic create users -p 8 -c cleanup.policy=compact -c min.cleanable.dirty.ratio=0.2`
     - `spark-log topic create orders -c value.format=protobuf -c value.schema=@shop.desc#shop.Order`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topics
     from spark_log.replication.controller.topic_operations import check_new_topic, create_topic
 
     configs = parse_configs(config or (), "--config")
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         existing = opened.store.read(lambda connection: find_topics(connection, [name])) if if_not_exists else {}
         made = None
         if not existing:
@@ -106,7 +105,6 @@ def alter(
 
     **Example:** `spark-log topic alter events -c retention.ms=-1 -d compression.type`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.replication.controller.topic_operations import alter_configs
 
     changes: dict[str, str | None] = dict(parse_configs(config or (), "--config"))
@@ -116,7 +114,7 @@ def alter(
         changes[config_name] = None
     if not changes:
         raise typer.BadParameter("expected at least one --config or --delete-config")
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         overrides = dict(alter_configs(opened, name, changes).overrides)
     if as_json:
         print_json({"topic": name, "configs": overrides})
@@ -132,10 +130,9 @@ def add_partitions(
     as_json: Json = False,
 ) -> None:
     """Raise the number of partitions to TOTAL. Afterwards keys go to other partitions, as in Kafka."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.replication.controller.topic_operations import add_partitions as add
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         count = add(opened, name, total).partition_count
     if as_json:
         print_json({"topic": name, "partitions": count})
@@ -151,11 +148,10 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete topics with all of their records."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.facts.topics import describe_topics
     from spark_log.replication.controller.topic_operations import delete_topic
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         describe_topics(opened, names)  # if one does not exist, none is deleted
         if not yes:
             typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
@@ -186,12 +182,11 @@ def delete_records(
 
     **Example:** `spark-log topic delete-records events --before 0=1000 --before 1=-1`
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
     from spark_log.maintenance.removal.retention import delete_records as delete_before
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         offsets = parse_before(before, topic.partition_count, "--before")
         if not yes:

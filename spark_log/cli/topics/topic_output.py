@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from spark_log.cli.output import bytes_of, count_of, print_json, print_table, say
+from spark_log.cli.shared_options import open_cluster
 from spark_log.ids import HOME_NAME
 from spark_log.text import is_unlimited
 
@@ -14,13 +15,14 @@ _SHOWN_CHARACTERS = 100
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from spark_log.cluster.cluster import Cluster
+
 
 def load_topics(address: str) -> list[dict[str, Any]]:
     """Return the facts of every topic, by name. The usage is None while the store of the topic does not answer."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.usage import Usage, by_topic, cluster_usage
 
-    with Cluster.open(address) as cluster:
+    with open_cluster(address) as cluster:
         usage = cluster_usage(cluster)
     totals = by_topic(usage.used.items())
     unknown = dict.fromkeys(Usage._fields)
@@ -66,7 +68,6 @@ def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
 def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the facts of these topics and of each of their partitions, in the order of the names."""
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.each_store import ask_stores, by_store, store_names
     from spark_log.cluster.topics import Topic, find_topic
     from spark_log.cluster.usage import Usage, usage
@@ -76,10 +77,10 @@ def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]
     used: dict[tuple[int, int], Usage] = {}
     tables: dict[int, list[TableInfo]] = {}
     described: dict[int, TopicDescription] = {}
-    with Cluster.open(address) as cluster:
+    with open_cluster(address) as cluster:
         log_dirs = cluster.log_dirs()
 
-        def read(connection: "Connection", view: Cluster, there: Sequence[Topic]) -> None:
+        def read(connection: "Connection", view: "Cluster", there: Sequence[Topic]) -> None:
             now = view.store.clock(connection)
             described.update({each.topic.topic_id: each for each in describe(connection, there, now)})
             used.update(usage(connection, [topic.topic_id for topic in there]))

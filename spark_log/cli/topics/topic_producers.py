@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli.output import note, print_json, print_table, say, time_of
-from spark_log.cli.shared_options import Cluster_, Json, TopicName
+from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster
 
 
 def producers(
@@ -24,12 +24,11 @@ def producers(
 
     The start of an open transaction is the offset that a commit would give it now: its records have no offsets yet.
     """
-    from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import find_topic
     from spark_log.facts.transactions import describe_producers
     from spark_log.ids import TopicPartition
 
-    with Cluster.open(cluster) as opened:
+    with open_cluster(cluster) as opened:
         topic = opened.store.read(lambda connection: find_topic(connection, name))
         numbers = sorted(set(partition)) if partition else range(topic.partition_count)
         found = describe_producers(opened.of(topic).store, [TopicPartition(name, number) for number in numbers])

@@ -4,7 +4,7 @@ All configs are dynamic. A resource of type BROKER, with any name, means the clu
 cluster-wide broker defaults, and no broker has its own settings.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigResourceType, ConfigSourceType
@@ -32,7 +32,7 @@ def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, d
     if _is_cluster(resource):
         return _cluster_entries(read_settings(cluster))
     if _is_group(resource):
-        return group_configs.config_entries(cluster, _group_id(resource))
+        return group_configs.config_entries(cluster, check_group_id(resource.name))
     return entries_of(_topic_of(cluster, resource).overrides, everything=True)
 
 
@@ -91,32 +91,21 @@ def alter_resource(
         alter_settings(cluster, given, validate_only=validate_only, replace_all=not incremental)
         return
     if _is_group(resource):
+        group_id = check_group_id(resource.name)
         texts = {name: _new_text(name, value) for name, value in changes.items()}
-        _alter_group(cluster, who, source, resource, texts, validate_only=validate_only, replace_all=not incremental)
+        if validate_only:
+            alter_group_configs(cluster.store, group_id, texts, replace_all=not incremental, validate_only=True)
+        else:
+            group_configs.alter_recorded(cluster, who, source, group_id, texts, replace_all=not incremental)
         return
-
-    def new_values(topic: Topic) -> dict[str, str | None]:
-        others = {} if incremental else dict.fromkeys(topic.overrides)
-        return {**others, **{name: _new_value(topic, name, value) for name, value in canonical(changes).items()}}
-
-    _alter_topic(cluster, resource, new_values, validate_only=validate_only)
-
-
-def _alter_topic(
-    cluster: Cluster,
-    resource: ConfigResource,
-    new_values: Callable[[Topic], Mapping[str, str | None]],
-    *,
-    validate_only: bool,
-) -> None:
-    """Set configs of a topic to values that depend on its present ones. They are found anew after the change of another
-    client in between.
-    """
-    for attempt in range(_TRIES):
+    for attempt in range(_TRIES):  # values may depend on present ones, which another client may change in between
         topic = _topic_of(cluster, resource)
-        values = new_values(topic)
+        others = {} if incremental else dict.fromkeys(topic.overrides)
+        values = {name: _new_value(topic, name, value) for name, value in canonical(changes).items()}
         try:
-            topic_operations.alter_configs(cluster, topic.name, values, validate_only=validate_only, seen=topic)
+            topic_operations.alter_configs(
+                cluster, topic.name, {**others, **values}, validate_only=validate_only, seen=topic
+            )
             return
         except MetadataConflictError:
             if attempt == _TRIES - 1:
@@ -149,27 +138,6 @@ def _is_cluster(resource: ConfigResource) -> bool:
 
 def _is_group(resource: ConfigResource) -> bool:
     return resource.resource_type is ConfigResourceType.GROUP
-
-
-def _group_id(resource: ConfigResource) -> str:
-    return check_group_id(resource.name)
-
-
-def _alter_group(
-    cluster: Cluster,
-    who: str,
-    source: str,
-    resource: ConfigResource,
-    changes: Mapping[str, str | None],
-    *,
-    validate_only: bool,
-    replace_all: bool,
-) -> None:
-    group_id = _group_id(resource)
-    if validate_only:
-        alter_group_configs(cluster.store, group_id, changes, replace_all=replace_all, validate_only=True)
-    else:
-        group_configs.alter_recorded(cluster, who, source, group_id, changes, replace_all=replace_all)
 
 
 def _raise_unknown(resources: Iterable[ConfigResource]) -> None:
@@ -284,23 +252,12 @@ class ConfigCalls:
             _raise_unknown(config_resources)
 
         def reset(resource: ConfigResource) -> None:
-            if _is_cluster(resource):
-                chosen = dict.fromkeys(resource.configs or ())
-                alter_settings(self._cluster, chosen, validate_only=validate_only, replace_all=not chosen)
-                return
-            if _is_group(resource):
-                named = dict.fromkeys(resource.configs or ())
-                _alter_group(
-                    self._cluster, local_user(), "admin", resource, named,
-                    validate_only=validate_only, replace_all=not named,
-                )  # fmt: skip
-                return
-            _alter_topic(
-                self._cluster,
-                resource,
-                lambda topic: dict.fromkeys(resource.configs or topic.overrides),
-                validate_only=validate_only,
-            )
+            defaults = dict.fromkeys(resource.configs or ())
+            alter_resource(
+                self._cluster, local_user(), "admin",
+                ConfigResource(resource.resource_type, resource.name, defaults),
+                validate_only=validate_only, incremental=bool(defaults),
+            )  # fmt: skip
 
         return _each(config_resources, reset)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spark_log.console.charts import Chart, chart
+from spark_log.console.pages.topic import GroupLag
 from spark_log.console.routes import Call, NotFound, View
 from spark_log.errors import SparkLogError, redact
 from spark_log.facts.metrics.activity import lag_by_group
@@ -14,20 +15,6 @@ from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.text import count_of
 
 _SHOWN_MAX = 10
-
-
-@dataclass(frozen=True)
-class GroupLag:
-    """The lag of a group.
-
-    `lag` is the total in records of all partitions that the user sees. `lag_s` is the largest lag of a partition in
-    seconds, or None if it is unknown.
-    """
-
-    group: str
-    members: int
-    lag: int
-    lag_s: float | None
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,8 @@ def _lag_leaders(snapshot: ClusterSnapshot) -> tuple[GroupLag, ...]:
     lags = [(group, lag) for group, lag in lag_by_group(snapshot.groups).items() if lag.lag]
     lags.sort(key=lambda each: (-(each[1].lag_s or 0.0), -each[1].lag))
     return tuple(
-        GroupLag(group, snapshot.members.get(group, 0), lag.lag, lag.lag_s) for group, lag in lags[:_SHOWN_MAX]
+        GroupLag(group, snapshot.members.get(group, 0), lag.partitions, lag.lag, lag.lag_s)
+        for group, lag in lags[:_SHOWN_MAX]
     )
 
 

@@ -1,6 +1,5 @@
 """Page `/topics/{topic}`, with partitions, skew, configs, groups, Delta tables, schemas and throughput of a topic."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -15,7 +14,7 @@ from spark_log.console.listing import Listing, listing
 from spark_log.console.pages.topics import favourites
 from spark_log.console.routes import Call, View
 from spark_log.errors import SparkLogError, redact
-from spark_log.facts.metrics.cluster_snapshot import GroupPartitionFacts
+from spark_log.facts.metrics.activity import lag_by_group
 from spark_log.facts.metrics.history import Kind
 from spark_log.facts.share_groups import is_dead_letter_topic
 from spark_log.facts.topics import PartitionInfo, describe
@@ -73,9 +72,9 @@ class ConfigRow:
 
 
 @dataclass(frozen=True)
-class GroupRow:
-    """The lag of a group on this topic. `lag` is the total in records, and `lag_s` the largest lag of a partition in
-    seconds.
+class GroupLag:
+    """The lag of a group over `partitions` partitions. `lag` is the total in records, and `lag_s` the largest lag of a
+    partition in seconds, or None if it is unknown.
     """
 
     group: str
@@ -127,7 +126,7 @@ class TopicFacts:
     partitions: Listing[PartitionRow]
     skew: Skew | None
     configs: Sequence[ConfigRow]
-    groups: Sequence[GroupRow]
+    groups: Sequence[GroupLag]
     tables: Sequence[TableInfo]
     schemas: Sequence[Schema]
     has_dead_letters: bool
@@ -224,21 +223,12 @@ def config_rows(topic: Topic) -> list[ConfigRow]:
     ]
 
 
-def _groups(call: Call, topic: str) -> list[GroupRow]:
+def _groups(call: Call, topic: str) -> list[GroupLag]:
     snapshot = call.snapshot()
-    parts: Mapping[str, list[GroupPartitionFacts]] = defaultdict(list)
-    for part in snapshot.groups:
-        if part.topic == topic:
-            parts[part.group].append(part)
+    lags = lag_by_group(part for part in snapshot.groups if part.topic == topic)
     return [
-        GroupRow(
-            group,
-            snapshot.members.get(group, 0),
-            len(found),
-            sum(part.lag for part in found),
-            max((part.lag_s for part in found if part.lag_s is not None), default=None),
-        )
-        for group, found in sorted(parts.items())
+        GroupLag(group, snapshot.members.get(group, 0), lags[group].partitions, lags[group].lag, lags[group].lag_s)
+        for group in sorted(lags)
     ]
 
 

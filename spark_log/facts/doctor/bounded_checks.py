@@ -4,15 +4,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from spark_log import clock
 from spark_log.errors import MetadataStoreUnavailableError, SparkLogError, redact
 from spark_log.facts.doctor.findings import Finding, Severity, error
 from spark_log.facts.doctor.store_rules import store_failure
-from spark_log.process import start_thread
-
-T = TypeVar("T")
+from spark_log.process import no_thread, settle, start_thread
 
 
 @dataclass(frozen=True)
@@ -52,32 +49,13 @@ def _begin_all(checks: Sequence[Check]) -> "list[tuple[Check, Future[list[Findin
     for lane in lanes.values():
         if start_thread(partial(_run_lane, lane), "spark-log-doctor") is None:
             for _, answer in lane:
-                answer.set_exception(_no_thread())
+                answer.set_exception(no_thread())
     return answers
 
 
 def _run_lane(lane: "Sequence[tuple[Check, Future[list[Finding]]]]") -> None:
     for check, answer in lane:
-        _settle(answer, check.run)
-
-
-def _settle(answer: "Future[T]", work: Callable[[], T]) -> None:
-    try:
-        answer.set_result(work())
-    except BaseException as failure:
-        answer.set_exception(failure)
-
-
-def begin(work: Callable[[], T], name: str) -> "Future[T]":
-    """Start `work` in a daemon thread of its own, which does not keep the process alive if it hangs."""
-    answer: Future[T] = Future()
-    if start_thread(partial(_settle, answer, work), name) is None:
-        answer.set_exception(_no_thread())
-    return answer
-
-
-def _no_thread() -> Exception:
-    return RuntimeError("no thread can be started: raise the limit of threads (pids, nproc)")
+        settle(answer, check.run)
 
 
 def _failed(check: Check, failure: Exception) -> Finding:

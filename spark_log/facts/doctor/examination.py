@@ -20,7 +20,7 @@ from spark_log.cluster.stores import list_stores
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, UnsupportedVersionError, redact
 from spark_log.facts.doctor import cluster_rules, file_rules, machine, settings_rules, store_rules, stores
-from spark_log.facts.doctor.bounded_checks import Check, begin, run_checks
+from spark_log.facts.doctor.bounded_checks import Check, run_checks
 from spark_log.facts.doctor.findings import Finding, Severity, error
 from spark_log.facts.doctor.host_rules import HOSTS, check_hosts
 from spark_log.facts.doctor.log_dir_rules import LOG_DIR, check_log_dir
@@ -33,6 +33,7 @@ from spark_log.facts.transactions import describe_open_transactions, find_unfini
 from spark_log.metadata import store_schema, tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.store import Store
+from spark_log.process import begin
 from spark_log.tables.publication import check_publication
 
 CHECK_S_MAX = 10.0

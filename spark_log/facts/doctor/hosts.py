@@ -9,11 +9,11 @@ import psycopg
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.facts.doctor.bounded_checks import begin
 from spark_log.facts.doctor.host_rules import HostFacts
 from spark_log.metadata.address import Address, check_transport
 from spark_log.metadata.connections.driver_errors import describe_connection_failure
 from spark_log.metadata.connections.password_file import password_parameter
+from spark_log.process import begin
 
 _ASK = (
     "SELECT system_identifier::text, pg_is_in_recovery(), CASE WHEN pg_is_in_recovery() THEN 0"

@@ -1,4 +1,4 @@
-"""Handles requests of the consumer protocol (KIP-848): heartbeats with member epochs, and descriptions of groups."""
+"""Handles requests of the consumer protocol (KIP-848): heartbeats with member epochs."""
 
 import uuid
 from collections.abc import Collection, Iterable, Mapping
@@ -13,25 +13,15 @@ from spark_log.errors import (
     MetadataStoreUnavailableError,
     SparkLogError,
 )
-from spark_log.facts import groups as group_inspection
-from spark_log.facts.groups import GROUP_TYPE, GroupDescription, MemberDescription
-from spark_log.gateway.access.rights import TOPIC_REFUSED, Every, each_named, on_group
+from spark_log.gateway.access.rights import Every, on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, coordinator_code, failed, outcome_of
-from spark_log.gateway.protocol.request_limits import TRANSACTIONS
-from spark_log.gateway.protocol.schemas import (
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupDescribeResponse,
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-)
+from spark_log.gateway.protocol.schemas import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.heartbeat import ConsumerAnswer, ConsumerHeartbeat, check_heartbeat
-from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.consumer.rules import JOINING, NO_PARTITIONS, Partitions
 from spark_log.groups.consumer.service import consumer_heartbeat, leave_consumer
 from spark_log.groups.group_names import check_group_id, check_instance_id
@@ -40,8 +30,6 @@ from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 
 _MEMBER_ID_BY_CLIENT_SINCE = 1
-_UNKNOWN_OPERATIONS = -(2**31)
-_CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 
 
 async def consumer_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
@@ -141,18 +129,18 @@ def _response(services: Services, outcome: Outcome[ConsumerAnswer]) -> Message:
 
 def _assignment(services: Services, partitions: Partitions) -> Message:
     kind = ConsumerGroupHeartbeatResponse.Assignment
-    found = _by_topic(_topics_of(services, partitions), partitions)
+    found = by_topic(topics_of(services, partitions), partitions)
     parts = [kind.TopicPartitions(topic_id=topic_id, partitions=numbers) for _, topic_id, numbers in found]
     return kind(topic_partitions=parts)
 
 
-def _topics_of(services: Services, partitions: Iterable[TopicPartition]) -> Mapping[str, Topic]:
+def topics_of(services: Services, partitions: Iterable[TopicPartition]) -> Mapping[str, Topic]:
     """Return the topics of the partitions that exist, by name."""
     names = {partition.topic for partition in partitions}
     return services.cluster.store.read(lambda connection: find_topics(connection, names)) if names else {}
 
 
-def _by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple[str, uuid.UUID, list[int]]]:
+def by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple[str, uuid.UUID, list[int]]]:
     """Return the name, id and partitions of each topic that exists."""
     found: dict[str, list[int]] = {}
     for name, number in sorted(partitions):
@@ -161,74 +149,7 @@ def _by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple
     return [(name, uuid.UUID(hex=topics[name].uuid), numbers) for name, numbers in found.items()]
 
 
-async def consumer_group_describe(services: Services, request: Message, client: Client) -> Message:
-    """Describe consumer groups. A group of another type has the error GROUP_ID_NOT_FOUND; DescribeGroups describes it.
-    A group that reads a topic that the client may not describe has TOPIC_AUTHORIZATION_FAILED.
-    """
-    groups = await services.in_portions(partial(_described, services, request, client), request.group_ids)
-    return ConsumerGroupDescribeResponse(throttle_time_ms=0, groups=groups)
-
-
-def _described(services: Services, request: Message, client: Client, group_id: str) -> Message:
-    kind = ConsumerGroupDescribeResponse.DescribedGroup
-    may_describe = partial(client.access.allows, Operation.DESCRIBE, ResourceType.TOPIC)
-
-    def describe() -> GroupDescription:
-        [description] = group_inspection.describe_groups(services.cluster.store, [check_group_id(group_id)])
-        if description.state == "Dead":
-            raise GroupIdNotFoundError(f"Group {group_id} not found.")
-        if description.type != GROUP_TYPE:
-            raise GroupIdNotFoundError(f"Group {group_id} is not a consumer group.")
-        return description
-
-    outcome = outcome_of(describe)
-    if outcome.result is not None and not all(map(may_describe, outcome.result.topics)):
-        outcome = Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
-    description, operations = outcome.result, _UNKNOWN_OPERATIONS
-    members = [] if description is None else description.members
-    topics_here = _topics_of(services, (p for each in members for p in each.assignment | each.target))
-    if description is not None and request.include_authorized_operations:
-        operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
-    return kind(
-        error_code=outcome.code,
-        error_message=outcome.message,
-        group_id=group_id,
-        group_state="" if description is None else description.state,
-        group_epoch=0 if description is None else description.generation,
-        assignment_epoch=0 if description is None else description.target_generation,
-        assignor_name="" if description is None else description.assignor,
-        members=[_member(topics_here, member) for member in members],
-        authorized_operations=operations,
-    )
-
-
-def _member(topics_here: Mapping[str, Topic], member: MemberDescription) -> Message:
-    kind = ConsumerGroupDescribeResponse.DescribedGroup.Member
-
-    def assignment(partitions: Partitions) -> Message:
-        part = kind.Assignment.TopicPartitions
-        found = _by_topic(topics_here, partitions)
-        parts = [part(topic_id=topic_id, topic_name=name, partitions=numbers) for name, topic_id, numbers in found]
-        return kind.Assignment(topic_partitions=parts)
-
-    return kind(
-        member_id=member.member_id,
-        instance_id=member.instance_id,
-        rack_id=member.rack,
-        member_epoch=member.generation,
-        client_id=member.client_id,
-        client_host=f"/{member.host}",  # as Java prints addresses
-        subscribed_topic_names=sorted(member.names),
-        subscribed_topic_regex=member.regex,
-        assignment=assignment(member.assignment),
-        target_assignment=assignment(member.target),
-        member_type=_CLASSIC_MEMBER if member.protocol == CLASSIC else _CONSUMER_MEMBER,
-    )
-
-
 APIS = (
     Api(ConsumerGroupHeartbeatRequest, consumer_group_heartbeat, advertised=(0, 1), lane=Lane.GROUP,
         rights=(on_group(Operation.READ), Every(Operation.DESCRIBE, ResourceType.TOPIC, "subscribed_topic_names"))),
-    Api(ConsumerGroupDescribeRequest, consumer_group_describe, advertised=(0, 1), limits=TRANSACTIONS, lane=Lane.GROUP,
-        rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "group_ids", "groups"),)),
 )  # fmt: skip

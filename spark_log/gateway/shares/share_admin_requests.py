@@ -1,20 +1,18 @@
-"""Handles requests of administrators on share groups (KIP-932, KIP-1226): descriptions, and offsets, which are those
-from which a group reads.
+"""Handles requests of administrators on share groups (KIP-932, KIP-1226): offsets, which are those from which a
+group reads.
 """
 
 import uuid
-from functools import partial
 from typing import TypeVar
 
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.errors import GroupIdNotFoundError, NonEmptyGroupError, SparkLogError
-from spark_log.facts.share_groups import ShareGroupDescription, describe_share_group
+from spark_log.facts.share_groups import describe_share_group
 from spark_log.facts.share_partitions import SharePartition
-from spark_log.gateway.access.rights import TOPIC_REFUSED, Shown, each_named, each_topic, on_group
+from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, client_message, error_code, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.schemas import (
@@ -24,8 +22,6 @@ from spark_log.gateway.protocol.schemas import (
     DeleteShareGroupOffsetsResponse,
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsResponse,
-    ShareGroupDescribeRequest,
-    ShareGroupDescribeResponse,
 )
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
@@ -35,65 +31,9 @@ from spark_log.groups.share.administration import delete_share_offsets, reset_ea
 from spark_log.ids import TopicPartition
 
 _NO_ID = uuid.UUID(int=0)
-_UNKNOWN_OPERATIONS = -(2**31)
-_ASSIGNOR = "simple"
-"""Kafka's name of the assignor that gives every member every partition."""
 _NOT_HOSTED = "This server does not host this topic-partition."
 _NOT_EMPTY = "The group is not empty."
 _T = TypeVar("_T")
-
-
-async def share_group_describe(services: Services, request: Message, client: Client) -> Message:
-    """Describe share groups. A group of another type has the error GROUP_ID_NOT_FOUND."""
-    groups = await services.in_portions(partial(_described, services, request, client), request.group_ids)
-    return ShareGroupDescribeResponse(throttle_time_ms=0, groups=groups)
-
-
-def _described(services: Services, request: Message, client: Client, group_id: str) -> Message:
-    kind = ShareGroupDescribeResponse.DescribedGroup
-    outcome: Outcome[ShareGroupDescription] = outcome_of(
-        lambda: describe_share_group(services.cluster.store, check_group_id(group_id))
-    )
-    group = None if outcome.result is None else outcome.result.group
-    names = set() if group is None else set(group.topics)
-    if not all(client.access.allows(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names):
-        group, outcome = None, Outcome(TOPIC_REFUSED, "The group reads topics that the client may not describe.")
-    topics = services.topics.find(names)
-    members = []
-    for member in () if group is None else group.members:
-        numbers = [
-            (topics[name], list(range(topics[name].partition_count)))
-            for name in sorted(member.topics)
-            if name in topics
-        ]
-        parts = kind.Member.Assignment.TopicPartitions
-        members.append(
-            kind.Member(
-                member_id=member.member_id, rack_id=member.rack, member_epoch=member.generation,
-                client_id=member.client_id, client_host=f"/{member.host}",
-                subscribed_topic_names=sorted(member.topics),
-                assignment=kind.Member.Assignment(
-                    topic_partitions=[
-                        parts(topic_id=uuid.UUID(hex=topic.uuid), topic_name=topic.name, partitions=found)
-                        for topic, found in numbers
-                    ]
-                ),
-            )
-        )  # fmt: skip
-    operations = _UNKNOWN_OPERATIONS
-    if group is not None and request.include_authorized_operations:
-        operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
-    return kind(
-        error_code=outcome.code,
-        error_message=outcome.message,
-        group_id=group_id,
-        group_state="" if group is None else group.state,
-        group_epoch=0 if group is None else group.generation,
-        assignment_epoch=0 if group is None else group.generation,
-        assignor_name="" if group is None else _ASSIGNOR,
-        members=members,
-        authorized_operations=operations,
-    )
 
 
 async def describe_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
@@ -217,8 +157,6 @@ def delete_share_group_offsets(services: Services, request: Message, _client: Cl
 
 
 APIS = (
-    Api(ShareGroupDescribeRequest, share_group_describe, advertised=(1, 1), limits=TRANSACTIONS, lane=Lane.GROUP,
-        rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "group_ids", "groups"),)),
     Api(DescribeShareGroupOffsetsRequest, describe_share_group_offsets, advertised=(0, 1), limits=TRANSACTIONS,
         lane=Lane.GROUP,
         rights=(each_named(Operation.DESCRIBE, ResourceType.GROUP, "groups", "groups", "group_id"),

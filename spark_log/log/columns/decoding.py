@@ -1,13 +1,12 @@
 """Selects the decoder of a definition, and finds the columns of a schema, by its format."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from spark_log.errors import InvalidConfigurationError, InvalidSchemaError, install_extra
+from spark_log.errors import InvalidSchemaError, needing
 from spark_log.log.columns.decoded import ColumnsDefinition, Decoder
 from spark_log.log.columns.envelope import DEBEZIUM, EnvelopeDecoder
 from spark_log.log.columns.types import parse_ddl
@@ -34,21 +33,10 @@ def schema_fields(format: str, schema: str) -> pa.StructType:
 
         return avro_schema_fields(schema)
     if format == "protobuf":
-        with needing_protobuf():
+        with needing("format protobuf", "protobuf"):
             from spark_log.log.columns.protobuf.schema import protobuf_schema_fields
         return protobuf_schema_fields(schema)
     raise InvalidSchemaError(f"format {format!r}: cannot be decoded")
-
-
-@contextmanager
-def needing_protobuf() -> Iterator[None]:
-    """Convert an ImportError to InvalidConfigurationError, which names spark-log's extra `protobuf`."""
-    try:
-        yield
-    except ImportError as error:
-        raise InvalidConfigurationError(
-            f"format protobuf needs a package that is not installed: {install_extra('protobuf')}"
-        ) from error
 
 
 @lru_cache(maxsize=64)
@@ -72,7 +60,7 @@ def decoder(definition: ColumnsDefinition) -> Decoder:
 
         return _with_schemas(definition, avro_reader, avro_values_per_byte, ROWS)
     if definition.format == "protobuf":
-        with needing_protobuf():
+        with needing("format protobuf", "protobuf"):
             from spark_log.log.columns.protobuf.decoder import ROWS, protobuf_reader, protobuf_values_per_byte
 
         framed = definition.framing == "confluent"

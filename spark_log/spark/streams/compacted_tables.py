@@ -9,12 +9,12 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StringType, StructType, TimestampType
 
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, cluster_of
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import find_topic
 from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, PolicyViolationError
@@ -27,6 +27,7 @@ from spark_log.spark.datasource.options.offset_json import EARLIEST
 from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.delta_jars import is_loaded
+from spark_log.spark.streams.formats.parsing import column_named
 from spark_log.spark.streams.outputs import AVAILABLE_NOW, TopicOutput, write_stream
 from spark_log.tables.current.cut import shown_tables
 from spark_log.tables.publication_state import CURRENT, table_folder
@@ -61,8 +62,7 @@ def read_table(
     """
     if current not in ("auto", "never"):
         raise InvalidOptionError(f"current {current!r}: expected 'auto' or 'never'")
-    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    try:
+    with cluster_of(cluster) as opened:
         stored = opened.store.read(lambda connection: find_topic(connection, topic))
         rule = CurrentRule.of(stored.config, stored.columns)
         changes = partial(_changes, spark, opened, topic, rule, include_headers=include_headers, record=record)
@@ -73,9 +73,6 @@ def read_table(
                 if frame is not None:
                     return frame
         rows = changes()
-    finally:
-        if opened is not cluster:
-            opened.close()
     return last_values(rows.repartition("key")).where(sf.col("value").isNotNull())
 
 
@@ -262,19 +259,21 @@ def table_changes(
             raise InvalidOptionError(
                 f"value {value!r} is {types[value].simpleString()}, expected text or bytes; for JSON: value=[{value!r}]"
             )
-        content = _column(value)
+        content = column_named(value)
     else:
         columns = [name for name in types if name not in (key, deleted, timestamp)] if value is None else list(value)
         if not columns:
             raise InvalidOptionError("value: no columns are left for it: name one")
-        content = sf.to_json(sf.struct(*(_column(name) for name in columns)))
+        content = sf.to_json(sf.struct(*(column_named(name) for name in columns)))
     if deleted is not None:
-        content = sf.when(sf.coalesce(_column(deleted), sf.lit(False)), sf.lit(None)).otherwise(content)
-    bytes_ = _column(key) if isinstance(types[key], StringType | BinaryType) else _column(key).cast(StringType())
+        content = sf.when(sf.coalesce(column_named(deleted), sf.lit(False)), sf.lit(None)).otherwise(content)
+    bytes_ = column_named(key)
+    if not isinstance(types[key], StringType | BinaryType):
+        bytes_ = bytes_.cast(StringType())
     null = sf.raise_error(sf.lit(f"key: column {key!r} is null in a row, and a table needs a key in every record"))
     chosen_columns = [sf.coalesce(bytes_.cast(BinaryType()), null).alias("key"), content.alias("value")]
     if timestamp is not None:
-        chosen_columns.append(_column(timestamp).alias("timestamp"))
+        chosen_columns.append(column_named(timestamp).alias("timestamp"))
     return frame.select(*chosen_columns)
 
 
@@ -317,7 +316,3 @@ def check_compacted(topic: "Topic") -> None:
             f" {','.join(sorted(topic.config.cleanup_policy))}), so old values of a key would accumulate or expire:"
             f" `spark-log topic alter {topic.name} --config cleanup.policy=compact`"
         )
-
-
-def _column(name: str) -> Column:
-    return sf.col(f"`{name.replace('`', '``')}`")

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from spark_log.errors import InvalidOptionError
+from spark_log.spark.streams.formats.parsing import column_named
 from spark_log.spark.streams.windows import check_time, parse_interval
 
 Kind = Literal["inner", "left", "right", "full"]
@@ -68,16 +69,16 @@ def join_streams(
     ours, theirs = _watermarked(left, streaming), _watermarked(right, streaming)
     marked = {name: f"_right_{name}" for name in theirs.columns}  # a name of its own for each column of the condition
     theirs = theirs.withColumnsRenamed(marked)
-    condition = [_column(name) == _column(marked[other]) for name, other in pairs.items()]
+    condition = [column_named(name) == column_named(marked[other]) for name, other in pairs.items()]
     if within is not None:
-        time, other_time = _column(left.time), _column(marked[right.time])
+        time, other_time = column_named(left.time), column_named(marked[right.time])
         condition.append(other_time >= time - sf.expr(f"INTERVAL '{within.before}'"))
         condition.append(other_time <= time + sf.expr(f"INTERVAL '{within.after}'"))
     joined = ours.join(theirs, reduce(and_, condition), "full_outer" if how == "full" else how)
     keys = {name: _key(name, marked[other], how) for name, other in pairs.items()}
     return joined.select(
-        *(keys.get(name, _column(name)) for name in ours.columns),
-        *(_column(marked[name]).alias(name) for name in right.frame.columns if name not in pairs.values()),
+        *(keys.get(name, column_named(name)) for name in ours.columns),
+        *(column_named(marked[name]).alias(name) for name in right.frame.columns if name not in pairs.values()),
     )
 
 
@@ -152,9 +153,5 @@ def _watermarked(side: Side, streaming: bool) -> DataFrame:
 def _key(name: str, other: str, how: str) -> Column:
     """Return a column of `on`, from the side whose rows are all in the result, so that it keeps its watermark."""
     if how == "full":
-        return sf.coalesce(_column(name), _column(other)).alias(name)
-    return _column(other).alias(name) if how == "right" else _column(name)
-
-
-def _column(name: str) -> Column:
-    return sf.col(f"`{name.replace('`', '``')}`")
+        return sf.coalesce(column_named(name), column_named(other)).alias(name)
+    return column_named(other).alias(name) if how == "right" else column_named(name)

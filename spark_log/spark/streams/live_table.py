@@ -26,6 +26,7 @@ from spark_log.spark.datasource.read.read_topic import read_plan
 from spark_log.spark.streams.batch_notes import Notes
 from spark_log.spark.streams.compacted_tables import check_compacted, last_values
 from spark_log.spark.streams.formats.codecs import ERROR, RAW, Codec, decode
+from spark_log.spark.streams.formats.parsing import column_named
 from spark_log.spark.streams.micro_batch import MicroBatch, current_batch
 from spark_log.spark.streams.table_version import TableVersion, plan_at, read_version
 
@@ -132,8 +133,8 @@ class Table:
             matched = matched.join(sf.broadcast(state.changed), _KEY, "left")
             is_changed = sf.col(f"{_CHANGED}offset").isNotNull()
             row = sf.when(is_changed, self._row(_CHANGED, state.changed)).otherwise(row)
-        joined = matched.select(*(_quoted(column) for column in batch.columns), row.alias(name))
-        return joined.where(_quoted(name).isNotNull()) if how == "inner" else joined
+        joined = matched.select(*(column_named(column) for column in batch.columns), row.alias(name))
+        return joined.where(column_named(name).isNotNull()) if how == "inner" else joined
 
     def rows(self) -> DataFrame:
         """Return the rows at the version that `join` uses, with the columns of `read_table` and decoded values."""
@@ -147,7 +148,7 @@ class Table:
     def _key(self, batch: DataFrame, on: "str | Column") -> Column:
         if isinstance(on, str) and on not in batch.columns:
             raise InvalidOptionError(f"on {on!r}: no such column: there are {', '.join(batch.columns)}")
-        column = _quoted(on) if isinstance(on, str) else on
+        column = column_named(on) if isinstance(on, str) else on
         kind = batch.select(column.alias("it")).schema["it"].dataType
         if not isinstance(kind, StringType | BinaryType):
             raise InvalidOptionError(
@@ -264,7 +265,3 @@ def _named(rows: DataFrame, prefix: str) -> DataFrame:
 
 def _field(name: str, prefix: str) -> str:
     return "key" if name == _KEY else name.removeprefix(prefix)
-
-
-def _quoted(name: str) -> Column:
-    return sf.col(f"`{name.replace('`', '``')}`")

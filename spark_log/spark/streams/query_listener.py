@@ -26,10 +26,10 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_log import clock
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, cluster_of
 from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import InvalidConfigurationError, SparkLogError, install_extra, redact
+from spark_log.errors import SparkLogError, needing, redact
 from spark_log.facts.metrics.query_facts import QueryFacts, query_record, with_progress
 from spark_log.facts.metrics.recorded_topics import METRICS
 from spark_log.ids import TopicPartition
@@ -95,7 +95,7 @@ class SparkLogListener(StreamingQueryListener):
         record_interval_s: float = RECORD_INTERVAL_S,
     ) -> None:
         self._closing = ExitStack()
-        self._cluster = self._closing.enter_context(Cluster.open(cluster)) if isinstance(cluster, str) else cluster
+        self._cluster = self._closing.enter_context(cluster_of(cluster))
         self._record, self._interval_s = record, record_interval_s
         self._events: queue.Queue[Any] = queue.Queue(_EVENTS_MAX)
         self._queries: dict[str, _Query] = {}
@@ -266,14 +266,10 @@ class SparkLogListener(StreamingQueryListener):
         self._paused_until_s = clock.monotonic_s() + _PAUSE_S
 
     def _serve_metrics(self, host: str, port: int) -> int:
-        try:
+        with needing("metrics_port", "metrics"):
             from spark_log.facts.metrics.exporter import registry_of
             from spark_log.facts.metrics.http_server import serving_metrics
             from spark_log.facts.metrics.query_metrics import QueryCollector
-        except ModuleNotFoundError as error:
-            raise InvalidConfigurationError(
-                f"metrics_port needs a package that is not installed ({error.name}): {install_extra('metrics')}"
-            ) from error
         registry = registry_of(QueryCollector(self.queries))
         return self._closing.enter_context(serving_metrics(host, port, registry, lambda: None, lambda: None))
 

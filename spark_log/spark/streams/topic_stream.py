@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, cluster_of
 from spark_log.cluster.files.new_file import make_folders
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.log_dir_uris import normalise_uri
@@ -111,8 +111,7 @@ def stream_topic(
     """
     check_loaded(spark)
     check_file_settings(spark)
-    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    try:
+    with cluster_of(cluster) as opened:
         folder = LogDir(normalise_uri(history.replace("s3a://", "s3://", 1)))
         commit = _read(folder)
         if commit is None:
@@ -126,9 +125,6 @@ def stream_topic(
             raise InvalidOptionError(_mismatch(history, made, expected))
         _check_lineage(opened, current, made, history)
         address = cluster if isinstance(cluster, str) else opened.store.address.with_password
-    finally:
-        if opened is not cluster:
-            opened.close()
     past = _past(spark, for_spark(folder.location("").rstrip("/")), made, max_files_per_trigger)
     return past.unionByName(_present(spark, address, made, current, past.columns), allowMissingColumns=record)
 

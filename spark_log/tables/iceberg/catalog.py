@@ -10,6 +10,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -23,12 +24,12 @@ from spark_log.errors import (
     InvalidConfigurationError,
     SparkLogError,
     StorageUnavailableError,
-    install_extra,
+    needing,
     redact,
 )
 from spark_log.failpoints import failpoint
 from spark_log.log.columns.topic_columns import TopicColumns
-from spark_log.process import start_thread
+from spark_log.process import begin
 from spark_log.tables.iceberg import metadata_files
 from spark_log.tables.iceberg.table import METADATA_FILES, IcebergTable, new_metadata
 
@@ -316,10 +317,8 @@ def drop_table(
 @cache
 def load_catalog(name: str) -> "Catalog":
     """Return the catalog of this name in pyiceberg's configuration."""
-    try:
+    with needing("iceberg.catalog", "iceberg"):
         from pyiceberg.catalog import load_catalog
-    except ImportError as error:
-        raise InvalidConfigurationError(f"iceberg.catalog needs a package: {install_extra('iceberg')}") from error
     try:
         return load_catalog(name)
     except ValueError as error:  # it is not configured
@@ -342,34 +341,20 @@ def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:
     """Return the result of some calls of a catalog, which raise errors of many libraries. Raises
     StorageUnavailableError, also if it does not answer in time; then the calls may take place later.
     """
-    lock, done = _locks[name.name], threading.Event()
-    result: list[tuple[list[R], Exception | None]] = []
+    lock = _locks[name.name]
     silent = StorageUnavailableError(f"{title}: the catalog has not answered for {ANSWER_S:.0f} s")
     if clock.monotonic_s() < _silent_until_s.get(name.name, 0) or not lock.acquire(timeout=ANSWER_S):
         raise silent
-
-    def call() -> None:
-        try:
-            result.append(([work()], None))
-        except Exception as error:
-            result.append(([], error))
-        finally:
-            lock.release()
-            done.set()
-
-    if start_thread(call, "spark-log-catalog") is None:
-        lock.release()
-        raise StorageUnavailableError(f"{title}: left for later, since no thread can be started")
-    if not done.wait(ANSWER_S):
+    answer = begin(work, "spark-log-catalog")
+    answer.add_done_callback(lambda _: lock.release())
+    if not wait([answer], ANSWER_S).done:
         _silent_until_s[name.name] = clock.monotonic_s() + SILENCE_S
         raise silent
-    [(values, error)] = result
-    if isinstance(error, SparkLogError):
-        raise error
-    if error is not None:
-        raise StorageUnavailableError(f"{title}: {_text(error)}") from error
-    return values[0]
+    error = answer.exception()
+    if error is None or isinstance(error, SparkLogError):
+        return answer.result()
+    raise StorageUnavailableError(f"{title}: {_text(error)}") from error
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return redact(" ".join(f"{type(error).__name__}: {error}".split()))[:500]

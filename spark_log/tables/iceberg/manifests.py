@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from spark_log.errors import InvalidConfigurationError, install_extra
+from spark_log.errors import needing
 from spark_log.log.columns.field_paths import FIRST_TYPED_ID
 from spark_log.tables.iceberg.schema import PARTITION_FIELDS, PARTITION_SPEC
 
@@ -229,8 +229,6 @@ def _read(schema: Mapping[str, Any], data: bytes) -> list[dict[str, Any]]:
 
 
 def _fastavro() -> Any:
-    try:
+    with needing("an Iceberg table", "iceberg"):
         import fastavro
-    except ImportError as error:
-        raise InvalidConfigurationError(f"an Iceberg table needs a package: {install_extra('iceberg')}") from error
     return fastavro

@@ -1,89 +1,43 @@
 """Defines messages of Kafka's protocol that kafka-python does not have. Their schemas are in `resources`."""
 
+from typing import Any
+
 from kafka.protocol.api_message import ApiMessage
 
 from spark_log.gateway.protocol.schemas import resources
 
 
-class ApiVersionsRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """Version 5 is KIP-1242. Its responses are those of version 4, which kafka-python has."""
+def _message(name: str) -> Any:
+    """Return the class of the message whose schema is NAME.json."""
+    return type(ApiMessage)(name, (ApiMessage,), {"__module__": __name__}, load_json=resources)
 
 
-class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-848."""
+# Version 5 is KIP-1242. Its responses are those of version 4, which kafka-python has.
+ApiVersionsRequest = _message("ApiVersionsRequest")
 
+# KIP-848; version 1 of ConsumerGroupDescribe is KIP-1099.
+ConsumerGroupHeartbeatRequest = _message("ConsumerGroupHeartbeatRequest")
+ConsumerGroupHeartbeatResponse = _message("ConsumerGroupHeartbeatResponse")
+ConsumerGroupDescribeRequest = _message("ConsumerGroupDescribeRequest")
+ConsumerGroupDescribeResponse = _message("ConsumerGroupDescribeResponse")
 
-class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-848."""
+# KIP-932; version 2 of ShareFetch is KIP-1206 and KIP-1222, version 2 of ShareAcknowledge is KIP-1222, and version 1 of
+# DescribeShareGroupOffsets is KIP-1226.
+ShareGroupHeartbeatRequest = _message("ShareGroupHeartbeatRequest")
+ShareGroupHeartbeatResponse = _message("ShareGroupHeartbeatResponse")
+ShareGroupDescribeRequest = _message("ShareGroupDescribeRequest")
+ShareGroupDescribeResponse = _message("ShareGroupDescribeResponse")
+ShareFetchRequest = _message("ShareFetchRequest")
+ShareFetchResponse = _message("ShareFetchResponse")
+ShareAcknowledgeRequest = _message("ShareAcknowledgeRequest")
+ShareAcknowledgeResponse = _message("ShareAcknowledgeResponse")
+DescribeShareGroupOffsetsRequest = _message("DescribeShareGroupOffsetsRequest")
+DescribeShareGroupOffsetsResponse = _message("DescribeShareGroupOffsetsResponse")
+AlterShareGroupOffsetsRequest = _message("AlterShareGroupOffsetsRequest")
+AlterShareGroupOffsetsResponse = _message("AlterShareGroupOffsetsResponse")
+DeleteShareGroupOffsetsRequest = _message("DeleteShareGroupOffsetsRequest")
+DeleteShareGroupOffsetsResponse = _message("DeleteShareGroupOffsetsResponse")
 
-
-class ConsumerGroupDescribeRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-848; version 1 is KIP-1099."""
-
-
-class ConsumerGroupDescribeResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-848; version 1 is KIP-1099."""
-
-
-class ShareGroupHeartbeatRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932."""
-
-
-class ShareGroupHeartbeatResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932."""
-
-
-class ShareGroupDescribeRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932."""
-
-
-class ShareGroupDescribeResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932."""
-
-
-class ShareFetchRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932; version 2 is KIP-1206 and KIP-1222."""
-
-
-class ShareFetchResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932; version 2 is KIP-1206 and KIP-1222."""
-
-
-class ShareAcknowledgeRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932; version 2 is KIP-1222."""
-
-
-class ShareAcknowledgeResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932; version 2 is KIP-1222."""
-
-
-class DescribeShareGroupOffsetsRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932; version 1 is KIP-1226."""
-
-
-class DescribeShareGroupOffsetsResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932; version 1 is KIP-1226."""
-
-
-class AlterShareGroupOffsetsRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932."""
-
-
-class AlterShareGroupOffsetsResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932."""
-
-
-class DeleteShareGroupOffsetsRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932."""
-
-
-class DeleteShareGroupOffsetsResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-932."""
-
-
-class StreamsGroupHeartbeatRequest(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-1071."""
-
-
-class StreamsGroupHeartbeatResponse(ApiMessage, load_json=resources):  # type: ignore[call-arg, misc]
-    """KIP-1071."""
+# KIP-1071.
+StreamsGroupHeartbeatRequest = _message("StreamsGroupHeartbeatRequest")
+StreamsGroupHeartbeatResponse = _message("StreamsGroupHeartbeatResponse")

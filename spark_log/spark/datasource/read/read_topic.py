@@ -1,6 +1,7 @@
 """`read_topic` reads a topic with Spark's own Parquet scan (`log.segments.segment_scan`), and its tail. Batch only."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -65,7 +66,7 @@ def read_topic(
     log start offset and high watermark, and InvalidConfigurationError if Spark's class path lacks the file system of an
     object store (hadoop-aws for S3), or with `record` for a topic without typed columns.
     """
-    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.cluster import cluster_of
     from spark_log.cluster.topics import find_topic
     from spark_log.log.reader import RangesToRead
     from spark_log.log.segments import plan as planner
@@ -78,18 +79,12 @@ def read_topic(
         limits = planner.positions(connection, [current])
         return RangesToRead({topic: current}, _ranges(topic, limits, offsets))
 
-    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    log = TaskReader(opened, holder="read_topic")
-    try:
+    with cluster_of(cluster) as opened, closing(TaskReader(opened, holder="read_topic")) as log:
         found = log.find_topic(topic)
         columns = found.columns if record else None
         plan = log.at(found.store_id).plan_in_snapshot(find, TimestampBounds(since_ms), client_rack or None)
         if record and plan.slices:
             columns = plan.slices[0].columns  # of the snapshot
-    finally:
-        log.close()
-        if opened is not cluster:
-            opened.close()
     if record and columns is None:
         raise InvalidConfigurationError(f"topic {topic!r} has no typed columns: set value.format and value.schema")
     limited = offsets is not None

@@ -29,15 +29,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from spark_log.errors import InvalidOptionError
-from spark_log.spark.streams.formats.parsing import (
-    Parser,
-    avro_parser,
-    from_column,
-    json_parser,
-    needing_avro,
-    needing_protobuf,
-)
+from spark_log.errors import InvalidOptionError, needing
+from spark_log.spark.streams.formats.parsing import Parser, avro_parser, from_column, json_parser, needing_avro
 
 RAW, ERROR = "raw", "error"
 """Columns that `decode` adds: the original bytes, and the reason why they are bad (null if they are valid)."""
@@ -208,7 +201,7 @@ def _parser(codec: Codec) -> Parser:
         case Avro():
             return avro_parser(codec.schema)
         case Protobuf():
-            with needing_protobuf():
+            with needing("Protobuf", "protobuf"):
                 from spark_log.spark.streams.formats.protobuf_decoding import protobuf_parser
             return protobuf_parser(codec.message, codec.descriptor_set)
 
@@ -237,7 +230,7 @@ def encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
 
             return to_avro(payload, codec.schema)
         case Protobuf():
-            with needing_protobuf():
+            with needing("Protobuf", "protobuf"):
                 from spark_log.spark.streams.formats.protobuf_encoding import protobuf_payload
             return protobuf_payload(frame, payload, codec.message, codec.descriptor_set)
 
@@ -246,7 +239,7 @@ def _message_indexes(codec: Codec) -> bytes:
     """The bytes between Confluent's schema id and the message."""
     if not isinstance(codec, Protobuf):
         return b""
-    with needing_protobuf():
+    with needing("Protobuf", "protobuf"):
         from spark_log.log.columns.protobuf.messages import message_indexes
     return message_indexes(codec.message, codec.descriptor_set)
 

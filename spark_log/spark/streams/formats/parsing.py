@@ -16,7 +16,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError, install_extra
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 
 _PERMISSIVE = {"mode": "PERMISSIVE"}
 _CORRUPT = "corrupt"
@@ -39,6 +39,11 @@ class Parser(NamedTuple):
 
 def from_column(given: str | Column) -> Column:
     return sf.col(given) if isinstance(given, str) else given
+
+
+def column_named(name: str) -> Column:
+    """Return the column of this name, in which a dot is not the path to a field."""
+    return sf.col(f"`{name.replace('`', '``')}`")
 
 
 def avro_parser(schema: str) -> Parser:
@@ -176,17 +181,4 @@ def needing_avro(spark: SparkSession) -> Iterator[None]:
         raise InvalidConfigurationError(
             f"Avro needs Spark's Avro JAR, which is not loaded: spark-submit --packages {package} …, or"
             f" spark.jars.packages={package} when the session is made"
-        ) from error
-
-
-@contextmanager
-def needing_protobuf() -> Iterator[None]:
-    """Raises InvalidConfigurationError, which says what to install, if an import lacks Google's package."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("google"):
-            raise
-        raise InvalidConfigurationError(
-            f"Protobuf needs a package that is not installed: {install_extra('protobuf')}"
         ) from error

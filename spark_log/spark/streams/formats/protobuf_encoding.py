@@ -14,18 +14,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as st
 from pyspark.sql.pandas.functions import arrow_udf
 
-from spark_log.errors import InvalidOptionError, InvalidRecordError
+from spark_log.errors import InvalidRecordError
 from spark_log.log.columns.protobuf.messages import is_map, is_timestamp, message_class
 from spark_log.spark.streams.formats.protobuf_types import schema_of
-
-_WHOLE: tuple[type[st.DataType], ...] = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
-"""Integer types; each fits into those that follow."""
+from spark_log.spark.streams.formats.struct_types import converted, fitted
 
 
 def protobuf_payload(frame: DataFrame, payload: Column, name: str, descriptor_set: bytes) -> Column:
     """The encoded messages. InvalidOptionError if the payload's columns do not fit the message."""
     schema = schema_of(message_class(name, descriptor_set).DESCRIPTOR)
-    _require_fit(frame.select(payload.alias("value")).schema["value"].dataType, schema)
+    payload_type = frame.select(payload.alias("value")).schema["value"].dataType
+    payload = converted(payload, payload_type, fitted(payload_type, schema, "value"))
 
     def encoded(values: pa.Array) -> pa.Array:
         messages = messages_of(values, message_class(name, descriptor_set).DESCRIPTOR)
@@ -33,40 +32,6 @@ def protobuf_payload(frame: DataFrame, payload: Column, name: str, descriptor_se
 
     function: Callable[[Column], Column] = arrow_udf(encoded, st.BinaryType())  # type: ignore[call-overload]
     return function(payload)
-
-
-def _require_fit(column_type: st.DataType, message_type: st.DataType, path: str = "value") -> None:
-    """InvalidOptionError unless all values of `column_type` fit `message_type`: the types must be the same or narrower,
-    and fields may be missing.
-    """
-    match column_type, message_type:
-        case st.StructType(), st.StructType():
-            types = {field.name: field.dataType for field in message_type.fields}
-            for field in column_type.fields:
-                if field.name not in types:
-                    raise InvalidOptionError(f"column {path}.{field.name}: the message has {', '.join(types)}")
-                _require_fit(field.dataType, types[field.name], f"{path}.{field.name}")
-        case st.ArrayType(), st.ArrayType():
-            _require_fit(column_type.elementType, message_type.elementType, f"{path}[]")
-        case st.MapType(), st.MapType():
-            _require_fit(column_type.keyType, message_type.keyType, f"{path}{{}} (key)")
-            _require_fit(column_type.valueType, message_type.valueType, f"{path}{{}}")
-        case _ if not _is_no_wider(column_type, message_type):
-            raise InvalidOptionError(
-                f"column {path}: expected {message_type.simpleString().upper()},"
-                f" got {column_type.simpleString().upper()}"
-            )
-
-
-def _is_no_wider(column_type: st.DataType, message_type: st.DataType) -> bool:
-    if isinstance(column_type, st.DecimalType) and isinstance(message_type, st.DecimalType):
-        return column_type.scale == 0 and column_type.precision <= message_type.precision
-    if isinstance(message_type, st.DecimalType):
-        return isinstance(column_type, (*_WHOLE, st.NullType))
-    if isinstance(column_type, _WHOLE) and isinstance(message_type, _WHOLE):
-        return _WHOLE.index(type(column_type)) <= _WHOLE.index(type(message_type))
-    narrower = isinstance(column_type, st.FloatType) and isinstance(message_type, st.DoubleType)
-    return column_type == message_type or narrower or isinstance(column_type, st.NullType)
 
 
 def messages_of(values: pa.Array, kind: Descriptor) -> list[Any]:
@@ -95,8 +60,6 @@ def _made(make: Any, fields: dict[str, Any]) -> Any:
 
 
 def _of_field(array: pa.Array, field: FieldDescriptor) -> list[Any]:
-    if pa.types.is_null(array.type):
-        return [None] * len(array)
     if not field.is_repeated:
         return _of_values(array, field)
     if not is_map(field):
@@ -119,8 +82,6 @@ def _lists(array: pa.ListArray, flat: Iterable[Any], make: Callable[[Iterable[An
 
 
 def _of_values(array: pa.Array, field: FieldDescriptor) -> list[Any]:
-    if pa.types.is_null(array.type):
-        return [None] * len(array)
     if is_timestamp(field):
         make = GetMessageClass(field.message_type)
         micros = array.cast(pa.int64()).to_pylist()

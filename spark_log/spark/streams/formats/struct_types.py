@@ -2,6 +2,8 @@
 type.
 """
 
+from collections.abc import Callable
+
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
@@ -22,8 +24,9 @@ def fitted(source: st.DataType, target: st.DataType, path: str) -> st.DataType:
             return st.StructType(_fields(source, target, path))
         case st.ArrayType(), st.ArrayType():
             return st.ArrayType(fitted(source.elementType, target.elementType, f"{path}[]"))
-        case st.MapType(keyType=st.StringType()), st.MapType():
-            return st.MapType(target.keyType, fitted(source.valueType, target.valueType, f"{path}{{}}"))
+        case st.MapType(), st.MapType():
+            keys = fitted(source.keyType, target.keyType, f"{path}{{}} (key)")
+            return st.MapType(keys, fitted(source.valueType, target.valueType, f"{path}{{}}"))
     if not _fits(source, target):
         raise InvalidOptionError(
             f"column {path}: {source.simpleString()} does not fit {target.simpleString()}, cast the column"
@@ -32,19 +35,29 @@ def fitted(source: st.DataType, target: st.DataType, path: str) -> st.DataType:
 
 
 def _fields(source: st.StructType, target: st.StructType, path: str) -> list[st.StructField]:
+    key = _key_of_names(target)
     by_name: dict[str, st.StructField] = {}
     for field in source.fields:
-        if (other := by_name.setdefault(field.name.lower(), field)) is not field:
+        if (other := by_name.setdefault(key(field.name), field)) is not field:
             raise InvalidOptionError(f"column {path}.{field.name}: its name is that of {other.name} without case")
-    names = {field.name.lower() for field in target.fields}
+    names = set(map(key, target.names))
     for name, field in by_name.items():
         if name not in names:
-            raise InvalidOptionError(f"column {path}.{field.name}: the schema has no such field")
+            raise InvalidOptionError(
+                f"column {path}.{field.name}: the schema has no such field, only {', '.join(target.names)}"
+            )
     return [
-        st.StructField(field.name, fitted(by_name[field.name.lower()].dataType, field.dataType, f"{path}.{field.name}"))
+        st.StructField(field.name, fitted(by_name[key(field.name)].dataType, field.dataType, f"{path}.{field.name}"))
         for field in target.fields
-        if field.name.lower() in by_name
+        if key(field.name) in by_name
     ]
+
+
+def _key_of_names(target: st.StructType) -> Callable[[str], str]:
+    """Return the function whose results are compared. Names have no case, unless fields of `target` differ only in it,
+    which a Protobuf message allows.
+    """
+    return str.lower if len(set(map(str.lower, target.names))) == len(target.names) else str
 
 
 def _fits(source: st.DataType, target: st.DataType) -> bool:
@@ -69,10 +82,11 @@ def converted(column: Column, source: st.DataType, target: st.DataType) -> Colum
         return column
     match source, target:
         case st.StructType(), st.StructType():
-            by_name = {field.name.lower(): field for field in source.fields}
+            key = _key_of_names(target)
+            by_name = {key(field.name): field for field in source.fields}
             fields = [
                 converted(column.getField(by_name[name].name), by_name[name].dataType, field.dataType).alias(field.name)
-                if (name := field.name.lower()) in by_name
+                if (name := key(field.name)) in by_name
                 else sf.lit(None).cast(field.dataType).alias(field.name)
                 for field in target.fields
             ]
@@ -80,6 +94,8 @@ def converted(column: Column, source: st.DataType, target: st.DataType) -> Colum
         case st.ArrayType(), st.ArrayType():
             return sf.transform(column, lambda item: converted(item, source.elementType, target.elementType))
         case st.MapType(), st.MapType():
+            if source.keyType != target.keyType:
+                column = sf.transform_keys(column, lambda key, _: key.cast(target.keyType))
             return sf.transform_values(column, lambda _, item: converted(item, source.valueType, target.valueType))
     return column.cast(target)
 

@@ -9,14 +9,14 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type
 
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.errors import InvalidConfigurationError, InvalidOptionError, needing
 from spark_log.log.columns.avro.schema import AvroType, avro_type
 from spark_log.log.columns.decoding import schema_fields
 from spark_log.log.columns.evolution import evolve
 from spark_log.log.columns.key_and_value import KEY, VALUE, TypedPart
 from spark_log.log.columns.resets import present_fields
 from spark_log.spark.streams.formats.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
-from spark_log.spark.streams.formats.parsing import needing_avro, needing_protobuf
+from spark_log.spark.streams.formats.parsing import needing_avro
 from spark_log.spark.streams.formats.struct_types import converted, fitted
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def typed_records(
         given = types[name]
         if not isinstance(given, st.StructType):
             raise InvalidOptionError(f"{name}: expected a struct or names of columns, got {given.simpleString()}")
-        wanted = given if plan.struct is None else fitted(given, plan.struct, name)
-        columns[name] = converted(columns[name], given, wanted)
+        columns[name] = converted(columns[name], given, fitted(given, plan.struct, name))
     rows = frame.select(*_named({_PREFIX + name: column for name, column in columns.items()}))
     made = {name: sf.col(_PREFIX + name) for name in columns}
     made |= {name: encoded(rows, made[name], plan.codec) for name, plan in plans.items()}
@@ -83,10 +82,10 @@ def _named(columns: Mapping[str, Column]) -> list[Column]:
 
 
 class _Plan(NamedTuple):
-    """`struct`: the struct that is encoded; None: the codec checks it."""
+    """`struct` is the struct that is encoded."""
 
     codec: Codec
-    struct: st.StructType | None
+    struct: st.StructType
 
 
 def _plan(topic: "Topic", part: TypedPart) -> _Plan:
@@ -113,10 +112,11 @@ def _plan(topic: "Topic", part: TypedPart) -> _Plan:
     if columns.format == "avro":
         kind = avro_type(columns.schema)
         return _Plan(Avro(columns.schema), _avro_struct(kind, part.source))
-    with needing_protobuf():
+    with needing("Protobuf", "protobuf"):
         from spark_log.log.columns.protobuf.schema import message_of
-    _, name, descriptor_set = message_of(columns.schema)
-    return _Plan(Protobuf(name, descriptor_set), None)
+        from spark_log.spark.streams.formats.protobuf_types import schema_of
+    message, name, descriptor_set = message_of(columns.schema)
+    return _Plan(Protobuf(name, descriptor_set), schema_of(message.DESCRIPTOR))
 
 
 def _spark_type(fields: pa.StructType) -> st.StructType:
@@ -170,12 +170,8 @@ def _avro_column(kind: AvroType, path: str) -> st.DataType:
 
 
 def _topic(cluster: "str | Cluster", name: str) -> "Topic":
-    from spark_log.cluster.cluster import Cluster
+    from spark_log.cluster.cluster import cluster_of
     from spark_log.cluster.topics import find_topic
 
-    opened = Cluster.open(cluster) if isinstance(cluster, str) else cluster
-    try:
+    with cluster_of(cluster) as opened:
         return opened.store.read(lambda connection: find_topic(connection, name))
-    finally:
-        if opened is not cluster:
-            opened.close()
