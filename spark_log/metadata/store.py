@@ -77,6 +77,7 @@ class Store(StoreTime):
         self.timeout_ms_max = math.inf  # an upper limit of the timeouts of all calls
         self._last_try_s = math.inf
         self._answer_limit = AnswerLimit(ClusterSettings().store_answer_timeout_ms / 1000)
+        self._answer_limits = [self._answer_limit]  # with those of its data stores
         self._hosts = None if self.sqlite else _hosts(self._answer_limit)
         self.fence = SchemaFence(address)
         self.engine = engines.create_engine(address, self.fence, create=create, hosts=self._hosts)
@@ -98,6 +99,8 @@ class Store(StoreTime):
     def include(self, data: "Store") -> None:
         """Give a data store the settings of this home store, and let `changes` detect the changes of both."""
         data.settings_of = self
+        data._answer_limit.seconds = self._answer_limit.seconds
+        self._answer_limits.append(data._answer_limit)
         include(self.changes, data.changes)
 
     @property
@@ -107,9 +110,7 @@ class Store(StoreTime):
         Raises SparkLogError if they cannot be read and were never read before.
         """
         if self.settings_of is not None:
-            settings = self.settings_of.settings
-            self._answer_limit.seconds = settings.store_answer_timeout_ms / 1000
-            return settings
+            return self.settings_of.settings
         now_s, cached = clock.monotonic_s(), self._settings
         if cached is None or now_s - cached[0] >= SETTINGS_AGE_S_MAX:
             try:
@@ -124,7 +125,8 @@ class Store(StoreTime):
         """Use these stored settings, which were just read, and return them parsed."""
         settings = ClusterSettings.from_stored(overrides)
         self._settings = (clock.monotonic_s(), settings)
-        self._answer_limit.seconds = settings.store_answer_timeout_ms / 1000
+        for limit in self._answer_limits:
+            limit.seconds = settings.store_answer_timeout_ms / 1000
         return settings
 
     def forget_settings(self) -> None:

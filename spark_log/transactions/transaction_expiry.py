@@ -38,14 +38,18 @@ _IDS_A_TURN = 1_000
 
 def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
     """Abort transactions that have been open for longer than their transaction.timeout.ms. Yield the transactional id
-    of each one when it is aborted.
+    of each one when it is aborted. Their files are deleted at the end, so that no log dir delays another abort.
     """
     store = cluster.store
-    for producer_id, transactional_id in timed_out(store):
-        dropped = store.transact(partial(_time_out, store, fence, producer_id), announce=True)
-        if dropped is not None:
-            delete_files(cluster, dropped)
-            yield transactional_id
+    dropped: list[PendingBatch] = []
+    try:
+        for producer_id, transactional_id in timed_out(store):
+            batches = store.transact(partial(_time_out, store, fence, producer_id), announce=True)
+            if batches is not None:
+                dropped += batches
+                yield transactional_id
+    finally:
+        delete_files(cluster, dropped)
 
 
 def timed_out(store: Store) -> list[tuple[int, str]]:

@@ -11,19 +11,17 @@ all records of the transaction or none.
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import segment_path
 from spark_log.cluster.topics import topics_of_ids
 from spark_log.errors import InvalidTransactionTimeoutError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME
+from spark_log.log.append import failed_append_files
 from spark_log.log.append.append_transaction import CommitHook, check_write_id
-from spark_log.log.append.encoding import LOG_DIR_FAILURES
 from spark_log.log.append.producer_rows import (
     begin_epoch,
     insert_transactional_producer,
@@ -236,21 +234,13 @@ def find_offsets(store: Store, batches: Sequence[Batch]) -> dict[str, int]:
 
 
 def delete_files(cluster: Cluster, dropped: Sequence[PendingBatch]) -> None:
-    """Delete the files of dropped batches. The clean-up of orphans deletes those that cannot be deleted now."""
+    """Delete the files of dropped batches (`failed_append_files.delete_files`)."""
     files = [each.batch for each in dropped if not each.batch.inline]
     if not files:
         return
     try:
-        topic_ids = {batch.topic_id for batch in files}
-        topics = cluster.store.read(lambda connection: topics_of_ids(connection, topic_ids))
-        infos = cluster.log_dirs()
+        topics = cluster.store.read(lambda connection: topics_of_ids(connection, {batch.topic_id for batch in files}))
     except SparkLogError as error:
         logger.info("files of an aborted transaction are left to the clean-up: %s", error)
         return
-    for batch in files:
-        if batch.topic_id in topics:
-            path = segment_path(topics[batch.topic_id].folder, batch.partition, batch.name)
-            for info in infos.values():
-                if info.broker_id in batch.written_to:
-                    with suppress(*LOG_DIR_FAILURES):
-                        cluster.log_dir(info).delete(path)
+    failed_append_files.delete_files(cluster, topics, [batch for batch in files if batch.topic_id in topics])

@@ -7,12 +7,15 @@ after which no append can use the file, and then the files without metadata are 
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 import sqlalchemy as sa
 
+from spark_log import process
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import WriteId
@@ -20,9 +23,11 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.append.write_ids import take
 from spark_log.log.partitions.partition_rows import read_partition, topic_here
 from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
+from spark_log.metadata.sql_columns import LOG_DIR, RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 
 logger = logging.getLogger(__name__)
+
+_WAIT_S_MAX = 5.0
 
 
 @dataclass(frozen=True)
@@ -35,15 +40,49 @@ class InDoubt:
 
 
 def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterable[Batch]) -> None:
-    """Delete the files of batches that are not in the metadata. A file that cannot be deleted is left to the clean-up
-    of orphans.
+    """Delete the files of batches that are not in the metadata: in the log dirs that they were written to, and in those
+    of replicas that may have a copy. The clean-up of orphans deletes what is left.
+
+    A log dir that fails is left at once, and one that hangs keeps a thread of its own: the caller waits _WAIT_S_MAX.
     """
-    for batch in batches:
-        if not batch.inline:
-            try:
-                _delete(cluster, topics[batch.topic_id], batch)
-            except SparkLogError as error:
-                logger.info("%s is left to the clean-up: %s", batch.name, redact(str(error)))
+    files = [batch for batch in batches if not batch.inline]
+    if not files:
+        return
+    keys = {(batch.topic_id, batch.partition) for batch in files}
+    try:
+        infos = cluster.log_dirs()
+        online, states = cluster.store.read(lambda c: (_online(c), {key: read_partition(c, key) for key in keys}))
+    except SparkLogError as error:
+        logger.info("%d files are left to the clean-up: %s", len(files), redact(str(error)))
+        return
+    paths: dict[LogDirInfo, list[str]] = {}
+    for batch in files:
+        state = states[batch.topic_id, batch.partition]
+        replicas = {replica.log_dir_id for replica in state.replicas} if state is not None else set()
+        for info in infos.values():
+            if info.log_dir_id in online and (info.log_dir_id in replicas or info.broker_id in batch.written_to):
+                paths.setdefault(info, []).append(_path(topics[batch.topic_id], batch))
+    deletions: list[Future[None]] = []
+    for info, names in paths.items():
+        deletion: Future[None] = Future()
+        deletions.append(deletion)
+        work = partial(process.settle, deletion, partial(_delete, cluster.log_dir(info), names))
+        if process.start_thread(work, "spark-log-delete") is None:
+            work()  # the program exits
+    wait(deletions, _WAIT_S_MAX)
+
+
+def _online(connection: sa.Connection) -> set[int]:
+    return set(connection.execute(sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)).scalars())
+
+
+def _delete(log_dir: LogDir, paths: Sequence[str]) -> None:
+    for deleted, path in enumerate(paths):
+        try:
+            log_dir.delete(path)
+        except SparkLogError as error:
+            logger.info("%d files are left to the clean-up: %s", len(paths) - deleted, redact(str(error)))
+            return
 
 
 def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
@@ -71,21 +110,6 @@ def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
     retired = sa.select(RETIRED_FILE.path).where(in_list(RETIRED_FILE.path, paths))
     named_paths.update(paths[path] for path in connection.execute(retired).scalars())
     return named_paths
-
-
-def _delete(cluster: Cluster, topic: Topic, batch: Batch) -> None:
-    """Delete the file in the log dirs that it was written to, and in those of replicas that may have a copy."""
-    state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
-    replicas = {replica.log_dir_id for replica in state.replicas} if state is not None else set()
-    failed: SparkLogError | None = None
-    for info in cluster.log_dirs().values():
-        if info.log_dir_id in replicas or info.broker_id in batch.written_to:
-            try:
-                cluster.log_dir(info).delete(_path(topic, batch))
-            except SparkLogError as error:
-                failed = error
-    if failed is not None:
-        raise failed
 
 
 def _path(topic: Topic, batch: Batch) -> str:

@@ -343,7 +343,10 @@ def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:
     """
     lock = _locks[name.name]
     silent = StorageUnavailableError(f"{title}: the catalog has not answered for {ANSWER_S:.0f} s")
-    if clock.monotonic_s() < _silent_until_s.get(name.name, 0) or not lock.acquire(timeout=ANSWER_S):
+    if clock.monotonic_s() < _silent_until_s.get(name.name, 0):
+        raise silent
+    if not lock.acquire(timeout=ANSWER_S):  # an earlier call has not been answered yet
+        _silent_until_s[name.name] = clock.monotonic_s() + SILENCE_S
         raise silent
     answer = begin(work, "spark-log-catalog")
     answer.add_done_callback(lambda _: lock.release())

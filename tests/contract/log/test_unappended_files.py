@@ -1,16 +1,20 @@
 """Files of appends that were refused or failed: the writer deletes them, also after many retries."""
 
+import threading
+
 import kafka.errors
 import pytest
 import sqlalchemy as sa
 
 from spark_log import Producer
+from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import (
     NotLeaderForPartitionError,
     SparkLogError,
     StorageUnavailableError,
     UnknownTopicOrPartitionError,
 )
+from spark_log.log.append import failed_append_files
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.log.append.rules import Appended, Rejected
 from spark_log.log.append.sequence_rules import ProducerSequence
@@ -22,6 +26,7 @@ from tests.support.records import read_all, table
 from tests.support.replicas import take_away
 from tests.support.resources import assert_only_named_files, unnamed_files
 from tests.support.stores import topics_view
+from tests.support.waiting import LIMIT_S, wait_until
 
 FILES = {"inline.max.bytes": "0"}
 TWO = {**FILES, "min.insync.replicas": "2"}
@@ -187,3 +192,30 @@ def test_batches_that_cannot_be_registered_in_a_transaction_leave_one_file_at_mo
     producer.send("t", b"third")
     producer.commit_transaction()
     assert_only_named_files(cluster)
+
+
+def test_a_log_dir_that_fails_is_left_at_once_and_one_that_hangs_delays_by_a_fixed_time(three_brokers, monkeypatch):
+    cluster, log = three_brokers, ClientLog(three_brokers)
+    topic = create_topic(cluster, "t", 1, 3, FILES)
+    batches = log.write_batches([(topic, Records(0, table(str(n)))) for n in range(5)]).batches
+    cluster = topics_view(cluster)
+    by_uri = {info.uri: info.broker_id for info in cluster.log_dirs().values()}
+    deleted, release, delete = [], threading.Event(), LogDir.delete
+
+    def one_fails_one_hangs(self, path):
+        broker_id = by_uri[self.uri]
+        deleted.append(broker_id)
+        if broker_id == 2:
+            raise StorageUnavailableError("no answer")
+        if broker_id == 3:
+            assert release.wait(LIMIT_S)
+        delete(self, path)
+
+    monkeypatch.setattr(LogDir, "delete", one_fails_one_hangs)
+    monkeypatch.setattr(failed_append_files, "_WAIT_S_MAX", 0.5)
+    failed_append_files.delete_files(cluster, {topic.topic_id: topic}, batches)
+    assert deleted.count(2) == deleted.count(3) == 1
+    release.set()
+    wait_until(lambda: deleted.count(3) == deleted.count(1) == 5)
+    assert deleted.count(2) == 1
+    log.close()

@@ -93,6 +93,15 @@ def test_a_store_that_hangs_delays_only_its_topics(far, proxy):
         assert got[22] == b"late"
 
 
+def test_the_answer_limit_of_home_is_that_of_its_data_stores(far):
+    with Cluster.open(far.store.address.with_password) as opened:
+        for seconds in (2, 3):
+            alter_settings(far, {"store.answer.timeout.ms": str(seconds * 1000)})
+            opened.store.forget_settings()
+            assert opened.store.settings.store_answer_timeout_ms == seconds * 1000
+            assert opened.at(1).store._answer_limit.seconds == seconds
+
+
 def test_a_store_is_lost_until_it_answers(far, proxy):
     closed = threading.Event()
     probe = StoreProbe(far, far.at(1).store_id, closed)

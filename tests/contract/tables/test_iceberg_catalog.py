@@ -374,5 +374,10 @@ def test_a_catalog_that_does_not_answer_delays_nobody(cluster, log, server, monk
         monkeypatch.setattr(catalogs, "ANSWER_S", 3600.0)
         with pytest.raises(StorageUnavailableError, match="has not answered"):
             publish(cluster, topic)  # it is not asked again
+        monkeypatch.setattr(catalogs, "ANSWER_S", 0.2)
+        catalogs._silent_until_s.clear()  # a minute later the first call still waits for its answer
+        with pytest.raises(StorageUnavailableError, match="has not answered"):
+            publish(cluster, topic)
+        assert catalogs._silent_until_s, "and the next tables do not wait for it"
     catalogs._silent_until_s.clear()
     check(cluster, topic, ["append"])

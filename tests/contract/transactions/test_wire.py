@@ -21,7 +21,7 @@ from spark_log.log.append.rules import (
 )
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.metadata import tables as t
-from spark_log.transactions import rules, transaction_parts, wire_transactions
+from spark_log.transactions import rules, transaction_expiry, transaction_parts, wire_transactions
 from spark_log.transactions.fencing_rules import FencedConnectionError, Role
 from spark_log.transactions.transaction_expiry import abort_timed_out
 from spark_log.transactions.transaction_store import init_producer
@@ -131,6 +131,17 @@ def test_offset_is_unstable_until_a_transaction_that_has_timed_out_is_aborted(cl
     assert list(abort_timed_out(cluster)) == [wire.who.transactional_id]
     assert cluster.store.changes.wait(seen, 30), "consumers that wait for it are woken"
     assert unstable(cluster, mine) == set()
+
+
+def test_files_are_deleted_after_every_transaction_that_has_timed_out_is_aborted(cluster, topic, monkeypatch):
+    wires, aborted, deletions = [Wire(cluster), Wire(cluster)], [], []
+    for wire in wires:
+        wire.add_offsets(group(), topic(), 0)
+    change(cluster, t.transaction.update().values(until_ms=0))
+    monkeypatch.setattr(transaction_expiry, "delete_files", lambda *_: deletions.append(list(aborted)))
+    for transactional_id in abort_timed_out(cluster):
+        aborted.append(transactional_id)
+    assert {wire.who.transactional_id for wire in wires} <= set(aborted) and deletions == [aborted]
 
 
 def test_deleted_offsets_are_not_committed_by_an_open_transaction(cluster, topic):
