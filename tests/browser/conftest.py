@@ -17,7 +17,7 @@ def browser() -> Iterator[object]:
         yield browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def hostile(tmp_path_factory):
     """The console of a hostile cluster, with all changes allowed."""
     with (

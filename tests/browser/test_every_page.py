@@ -7,8 +7,10 @@ from spark_log.console.paths import url
 from tests.support.browser import WIDTHS, visiting
 from tests.support.console_cluster import EXAMPLES, TYPED
 
+pytestmark = pytest.mark.xdist_group("browser")  # one browser and one cluster
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture(scope="package")
 def visitor(browser, hostile):
     with visiting(browser, hostile.url, hostile.printed[-1]) as visitor:
         yield visitor

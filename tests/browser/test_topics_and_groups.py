@@ -1,5 +1,7 @@
 """Changes in chromium: a reset of offsets and a config, each with its preview; a topic that is created and deleted."""
 
+import pytest
+
 from spark_log.cluster.topics import find_topic
 from spark_log.console.paths import url
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
@@ -10,6 +12,8 @@ from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console_cluster import MARKUP
 from tests.support.share_members import ShareMember
 from tests.support.topics import all_stored, append, fill
+
+pytestmark = pytest.mark.xdist_group("browser")  # one browser and one cluster
 
 STATUS = "[role=status]"
 LETTER = [("__dlq.errors.topic", b"shared"), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0")]

@@ -75,23 +75,24 @@ def test_produce_reads_the_json_that_consume_prints(events: Path) -> None:
     assert "1970-01-01T00:00:00.005Z" in ok("consume", "events", cluster=events)
 
 
-@pytest.mark.parametrize(
-    ("position", "expected"),
-    [
-        ("earliest", [0, 1, 2, 3]),
-        ("latest", []),
-        ("2", [2, 3]),
-        ("-1", [3]),
-        ("-100", [0, 1, 2, 3]),
-        ("@2000", [2, 3]),
-        ("1970-01-01T00:00:01.500", [2, 3]),
-        ("2100-01-01", []),
-    ],
-)
-def test_from_starts_at_the_position(events: Path, position: str, expected: list[int]) -> None:
+POSITIONS = {
+    "earliest": [0, 1, 2, 3],
+    "latest": [],
+    "2": [2, 3],
+    "-1": [3],
+    "-100": [0, 1, 2, 3],
+    "@2000": [2, 3],
+    "1970-01-01T00:00:01.500": [2, 3],
+    "2100-01-01": [],
+}
+
+
+def test_from_starts_at_the_position(events: Path) -> None:
     lines = "\n".join(json.dumps({"value": str(n), "timestamp": n * 1000, "partition": 1}) for n in range(4))
     ok("produce", "events", "--format", "json", stdin=lines, cluster=events)
-    assert [row["offset"] for row in consumed(events, "--from", position, "--partition", "1")] == expected
+    for position, expected in POSITIONS.items():
+        found = [row["offset"] for row in consumed(events, "--from", position, "--partition", "1")]
+        assert found == expected, position
 
 
 def test_consume_continues_after_records_that_are_deleted_meanwhile(
@@ -199,59 +200,59 @@ def test_topic_configs_lists_every_config() -> None:
     assert "from -1 to 9223372036854775807" not in ok("topic", "configs")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "said"),
-    [
-        (["consume", "nope"], None, "'nope': unknown topic or partition"),
-        (["produce", "nope"], "a", "'nope': unknown topic or partition"),
-        (["topic", "describe", "events", "nope"], None, "'nope': unknown topic"),
-        (["topic", "delete", "nope", "--yes"], None, "'nope': unknown topic"),
-        (["topic", "create", "events"], None, "already exists"),
-        (["topic", "create", "a/b"], None, "not a legal topic name"),
-        (["topic", "create", "x", "-p", "0"], None, "partitions: expected a number"),
-        (["topic", "create", "x", "-r", "2"], None, "replication"),
-        (["topic", "create", "x", "-c", "retention.msx=1"], None, "Did you mean retention.ms"),
-        (["topic", "create", "x", "-c", "retention.ms=soon"], None, "Invalid value 'soon'"),
-        (["topic", "configs", "retention"], None, "Unknown topic config"),
-        (["topic", "add-partitions", "events", "1"], None, "is not more"),
-        (["topic", "delete-records", "events", "--before", "9", "--yes"], None, "high watermark"),
-        (["consume", "events", "--from", "5"], None, "--from: events-0 has no offset 5"),
-        (["consume", "events", "--partition", "7"], None, "partition events-7 does not exist"),
-        (["produce", "events", "--partition", "7"], "a", "partition: 7 does not exist"),
-        (["produce", "events", "-K", ":"], "a:b\nc", "line 2: no key separator ':' in 'c'"),
-        (["produce", "events", "--format", "json"], '{"valu": 1}', "line 1: unknown field 'valu'"),
-        (["produce", "events", "--format", "json"], "[]", "line 1: expected a JSON object"),
-        (["produce", "events", "--format", "json"], "{", "line 1: not JSON"),
-        (["init", "."], None, "cluster already"),
-    ],
-)
-def test_errors_are_one_line(events: Path, arguments: list[str], stdin: str | None, said: str) -> None:
-    result = run(*(str(events) if a == "." else a for a in arguments), stdin=stdin, cluster=events)
-    assert result.exit_code == 1, result.output
-    assert said in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in result.output
+ERRORS: list[tuple[list[str], str | None, str]] = [
+    (["consume", "nope"], None, "'nope': unknown topic or partition"),
+    (["produce", "nope"], "a", "'nope': unknown topic or partition"),
+    (["topic", "describe", "events", "nope"], None, "'nope': unknown topic"),
+    (["topic", "delete", "nope", "--yes"], None, "'nope': unknown topic"),
+    (["topic", "create", "events"], None, "already exists"),
+    (["topic", "create", "a/b"], None, "not a legal topic name"),
+    (["topic", "create", "x", "-p", "0"], None, "partitions: expected a number"),
+    (["topic", "create", "x", "-r", "2"], None, "replication"),
+    (["topic", "create", "x", "-c", "retention.msx=1"], None, "Did you mean retention.ms"),
+    (["topic", "create", "x", "-c", "retention.ms=soon"], None, "Invalid value 'soon'"),
+    (["topic", "configs", "retention"], None, "Unknown topic config"),
+    (["topic", "add-partitions", "events", "1"], None, "is not more"),
+    (["topic", "delete-records", "events", "--before", "9", "--yes"], None, "high watermark"),
+    (["consume", "events", "--from", "5"], None, "--from: events-0 has no offset 5"),
+    (["consume", "events", "--partition", "7"], None, "partition events-7 does not exist"),
+    (["produce", "events", "--partition", "7"], "a", "partition: 7 does not exist"),
+    (["produce", "events", "-K", ":"], "a:b\nc", "line 2: no key separator ':' in 'c'"),
+    (["produce", "events", "--format", "json"], '{"valu": 1}', "line 1: unknown field 'valu'"),
+    (["produce", "events", "--format", "json"], "[]", "line 1: expected a JSON object"),
+    (["produce", "events", "--format", "json"], "{", "line 1: not JSON"),
+    (["init", "."], None, "cluster already"),
+]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["consume", "events", "--from", "tomorrow"],
-        ["consume", "events", "--values", "--json"],
-        ["consume", "events", "--idle", "1"],
-        ["consume", "events", "--max-messages", "0"],
-        ["produce", "events", "--format", "json", "-K", ":"],
-        ["produce", "events", "-H", "no-equals-sign"],
-        ["produce", "events", "--file", "/nowhere/at/all"],
-        ["topic", "create", "x", "-c", "retention.ms"],
-        ["topic", "alter", "events"],
-        ["topic", "delete-records", "events", "--before", "x=1"],
-        ["topic", "nonsense"],
-    ],
-)
-def test_wrong_usage_has_exit_code_2(events: Path, arguments: list[str]) -> None:
-    result = run(*arguments, cluster=events)
-    assert result.exit_code == 2, result.output
+def test_errors_are_one_line(events: Path) -> None:
+    for arguments, stdin, said in ERRORS:
+        result = run(*(str(events) if a == "." else a for a in arguments), stdin=stdin, cluster=events)
+        assert result.exit_code == 1, (arguments, result.output)
+        assert said in result.stderr, arguments
+        assert len(result.stderr.strip().splitlines()) == 1, arguments
+        assert "Traceback" not in result.output, arguments
+
+
+WRONG_USAGE = [
+    ["consume", "events", "--from", "tomorrow"],
+    ["consume", "events", "--values", "--json"],
+    ["consume", "events", "--idle", "1"],
+    ["consume", "events", "--max-messages", "0"],
+    ["produce", "events", "--format", "json", "-K", ":"],
+    ["produce", "events", "-H", "no-equals-sign"],
+    ["produce", "events", "--file", "/nowhere/at/all"],
+    ["topic", "create", "x", "-c", "retention.ms"],
+    ["topic", "alter", "events"],
+    ["topic", "delete-records", "events", "--before", "x=1"],
+    ["topic", "nonsense"],
+]
+
+
+def test_wrong_usage_has_exit_code_2(events: Path) -> None:
+    for arguments in WRONG_USAGE:
+        result = run(*arguments, cluster=events)
+        assert result.exit_code == 2, (arguments, result.output)
 
 
 def test_the_address_of_a_kafka_broker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.python_process import run_process
 
 
 @pytest.fixture
@@ -20,15 +21,18 @@ def address(cluster_address, tmp_path):
     return cluster_address
 
 
-SCRIPT = (sys.executable, "-c", "import sys; sys.argv[0] = 'spark-log'; from spark_log.cli.main import app; app()")
+SCRIPT = ("-c", "import sys; sys.argv[0] = 'spark-log'; from spark_log.cli.main import app; app()")
 """The script spark-log: the shells' functions name it."""
 
 
 def answered(variables):
     """The script's answer to a shell; nothing else may be printed."""
-    environment = {key: text for key, text in os.environ.items() if key != "SPARK_LOG_CLUSTER"} | variables
-    done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr == ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SPARK_LOG_CLUSTER", raising=False)
+        for name, text in variables.items():
+            patch.setenv(name, text)
+        done = run_process(*SCRIPT)
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 

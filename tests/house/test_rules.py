@@ -42,7 +42,8 @@ def found(pattern: re.Pattern[str]) -> list[str]:
     return [
         f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
         for path in tracked()
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if pattern.search(text := path.read_text(errors="replace"))
+        for number, line in enumerate(text.splitlines(), 1)
         if pattern.search(line)
     ]
 

@@ -40,6 +40,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def reads_of_home(source: str) -> list[str]:
     """The functions and methods of a module that use the home store for rows of topics, and take no view."""
+    if ".store" not in source:
+        return []
     tree = ast.parse(source)
     functions = dict(_functions(tree))
     takes_view = _closure(functions, lambda function, names: _calls(function, {*VIEWS, *names}))

@@ -102,88 +102,31 @@ def test_a_user_schema_is_refused(spark: SparkSession, cluster: Cluster, t: None
 # --- options and their errors ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "One of the following options must be specified"),
-        ({"subscribe": "t", "assign": '{"t":[0]}'}, "Only one of the following options can be specified"),
-        ({"subscribe": " , "}, "No topics to subscribe to as specified value for option 'subscribe'"),
-        ({"subscribe": "nowhere"}, "unknown topic or partition"),
-        ({"subscribe": "t,../x"}, "not a legal topic name"),
-        ({"subscribePattern": " "}, "Pattern to subscribe is empty"),
-        ({"subscribePattern": "("}, "is not a regular expression"),
-        ({"assign": "{}"}, "No topicpartitions to assign"),
-        ({"assign": "t"}, "No topicpartitions to assign"),
-        ({"assign": '{"t":[-1]}'}, "-1 is not a partition of 't'"),
-        ({"subscribe": "t", "startingOffsets": "latest"}, "starting offset can't be latest for batch queries"),
-        (
-            {"subscribe": "t", "startingOffsets": '{"t":{"0":-1,"1":0,"2":0}}'},
-            "startingOffsets for t-0 can't be latest for batch queries",
-        ),
-        ({"subscribe": "t", "endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
-        (
-            {"subscribe": "t", "endingOffsets": '{"t":{"0":-2,"1":0,"2":0}}'},
-            "ending offset for t-0 can't be earliest for batch queries",
-        ),
-        (
-            {"subscribe": "t", "startingOffsets": "soon"},
-            'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}, got soon',
-        ),
-        (
-            {"subscribe": "t", "startingOffsets": '{"t":{"0":1.5}}'},
-            'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}, got {"t":{"0":1.5}}',
-        ),
-        ({"subscribe": "t", "startingOffsets": '{"t":{"0":1,"0":2}}'}, "Expected e.g."),
-        ({"subscribe": "t", "startingOffsets": '{"t":{"0":0}}'}, "Specified: Set(t-0) Assigned: Set(t-0, t-1, t-2)"),
-        (
-            {"subscribe": "t", "startingOffsets": '{"t":{"0":0,"1":0,"2":0,"3":0}}'},
-            "Partitions specified for start offsets don't match what are assigned",
-        ),
-        ({"subscribe": "t", "endingOffsets": '{"t":{"0":1}}'}, "Partitions specified for end offsets don't match"),
-        (
-            {
-                "subscribe": "t",
-                "startingOffsets": '{"t":{"0":3,"1":0,"2":0}}',
-                "endingOffsets": '{"t":{"0":2,"1":0,"2":0}}',
-            },
-            "The specified start offset 3 is greater than the end offset 2 for topic t partition 0",
-        ),
-        (
-            {
-                "subscribe": "t",
-                "startingOffsets": '{"t":{"0":3,"1":0}}',
-                "endingOffsets": '{"t":{"0":4,"2":0}}',
-            },
-            "The specified start offset and end offset should have the same topic-partitions",
-        ),
-        ({"subscribe": "t", "startingOffsets": '{"t":{"0":9,"1":0,"2":0}}'}, "The resolved start offset 9 is greater"),
-        ({"subscribe": "t", "startingTimestamp": "noon"}, "Expected a single long value, got noon"),
-        (
-            {"subscribe": "t", "startingTimestamp": str(NOON_MS + 10**9)},
-            f"No offset matched from request of topic-partition t-0 and timestamp {NOON_MS + 10**9}.",
-        ),
-        (
-            {"subscribe": "t", "startingOffsetsByTimestamp": '{"t":{"0":0}}'},
-            "Partitions specified for timestamp based start offsets don't match",
-        ),
-        ({"subscribe": "t", "startingOffsetsByTimestamp": "5"}, "Expected e.g."),
-        ({"subscribe": "t", "startingOffsetsByTimestampStrategy": "best"}, "must be error or latest, got 'best'"),
-        ({"subscribe": "t", "failOnDataLoss": "yes"}, "must be true or false, got 'yes'"),
-        ({"subscribe": "t", "includeHeaders": "1"}, "must be true or false, got '1'"),
-        ({"subscribe": "t", "minPartitions": "0"}, "minPartitions must be positive"),
-        ({"subscribe": "t", "maxRecordsPerPartition": "-5"}, "maxrecordsperpartition must be positive"),
-        ({"subscribe": "t", "columns": "value,nope"}, "no column 'nope'"),
-        ({"subscribe": "t", "kafka.auto.offset.reset": "latest"}, "is not supported"),
-        ({"subscribe": "t", "kafka.value.deserializer": "x"}, "is not supported"),
-        ({"subscribe": "t", "kafka.enable.auto.commit": "true"}, "is not supported"),
-        ({"subscribe": "t", "kafka.interceptor.classes": "x"}, "is not supported"),
-        ({"subscribe": "t", "kafka.bootstrap.servers": "elsewhere"}, "they are aliases, set one of them"),
-    ],
-)
-def test_invalid_options_are_named(cluster: Cluster, t: None, options: dict[str, str], message: str) -> None:
-    """Without Spark's processes: that errors pass through them is shown below."""
-    with fails(message):
-        read_values(cluster, **options)
+INVALID: list[tuple[dict[str, str], str]] = [
+    ({"startingOffsets": '{"t":{"0":0}}'}, "Specified: Set(t-0) Assigned: Set(t-0, t-1, t-2)"),
+    (
+        {"startingOffsets": '{"t":{"0":0,"1":0,"2":0,"3":0}}'},
+        "Partitions specified for start offsets don't match what are assigned",
+    ),
+    ({"endingOffsets": '{"t":{"0":1}}'}, "Partitions specified for end offsets don't match"),
+    (
+        {"startingTimestamp": str(NOON_MS + 10**9)},
+        f"No offset matched from request of topic-partition t-0 and timestamp {NOON_MS + 10**9}.",
+    ),
+    (
+        {"startingOffsetsByTimestamp": '{"t":{"0":0}}'},
+        "Partitions specified for timestamp based start offsets don't match",
+    ),
+]
+
+
+def test_options_that_do_not_fit_the_topic_are_named(cluster: Cluster, t: None) -> None:
+    """Without Spark's processes: that errors pass through them is shown below. All other invalid options are in
+    tests/unit/spark/datasource/test_options.py.
+    """
+    for options, message in INVALID:
+        with fails(message):
+            read_values(cluster, subscribe="t", **options)
 
 
 def test_errors_of_planning_reach_the_user(spark: SparkSession, cluster: Cluster, t: None) -> None:
@@ -275,38 +218,37 @@ def test_subscribe_pattern_and_assign(spark: SparkSession, cluster: Cluster, log
 # --- start and end --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "counts"),
-    [
-        ({}, {0: (0, 5), 1: (0, 3)}),
-        ({"startingOffsets": '{"t":{"0":2,"1":-2,"2":0}}'}, {0: (2, 5), 1: (0, 3)}),
-        ({"endingOffsets": '{"t":{"0":2,"1":-1,"2":-1}}'}, {0: (0, 2), 1: (0, 3)}),
-        ({"startingOffsets": '{"t":{"0":5,"1":3,"2":0}}'}, {}),
-        ({"startingTimestamp": NOON_MS + 1500, "startingOffsetsByTimestampStrategy": "Latest"}, {0: (2, 5), 1: (2, 3)}),
-        ({"startingTimestamp": NOON_MS, "startingOffsets": "x", "startingOffsetsByTimestampStrategy": "latest"}, None),
-        (
-            {
-                "startingOffsetsByTimestamp": json.dumps({"t": {"0": NOON_MS + 3000, "1": NOON_MS + 9000, "2": 0}}),
-                "startingOffsetsByTimestampStrategy": "latest",
-            },
-            {0: (3, 5)},
-        ),
-        ({"endingTimestamp": NOON_MS + 2000}, {0: (0, 2), 1: (0, 2)}),
-        ({"endingTimestamp": NOON_MS + 10**9}, {0: (0, 5), 1: (0, 3)}),  # no record is as new: latest
-        (
-            {"endingOffsetsByTimestamp": json.dumps({"t": {"0": NOON_MS, "1": NOON_MS + 1000, "2": 0}})},
-            {1: (0, 1)},
-        ),
-        ({"endingTimestamp": NOON_MS + 1000, "endingOffsets": "latest"}, {0: (0, 1), 1: (0, 1)}),
-    ],
-)
-def test_start_and_end_options_select_ranges(
-    cluster: Cluster, t: None, options: dict[str, Any], counts: dict[int, tuple[int, int]] | None
-) -> None:
-    if counts is None:  # timestamps take precedence over offsets
-        counts = {0: (0, 5), 1: (0, 3)}
-    found = read_values(cluster, subscribe="t", **options)
-    assert found == {p: [f"{p}/{n}" for n in range(*bounds)] for p, bounds in counts.items()}
+RANGES: list[tuple[dict[str, Any], dict[int, tuple[int, int]]]] = [
+    ({}, {0: (0, 5), 1: (0, 3)}),
+    ({"startingOffsets": '{"t":{"0":2,"1":-2,"2":0}}'}, {0: (2, 5), 1: (0, 3)}),
+    ({"endingOffsets": '{"t":{"0":2,"1":-1,"2":-1}}'}, {0: (0, 2), 1: (0, 3)}),
+    ({"startingOffsets": '{"t":{"0":5,"1":3,"2":0}}'}, {}),
+    ({"startingTimestamp": NOON_MS + 1500, "startingOffsetsByTimestampStrategy": "Latest"}, {0: (2, 5), 1: (2, 3)}),
+    (
+        {"startingTimestamp": NOON_MS, "startingOffsets": "x", "startingOffsetsByTimestampStrategy": "latest"},
+        {0: (0, 5), 1: (0, 3)},
+    ),  # timestamps take precedence
+    (
+        {
+            "startingOffsetsByTimestamp": json.dumps({"t": {"0": NOON_MS + 3000, "1": NOON_MS + 9000, "2": 0}}),
+            "startingOffsetsByTimestampStrategy": "latest",
+        },
+        {0: (3, 5)},
+    ),
+    ({"endingTimestamp": NOON_MS + 2000}, {0: (0, 2), 1: (0, 2)}),
+    ({"endingTimestamp": NOON_MS + 10**9}, {0: (0, 5), 1: (0, 3)}),  # no record is as new: latest
+    (
+        {"endingOffsetsByTimestamp": json.dumps({"t": {"0": NOON_MS, "1": NOON_MS + 1000, "2": 0}})},
+        {1: (0, 1)},
+    ),
+    ({"endingTimestamp": NOON_MS + 1000, "endingOffsets": "latest"}, {0: (0, 1), 1: (0, 1)}),
+]
+
+
+def test_start_and_end_options_select_ranges(cluster: Cluster, t: None) -> None:
+    for options, counts in RANGES:
+        expected = {p: [f"{p}/{n}" for n in range(*bounds)] for p, bounds in counts.items()}
+        assert read_values(cluster, subscribe="t", **options) == expected, options
 
 
 def test_a_dataframe_is_one_snapshot(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None) -> None:

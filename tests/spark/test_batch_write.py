@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from kafka.partitioner.default import murmur2
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
@@ -35,50 +34,37 @@ def left_behind(cluster: Cluster, tmp_path: Path) -> tuple[int, int]:
 # --- columns and their types ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "message"),
-    [
-        ("'v' AS value", {}, TOPIC_NEEDED),
-        ("'v' AS value, 't' AS Topic", {}, TOPIC_NEEDED),  # names are case-sensitive
-        ("'v' AS Value", {"topic": "t"}, "Required attribute 'value' not found"),
-        ("'k' AS key", {"topic": "t"}, "Required attribute 'value' not found"),
-        ("1 AS value", {"topic": "t"}, "value attribute unsupported type int. value must be a(n) string or binary"),
-        ("'v' AS value, 1 AS key", {"topic": "t"}, "key attribute unsupported type int. key must be a(n) string or"),
-        ("'v' AS value, 1 AS topic", {}, "topic attribute unsupported type int. topic must be a string"),
-        ("'v' AS value, 1 AS topic", {"topic": "t"}, "topic attribute unsupported type int"),
-        ("'v' AS value, 1L AS partition", {"topic": "t"}, "partition attribute unsupported type bigint"),
-        ("'v' AS value, map('a', 'b') AS headers", {"topic": "t"}, "headers attribute unsupported type map"),
-        (
-            "'v' AS value, array(struct('a' AS key, 'b' AS value)) AS headers",
-            {"topic": "t"},
-            "headers must be a(n) array<struct<key:string,value:binary>>",
-        ),
-        ("'v' AS value, 'now' AS timestamp", {"topic": "t"}, "timestamp attribute unsupported type string"),
-        ("'v' AS value", {"topic": "nowhere"}, "unknown topic or partition"),
-        ("'v' AS value", {"topic": "../x"}, "not a legal topic name"),
-        ("'v' AS value", {"topic": "__consumer_offsets"}, "internal"),
-        ("'v' AS value, CAST(NULL AS string) AS topic", {}, "null topic present in the data"),
-        ("'v' AS value, 'nowhere' AS topic", {}, "'nowhere': unknown topic or partition"),
-        ("'v' AS value, -1 AS partition", {"topic": "t"}, "partition: -1 does not exist, the topic has 2 partitions"),
-        ("'v' AS value, 2 AS partition", {"topic": "t"}, "partition: 2 does not exist, the topic has 2 partitions"),
-        ("repeat('v', 3000) AS value", {"topic": "t"}, "max.message.bytes is 2000"),
-        ("'v' AS value", {"topic": "t", "kafka.key.serializer": "x"}, "is not supported"),
-        (
-            "'v' AS value",
-            {"topic": "t", "kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN"},
-            "Kafka options 'sasl.mechanism', 'security.protocol' (SASL_SSL) are not supported",
-        ),
-    ],
-)
-def test_invalid_writes_are_named_and_nothing_is_written(
-    spark: SparkSession, cluster: Cluster, tmp_path: Path, columns: str, options: dict[str, str], message: str
-) -> None:
+INVALID: list[tuple[str, dict[str, str], str]] = [
+    ("'v' AS value", {}, TOPIC_NEEDED),
+    ("'v' AS value, 't' AS Topic", {}, TOPIC_NEEDED),  # names are case-sensitive
+    ("'v' AS Value", {"topic": "t"}, "Required attribute 'value' not found"),
+    ("'k' AS key", {"topic": "t"}, "Required attribute 'value' not found"),
+    ("1 AS value", {"topic": "t"}, "value attribute unsupported type int. value must be a(n) string or binary"),
+    ("'v' AS value, 1 AS key", {"topic": "t"}, "key attribute unsupported type int. key must be a(n) string or"),
+    ("'v' AS value, 1 AS topic", {}, "topic attribute unsupported type int. topic must be a string"),
+    ("'v' AS value, 1 AS topic", {"topic": "t"}, "topic attribute unsupported type int"),
+    ("'v' AS value, 1L AS partition", {"topic": "t"}, "partition attribute unsupported type bigint"),
+    ("'v' AS value, map('a', 'b') AS headers", {"topic": "t"}, "headers attribute unsupported type map"),
+    (
+        "'v' AS value, array(struct('a' AS key, 'b' AS value)) AS headers",
+        {"topic": "t"},
+        "headers must be a(n) array<struct<key:string,value:binary>>",
+    ),
+    ("'v' AS value, 'now' AS timestamp", {"topic": "t"}, "timestamp attribute unsupported type string"),
+    ("'v' AS value, CAST(NULL AS string) AS topic", {}, "null topic present in the data"),
+    ("'v' AS value, 'nowhere' AS topic", {}, "'nowhere': unknown topic or partition"),
+    ("repeat('v', 3000) AS value", {"topic": "t"}, "max.message.bytes is 2000"),
+]
+
+
+def test_invalid_writes_are_named_and_nothing_is_written(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
     """In this process; that errors of plans and tasks pass through Spark's is shown below."""
     make(cluster, "t", 2, max_message_bytes="2000")
-    with fails(message):
-        write_frame(spark.sql(f"SELECT {columns}"), cluster, **options)
-    assert stored(cluster, "t") == {}
-    assert left_behind(cluster, tmp_path) == (0, 0)
+    for columns, options, message in INVALID:
+        with fails(message):
+            write_frame(spark.sql(f"SELECT {columns}"), cluster, **options)
+        assert stored(cluster, "t") == {}, message
+        assert left_behind(cluster, tmp_path) == (0, 0), message
 
 
 def test_errors_of_plans_and_tasks_reach_the_user(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
@@ -176,26 +162,6 @@ def test_column_and_option_topic(spark: SparkSession, cluster: Cluster) -> None:
     assert (stored(cluster, "a"), stored(cluster, "b")) == ({0: ["1", "3"]}, {0: ["2"]})
     write(frame, cluster, topic="b")  # the option takes precedence over the column
     assert stored(cluster, "b") == {0: ["2", "1", "2", "3"]}
-
-
-def test_keys_map_to_the_same_partitions_as_in_kafka_python(spark: SparkSession, cluster: Cluster) -> None:
-    make(cluster, "t", 7)
-    keys = [f"{'kéy'[: n % 4]}{n}" for n in range(300)]
-    write(spark.createDataFrame([(key, key) for key in keys], "key string, value string"), cluster, topic="t")
-    expected = {key: (murmur2(key.encode()) & 0x7FFFFFFF) % 7 for key in keys}
-    assert {value: p for p, found in stored(cluster, "t").items() for value in found} == expected
-
-
-def test_rows_of_a_task_keep_their_order(spark: SparkSession, cluster: Cluster) -> None:
-    make(cluster, "t", 3)
-    frame = spark.range(0, 30_000, 1, 3).selectExpr("CAST(id AS string) AS value", "CAST(id % 100 AS string) AS key")
-    write(frame, cluster, topic="t")
-    found = stored(cluster, "t")
-    assert sorted(int(value) for values in found.values() for value in values) == list(range(30_000))
-    for values in found.values():
-        for task in range(3):
-            mine = [int(value) for value in values if int(value) // 10_000 == task]
-            assert mine == sorted(mine)
 
 
 def test_an_empty_frame_writes_nothing(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:

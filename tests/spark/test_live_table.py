@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -19,6 +18,7 @@ from spark_log.spark.streams.formats.codecs import Json
 from spark_log.spark.streams.live_table import Table
 from spark_log.spark.streams.outputs import TopicOutput, write_stream
 from tests.support.keyed_log import append_keyed
+from tests.support.spark import assert_same_rows
 from tests.support.table_topics import compact_now
 from tests.support.topics import all_stored, append, fails, make, read_stream
 from tests.support.truncation import truncate
@@ -96,9 +96,7 @@ def test_the_join_sees_changes_during_the_query(
                 assert all_stored(cluster, "first") == sorted(expected)
         finally:
             query.stop()
-        assert_df_equality(
-            planes.rows(), read_table(spark, cluster, "planes"), ignore_row_order=True, ignore_nullable=True
-        )
+        assert_same_rows(planes.rows(), read_table(spark, cluster, "planes"))
 
 
 def test_inner_and_left_joins_of_a_batch_frame(
@@ -111,14 +109,12 @@ def test_inner_and_left_joins_of_a_batch_frame(
             change(log, **changes)
             x = "7" if changes else None
             left = planes.join(frame, "tail", name="plane").select("tail", "n", seats)
-            expected = spark.createDataFrame([("a", 1, "1"), ("a", 2, "1"), ("x", 3, x), (None, 4, None)], left.schema)
-            assert_df_equality(left, expected, ignore_row_order=True, ignore_nullable=True)
+            expected = [("a", 1, "1"), ("a", 2, "1"), ("x", 3, x), (None, 4, None)]
+            assert_same_rows(left, expected)
             inner = planes.join(frame, sf.col("tail").cast("binary"), how="inner", name="plane")
             inner = inner.select("tail", "n", seats)
-            assert_df_equality(inner, expected.dropna(), ignore_row_order=True, ignore_nullable=True)
-            assert_df_equality(
-                planes.rows(), read_table(spark, cluster, "planes"), ignore_row_order=True, ignore_nullable=True
-            )
+            assert_same_rows(inner, [row for row in expected if None not in row])
+            assert_same_rows(planes.rows(), read_table(spark, cluster, "planes"))
 
 
 def test_a_truncated_log_is_read_again(

@@ -7,10 +7,8 @@ record once and in order, the last value of every key, and the unexpired records
 
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -29,10 +27,10 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.keyed_producer import value
 from tests.support.python_process import PythonProcess
 from tests.support.records import ranges_of
+from tests.support.waiting import LIMIT_S, wait_until
 
 KEYS = 40
 MAINTENANCE_POINTS = [name for name in POINTS if name.partition(".")[0] in {"seal", "merge", "compact", "retention"}]
-SOON_S = 120.0
 SMALL = {
     "inline.tail.bytes": "1500",
     "segment.bytes": "60000",
@@ -47,13 +45,6 @@ CONFIGS = {
 }
 Seen = list[tuple[int, int, int]]
 """(partition, offset, number), in the order in which a reader saw them."""
-
-
-def wait_for(what: Any, met: Any) -> None:
-    deadline_s = time.monotonic() + SOON_S
-    while not met():
-        assert time.monotonic() < deadline_s, f"time-out: {what}"
-        time.sleep(0.05)
 
 
 class Process:
@@ -80,7 +71,7 @@ class Process:
         """End its standard input, and wait for its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        code = self._process.wait(SOON_S)
+        code = self._process.wait(LIMIT_S)
         self._reader.join()
         self._process.stdout.close()  # type: ignore[union-attr]
         return code
@@ -114,7 +105,7 @@ class GroupReader(threading.Thread):
 
     def end(self) -> None:
         self._stop_it.set()
-        self.join(SOON_S)
+        self.join(LIMIT_S)
         if self.failure is not None:
             raise self.failure
 
@@ -207,7 +198,7 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     producer: Process,
     tmp_path: Path,
 ) -> None:
-    wait_for("files in the Delta table", lambda: delta_files(cluster, topics["events"]) > 3)
+    wait_until(lambda: delta_files(cluster, topics["events"]) > 3, "files in the Delta table", 0.05)
     groups = [GroupReader(address, "events", "g") for _ in range(2)]
     tails = {name: GroupReader(address, name, f"tail-{name}") for name in ("latest", "short")}
     for reader in (*groups, *tails.values()):
@@ -221,10 +212,10 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
 
     for point in MAINTENANCE_POINTS:
         process = Process("maintenance_process", address, failpoint=point)
-        wait_for(f"the kill at {point}", process.ended)
+        wait_until(process.ended, f"the kill at {point}", 0.05)
         assert process.finish() == -9, f"{point}: {process.lines[-3:]}"
     process = Process("maintenance_process", address)
-    wait_for("whole rounds of maintenance", lambda process=process: process.lines.count("round") >= 3)
+    wait_until(lambda process=process: process.lines.count("round") >= 3, "whole rounds of maintenance", 0.05)
     assert process.finish() == 0
 
     assert producer.finish() == 0
@@ -236,9 +227,9 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     sent = {name: acked(producer, name) for name in topics}
 
     assert sorted(now["events"]) == sorted(sent["events"]), "every record at the offset that was acknowledged"
-    wait_for("the group", lambda: sum(len(each.seen) for each in groups) >= len(sent["events"]))
+    wait_until(lambda: sum(len(each.seen) for each in groups) >= len(sent["events"]), "the group", 0.05)
     for name, reader in tails.items():
-        wait_for(f"the end of {name}", lambda name=name, reader=reader: caught_up(reader.seen, now[name]))
+        wait_until(lambda name=name, reader=reader: caught_up(reader.seen, now[name]), f"the end of {name}", 0.05)
     for reader in (*groups, *tails.values()):
         reader.end()
     for stream in streams.values():

@@ -1,46 +1,72 @@
 """A driver program warns of misspelt options, once for each read, write and query."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-from tests.support.spark import ENVIRONMENT
-
-PROGRAM = """
-import sys
+import pytest
 from pyspark.sql import SparkSession
-from spark_log import Cluster, create_topic
 
-address, checkpoint = sys.argv[1:]
-with Cluster.init(address) as cluster:
-    create_topic(cluster, "t"), create_topic(cluster, "copy")
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-base = {"cluster": address, "path": "ignored", "queryName": "ignored"}
-rows = spark.range(9).selectExpr("cast(id as string) value")
-rows.write.format("spark_log").options(**base, topic="t", topics="t").mode("append").save()
-frame = spark.read.format("spark_log").options(**base, subscribe="t", startingOffset="earliest").load()
-assert frame.where("offset > 3").count() == 5 and frame.count() == 9
-stream = spark.readStream.format("spark_log").options(**base, subscribe="t", startingOffsets="earliest")
-stream = stream.options(maxOffsetsPerTrigger="3", maxRecordPerPartition="2").load().writeStream.format("spark_log")
-stream = stream.options(cluster=address, topic="copy", checkpointLocation=checkpoint, **{"kafka.group_id": "g"})
-query = stream.trigger(availableNow=True).start()
-query.awaitTermination()
-assert len(query.recentProgress) > 2
-"""
+from spark_log.cluster.cluster import Cluster
+from spark_log.spark.datasource.source import SparkLogDataSource
+from tests.support.topics import make
+from tests.support.waiting import wait_until
+
+SUGGESTIONS = {
+    "topics": "topic",
+    "startingoffset": "startingOffsets",
+    "maxrecordperpartition": "maxRecordsPerPartition",
+    "kafka.group_id": "kafka.group.id",
+}
 
 
-def test_each_misspelt_option_is_reported_once(tmp_path):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "log"), str(tmp_path / "checkpoint")]
-    environment = {**os.environ, **ENVIRONMENT}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-8000:]
-    suggestions = {
-        "topics": "topic",
-        "startingoffset": "startingOffsets",
-        "maxrecordperpartition": "maxRecordsPerPartition",
-        "kafka.group_id": "kafka.group.id",
-    }
-    for name, option in suggestions.items():
-        warning = f'Option {name!r} of format("spark_log") has no effect. Did you mean {option!r}?'
-        assert done.stderr.count(warning) == 1, done.stderr[-8000:]
-    assert done.stderr.count("has no effect") == len(suggestions)
+class SourceWithProcesses(SparkLogDataSource):
+    """The source under another name, registered with an environment of its own, so that Spark starts Python processes
+    for it and reuses none.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "spark_log_with_processes"
+
+
+@contextmanager
+def errors_of_the_driver(spark: SparkSession) -> Iterator[Callable[[], str]]:
+    """What the Python processes that the driver starts from now on print; the JVM passes it on to standard error."""
+    jvm: Any = spark._jvm
+    before, printed = jvm.java.lang.System.err, jvm.java.io.ByteArrayOutputStream()
+    jvm.java.lang.System.setErr(jvm.java.io.PrintStream(printed, True))
+    try:
+        yield lambda: str(printed.toString())
+    finally:
+        jvm.java.lang.System.setErr(before)
+
+
+def test_each_misspelt_option_is_reported_once(
+    spark: SparkSession, cluster: Cluster, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(cluster, "t"), make(cluster, "copy")
+    monkeypatch.setitem(spark.sparkContext.environment, "SPARK_PROCESSES", "for the misspelt options")
+    spark.dataSource.register(SourceWithProcesses)
+    name = SourceWithProcesses.name()
+    base = {"cluster": str(cluster.store.address), "path": "ignored", "queryName": "ignored"}
+    with errors_of_the_driver(spark) as errors:
+        rows = spark.range(9).selectExpr("cast(id as string) value")
+        rows.write.format(name).options(**base, topic="t", topics="t").mode("append").save()
+        frame = spark.read.format(name).options(**base, subscribe="t", startingOffset="earliest").load()
+        assert frame.where("offset > 3").count() == 5 and frame.count() == 9
+        stream = spark.readStream.format(name).options(**base, subscribe="t", startingOffsets="earliest")
+        records = stream.options(maxOffsetsPerTrigger="3", maxRecordPerPartition="2").load()
+        sink = records.writeStream.format(name).options(cluster=base["cluster"], topic="copy")
+        sink = sink.options(checkpointLocation=str(checkpoint), **{"kafka.group_id": "g"})
+        query = sink.trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert len(query.recentProgress) > 2
+        warnings = [
+            f'Option {misspelt!r} of format("spark_log") has no effect. Did you mean {option!r}?'
+            for misspelt, option in SUGGESTIONS.items()
+        ]
+        wait_until(lambda: all(warning in errors() for warning in warnings), "the warnings")
+        assert [errors().count(warning) for warning in warnings] == [1, 1, 1, 1], errors()
+        assert errors().count("has no effect") == len(SUGGESTIONS)

@@ -5,7 +5,6 @@ import decimal
 import sys
 
 import pytest
-from chispa import assert_df_equality
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
@@ -19,6 +18,7 @@ from tests.support.descriptors import (
     Order,
     flight_bytes,
 )
+from tests.support.spark import assert_same_rows
 
 FLIGHT = Protobuf("Flight", FLIGHT_DESCRIPTOR_SET)
 STRICT = Protobuf("Strict", FLIGHT_DESCRIPTOR_SET)
@@ -123,7 +123,7 @@ def test_values_of_every_type_are_encoded_and_decoded(spark):
     values = spark.createDataFrame([(1, full_bytes()), (2, b""), (3, None)], "n INT, value BINARY")
     both = decode(values, ORDER)
     expected = spark.createDataFrame([(1, FULL), (2, EMPTY), (3, None)], f"n INT, value STRUCT<{SCHEMA}>")
-    assert_df_equality(both.select("n", "value").orderBy("n"), expected.orderBy("n"), ignore_nullable=True)
+    assert_same_rows(both.select("n", "value"), expected)
     assert both.where("error IS NOT NULL").isEmpty()
     back = encode(expected.orderBy("n").coalesce(1), ORDER, value="value")
     assert [row.value for row in back.collect()] == [full_bytes(), b"", None]

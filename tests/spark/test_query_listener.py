@@ -136,6 +136,7 @@ def test_a_query_goes_on_while_the_store_of_its_reports_is_down(spark, cluster, 
             Cluster.init(server.create_database(), log_dir=str(tmp_path / "log-dir")) as reports,
             observing_queries(spark, reports, record_interval_s=0.05) as listener,
         ):
+            reports.store.read_timeout_ms = 1_000 * int(LIMIT_S)  # the listener has shorter ones of its own
             query = counts(spark, cluster, tmp_path)
             try:
                 log.append(topic, [Records(0, table("a"))])

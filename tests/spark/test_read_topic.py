@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
 from spark_log import read_topic
@@ -18,14 +17,14 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs
 from tests.support.records import table
+from tests.support.spark import assert_same_rows
 from tests.support.topics import append, fails, fill, make, read
 
 
 def check_equal(spark: SparkSession, cluster: Cluster, topic: str = "t") -> None:
     ours = read(spark, cluster, subscribe=topic, includeHeaders=True)
     native = read_topic(spark, str(cluster.store.address), topic, include_headers=True)
-    order = ["partition", "offset"]
-    assert_df_equality(native.orderBy(order), ours.orderBy(order), ignore_nullable=True)
+    assert_same_rows(native, ours)
 
 
 def test_read_topic_of_an_empty_topic(spark: SparkSession, cluster: Cluster) -> None:

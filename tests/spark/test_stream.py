@@ -70,33 +70,27 @@ def numbers(partition: int, *bounds: int) -> list[str]:
 # --- options --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"endingOffsets": "latest"}, "ending offset not valid in streaming queries"),
-        ({"endingOffsetsByTimestamp": "{}"}, "ending timestamp not valid in streaming queries"),
-        ({"endingTimestamp": "5"}, "ending timestamp not valid in streaming queries"),
-        (
-            {"minOffsetsPerTrigger": "20", "maxOffsetsPerTrigger": "15"},
-            "The value of minOffsetPerTrigger(20) is higher than the maxOffsetsPerTrigger(15).",
-        ),
-        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be positive"),
-        ({"maxTriggerDelay": "soon"}, "failed to parse time string 'soon'"),
-        ({"startingOffsets": '{"t":{"0":0}}'}, "Partitions specified for start offsets don't match"),
-        ({"startingTimestamp": str(NOON_MS + 10**9)}, "No offset matched from request of topic-partition t-0"),
-        ({"subscribe": "nowhere"}, "unknown topic or partition"),
-    ],
-)
-def test_invalid_options_are_named(cluster: Cluster, t: None, options: dict[str, str], message: str) -> None:
-    """Without Spark's processes, through which errors pass as those of data loss do (below)."""
-    with fails(message):
-        StreamQuery(cluster, **{"startingOffsets": "latest", **options}).trigger()
+INVALID = [
+    ({"endingOffsets": "latest"}, "ending offset not valid in streaming queries"),
+    ({"startingOffsets": '{"t":{"0":0}}'}, "Partitions specified for start offsets don't match"),
+    ({"startingTimestamp": str(NOON_MS + 10**9)}, "No offset matched from request of topic-partition t-0"),
+    ({"subscribe": "nowhere"}, "unknown topic or partition"),
+]
+
+
+def test_invalid_options_are_named(cluster: Cluster, t: None) -> None:
+    """Without Spark's processes, through which errors pass as those of data loss do (below). All other invalid options
+    are in tests/unit/spark/datasource/test_options.py.
+    """
+    for options, message in INVALID:
+        with fails(message):
+            StreamQuery(cluster, **{"startingOffsets": "latest", **options}).trigger()
 
 
 # --- starts ---------------------------------------------------------------------------------------------------------
 
 
-def test_latest_is_where_a_stream_starts(
+def test_a_stream_starts_at_latest_and_reads_new_partitions_from_their_earliest(
     spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribe="t"), checkpoint)
@@ -107,25 +101,29 @@ def test_latest_is_where_a_stream_starts(
         fill(log, "t", [2, 1], first=10)
         query.processAllAvailable()
         assert run.all == {0: numbers(0, 10, 12), 1: numbers(1, 10, 11)}
+        add_partitions(cluster, "t", 3)
+        append(log, "t", "new", partition=2)
+        query.processAllAvailable()
+        assert run.all == {0: numbers(0, 10, 12), 1: numbers(1, 10, 11), 2: ["new"]}
     finally:
         query.stop()
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"startingOffsets": "earliest"}, {0: (0, 3), 1: (0, 1)}),
-        ({"startingOffsets": '{"t":{"0":-2,"1":-1}}'}, {0: (0, 3)}),
-        ({"startingOffsets": '{"t":{"0":2,"1":0}}'}, {0: (2, 3), 1: (0, 1)}),
-        ({"startingTimestamp": NOON_MS + 500, "startingOffsetsByTimestampStrategy": "latest"}, {0: (1, 3)}),
-        ({"startingOffsets": "earliest", "maxOffsetsPerTrigger": 1}, {0: (0, 3), 1: (0, 1)}),
-        ({"startingOffsets": "earliest", "minPartitions": 4}, {0: (0, 3), 1: (0, 1)}),
-    ],
-)
-def test_starts(cluster: Cluster, t: None, options: dict[str, Any], expected: dict[int, tuple[int, int]]) -> None:
-    query = StreamQuery(cluster, **options)
-    found = [value.decode() for rows in iter(query.trigger, []) for _, value in rows]
-    assert sorted(found) == sorted(value for p, bounds in expected.items() for value in numbers(p, *bounds))
+STARTS: list[tuple[dict[str, Any], dict[int, tuple[int, int]]]] = [
+    ({"startingOffsets": "earliest"}, {0: (0, 3), 1: (0, 1)}),
+    ({"startingOffsets": '{"t":{"0":-2,"1":-1}}'}, {0: (0, 3)}),
+    ({"startingOffsets": '{"t":{"0":2,"1":0}}'}, {0: (2, 3), 1: (0, 1)}),
+    ({"startingTimestamp": NOON_MS + 500, "startingOffsetsByTimestampStrategy": "latest"}, {0: (1, 3)}),
+    ({"startingOffsets": "earliest", "maxOffsetsPerTrigger": 1}, {0: (0, 3), 1: (0, 1)}),
+    ({"startingOffsets": "earliest", "minPartitions": 4}, {0: (0, 3), 1: (0, 1)}),
+]
+
+
+def test_starts(cluster: Cluster, t: None) -> None:
+    for options, expected in STARTS:
+        query = StreamQuery(cluster, **options)
+        found = [value.decode() for rows in iter(query.trigger, []) for _, value in rows]
+        assert sorted(found) == sorted(v for p, bounds in expected.items() for v in numbers(p, *bounds)), options
 
 
 def test_a_restart_continues_at_the_checkpoint_regardless_of_start_options(
@@ -184,21 +182,6 @@ def test_an_empty_pattern_waits_for_its_topics(
         append(log, "news.eu", "first of a new topic")  # from its earliest offset, although the query starts at latest
         query.processAllAvailable()
         assert run.all == {0: ["first of a new topic"]}
-    finally:
-        query.stop()
-
-
-def test_new_partitions_are_read_from_their_earliest(
-    spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
-) -> None:
-    run = Run(read_stream(spark, cluster, subscribe="t"), checkpoint)
-    query = run.start()
-    try:
-        query.processAllAvailable()
-        add_partitions(cluster, "t", 3)
-        append(log, "t", "new", partition=2)
-        query.processAllAvailable()
-        assert run.all == {2: ["new"]}
     finally:
         query.stop()
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -13,6 +12,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams.joins import Bounds, Kind, Side, join_static, join_streams
 from spark_log.spark.streams.windows import Tumbling, late_records, windowed
 from tests.support.records import NOON_MS
+from tests.support.spark import assert_same_rows
 from tests.support.topics import append, make, read, read_stream
 
 MINUTE_MS = 60_000
@@ -65,8 +65,7 @@ def test_each_kind_in_a_batch(spark: SparkSession, cluster: Cluster, log: Client
     for how, rows in expected.items():
         joined = join_streams(left, right, {"id": "paid_id"}, within=HOUR_BEFORE, how=how)
         assert joined.columns == ["id", "item", "ordered", "paid", "paid_at"]
-        wanted = spark.createDataFrame(rows, "id string, item string, paid string")
-        assert_df_equality(joined.select("id", "item", "paid"), wanted, ignore_row_order=True, ignore_nullable=True)
+        assert_same_rows(joined.select("id", "item", "paid"), rows)
 
 
 def test_outer_rows_are_emitted_when_the_watermark_passes(

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
@@ -15,6 +14,7 @@ from spark_log.spark.streams.compacted_tables import read_table, table_changes, 
 from spark_log.spark.streams.deduplication import deduplicated, keep_first, keep_last
 from tests.support.keyed_log import append_keyed
 from tests.support.records import NOON_MS
+from tests.support.spark import assert_same_rows
 from tests.support.table_topics import compact_now
 from tests.support.topics import append, fails, make, read, read_stream
 
@@ -32,9 +32,9 @@ def test_a_table_has_the_last_value_of_each_key(spark: SparkSession, cluster: Cl
     append_keyed(log, topic, (b"c", b"1"), (b"c", b"2"), partition=1)
     append_keyed(log, topic, (b"gone", None), (b"b", b"3"))
     expected = spark.createDataFrame([("a", "2", 0, 2), ("b", "3", 0, 5), ("c", "2", 1, 1)], ROWS)
-    assert_df_equality(shown(spark, cluster, "planes"), expected, ignore_row_order=True, ignore_nullable=True)
+    assert_same_rows(shown(spark, cluster, "planes"), expected)
     compact_now(cluster, "planes")
-    assert_df_equality(shown(spark, cluster, "planes"), expected, ignore_row_order=True, ignore_nullable=True)
+    assert_same_rows(shown(spark, cluster, "planes"), expected)
     append_keyed(log, topic, (b"gone", b"back"), headers=[("h", b"1")])
     [row] = read_table(spark, cluster, "planes", include_headers=True).where("key = 'gone'").collect()
     assert (row.value, row.offset, row.headers[0].key) == (b"back", 6, "h")
@@ -66,7 +66,7 @@ def test_changes_upsert_and_delete(spark: SparkSession, cluster: Cluster, log: C
     write_table(first, address, "planes", key="tailnum", deleted="gone")
     expected = spark.createDataFrame([("a", '{"seats":1}'), ("b", '{"seats":2}')], "key string, value string")
     found = shown(spark, cluster, "planes").select("key", "value")
-    assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
+    assert_same_rows(found, expected)
     make(cluster, "updates")
     append(log, "updates", "a", key=b"x")
     append(log, "updates", "c", key=b"y")
@@ -78,7 +78,7 @@ def test_changes_upsert_and_delete(spark: SparkSession, cluster: Cluster, log: C
     query.awaitTermination()
     expected = spark.createDataFrame([("b", '{"seats":2}'), ("c", "y")], "key string, value string")
     found = shown(spark, cluster, "planes").select("key", "value")
-    assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
+    assert_same_rows(found, expected)
 
 
 def test_changes_that_are_refused(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:

@@ -1,10 +1,11 @@
-"""Spark sessions for the tests, and checkpoints of their queries."""
+"""Spark sessions for the tests, checkpoints of their queries, and the comparison of their results."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_log.spark import delta_jars, launcher
 from tests.support import class_archive
@@ -79,3 +80,11 @@ def uncommit(checkpoint: Path, batch: int) -> None:
     """As if Spark had been killed after the batch was written and before its own commit."""
     for name in (f"{batch}", f".{batch}.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
+
+
+def assert_same_rows(found: DataFrame, expected: "DataFrame | Sequence[tuple[object, ...]]") -> None:
+    """`found` has the rows of `expected` in any order, and the columns and types if `expected` is a DataFrame."""
+    if isinstance(expected, DataFrame):
+        assert found.dtypes == expected.dtypes
+        expected = expected.collect()
+    assert sorted(map(tuple, found.collect()), key=repr) == sorted(map(tuple, expected), key=repr)

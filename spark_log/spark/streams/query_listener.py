@@ -35,6 +35,7 @@ from spark_log.facts.metrics.recorded_topics import METRICS
 from spark_log.ids import TopicPartition
 from spark_log.log.segments import plan as planner
 from spark_log.maintenance.recorded_appends import append_records
+from spark_log.metadata.sql_columns import CLUSTER
 from spark_log.process import stop_at_exit
 from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
 
@@ -303,11 +304,16 @@ def lag_by_partition(cluster: Cluster, ends: Sequence[str]) -> dict[TopicPartiti
     if not found:
         return None
 
-    ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster.cluster_id)]
+    names = {name for offset in found for name, _ in offset.positions.offsets}
+
+    def read(connection: sa.Connection) -> tuple[str, dict[str, Topic]]:
+        # not Cluster.cluster_id, which waits for a store that does not answer as long as any other read
+        return connection.execute(sa.select(CLUSTER.cluster_id)).scalar_one(), find_topics(connection, names)
+
+    cluster_id, topics = cluster.home.store.read(read, timeout_ms=_TIMEOUT_MS)
+    ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster_id)]
     if not ours:
         return None
-    names = {name for positions in ours for name, _ in positions.offsets}
-    topics = cluster.home.store.read(lambda connection: find_topics(connection, names), timeout_ms=_TIMEOUT_MS)
     lags: dict[TopicPartition, int] = {}
     for store_id, those in by_store(topics.values()).items():
         there = {topic.name: topic for topic in those}
