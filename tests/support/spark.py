@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
+from chispa.rows_comparer import assert_basic_rows_equality
+from chispa.schema_comparer import assert_schema_equality
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_log.spark import delta_jars, launcher
@@ -84,7 +86,9 @@ def uncommit(checkpoint: Path, batch: int) -> None:
 
 def assert_same_rows(found: DataFrame, expected: "DataFrame | Sequence[tuple[object, ...]]") -> None:
     """`found` has the rows of `expected` in any order, and the columns and types if `expected` is a DataFrame."""
-    if isinstance(expected, DataFrame):
-        assert found.dtypes == expected.dtypes
-        expected = expected.collect()
-    assert sorted(map(tuple, found.collect()), key=repr) == sorted(map(tuple, expected), key=repr)
+    rows = sorted(found.collect(), key=repr)
+    if isinstance(expected, DataFrame):  # chispa would sort both in Spark
+        assert_schema_equality(found.schema, expected.schema, ignore_nullable=True)
+        assert_basic_rows_equality(rows, sorted(expected.collect(), key=repr))
+    else:
+        assert list(map(tuple, rows)) == sorted(map(tuple, expected), key=repr)
