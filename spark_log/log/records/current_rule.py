@@ -23,12 +23,13 @@ from spark_log.log.columns.envelope import OP, SEQUENCE, has_op
 from spark_log.log.columns.key_and_value import VALUE
 from spark_log.log.columns.topic_columns import TopicColumns, decoded, slices
 from spark_log.log.records.arrow_numpy import is_null
-from spark_log.log.records.winners import Mask
+from spark_log.log.records.winners import Mask, short_keys
 
 
 class Candidates(NamedTuple):
-    """What decides on records, in the order of their offsets: `keys` (large_binary) is null for those that are never
-    current, `sequences` (int64) is None unless they count, and `deletions` marks records that delete their key.
+    """What decides on records, in the order of their offsets: `keys` (large_binary, `short_keys`) is null for those
+    that are never current, `sequences` (int64) is None unless they count, and `deletions` marks records that delete
+    their key.
     """
 
     keys: pa.Array
@@ -61,7 +62,7 @@ class CurrentRule:
     def candidates(self, batch: pa.RecordBatch, events: pa.StructArray | None = None) -> Candidates:
         """Return what decides on the records of a batch. Their events are in its typed column unless they are given."""
         tombstones = is_null(batch.column("value"))
-        keys = batch.column("key").cast(pa.large_binary())
+        keys = short_keys(batch.column("key").cast(pa.large_binary()))
         if not self.by_op:
             return Candidates(keys, None, tombstones)
         if events is None:

@@ -4,14 +4,34 @@ The rule is a fold in the order of the offsets: each record replaces the earlier
 sequence and its own is smaller.
 """
 
+import os
+from hashlib import blake2b
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_log.log.records.arrow_numpy import is_null, to_numpy
 
 Mask = npt.NDArray[np.bool_]
 _FIRST = np.iinfo(np.int64).min
+_KEY_BYTES = 64
+_SECRET = os.urandom(32)
+
+
+def short_keys(keys: pa.Array) -> pa.Array:
+    """Return the keys (large_binary) with digests in place of those of more than 64 bytes. Equal keys stay equal, and
+    others different, in this process.
+
+    So the memory of keys depends on their number only: files with long keys that compress well are small. The digest
+    is keyed, because a client could otherwise write a short key that equals the digest of a long one.
+    """
+    is_long = pc.fill_null(pc.greater(pc.binary_length(keys), _KEY_BYTES), False)
+    if not pc.any(is_long).as_py():
+        return keys
+    digests = [blake2b(key.as_buffer(), digest_size=32, key=_SECRET).digest() for key in keys.filter(is_long)]
+    return pc.replace_with_mask(keys, is_long, pa.array(digests, keys.type))
 
 
 def current_records(keys: pa.Array, sequences: pa.Array | None = None) -> npt.NDArray[np.int64]:

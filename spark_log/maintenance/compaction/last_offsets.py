@@ -12,7 +12,7 @@ from spark_log.log.append.partitioner import murmur2
 from spark_log.log.records.arrow_numpy import is_null
 from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.records.schema import read_schema
-from spark_log.log.records.winners import current_records
+from spark_log.log.records.winners import current_records, short_keys
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import LogDirs, Slice
 from spark_log.maintenance.compaction.unit import Offsets, Unit
@@ -52,13 +52,18 @@ def find_last_offsets(topic: Topic, units: Sequence[Unit], log_dirs: LogDirs) ->
 def _read(slices: Sequence[Slice], log_dirs: LogDirs, topic: Topic, rule: CurrentRule) -> Iterator[pa.RecordBatch]:
     """Yield batches with the columns of _LAST, or those of _BY_SEQUENCE if the rule needs them."""
     if not rule.by_sequence or topic.columns is None:
-        yield from Fetcher(log_dirs).read(slices, read_schema(columns=["key", "offset"]))
+        for batch in Fetcher(log_dirs).read(slices, read_schema(columns=["key", "offset"])):
+            yield pa.RecordBatch.from_arrays([_keys(batch), batch.column("offset")], schema=_LAST)
         return
     schema = read_schema(columns=[*rule.column_names(), "offset"], typed=topic.columns.fields)
     for batch in Fetcher(log_dirs).read(slices, schema):
         candidates = rule.candidates(batch)
-        columns = [batch.column("key"), batch.column("offset"), candidates.keys, candidates.sequences]
-        yield pa.RecordBatch.from_arrays(columns, names=_BY_SEQUENCE.names)
+        columns = [_keys(batch), batch.column("offset"), candidates.keys, candidates.sequences]
+        yield pa.RecordBatch.from_arrays(columns, schema=_BY_SEQUENCE)
+
+
+def _keys(batch: pa.RecordBatch) -> pa.Array:
+    return short_keys(batch.column("key").cast(pa.large_binary()))
 
 
 def _last_of_bucket(batches: Iterator[pa.RecordBatch], schema: pa.Schema, bucket: int, buckets: int) -> Offsets:
@@ -69,7 +74,7 @@ def _last_of_bucket(batches: Iterator[pa.RecordBatch], schema: pa.Schema, bucket
         mine = pc.is_valid(batch.column("key"))
         if buckets > 1:
             mine = pc.and_(mine, pa.array(_bucket_of(batch.column("key"), buckets) == bucket))
-        rows = pa.Table.from_batches([batch]).filter(mine).cast(schema)
+        rows = pa.Table.from_batches([batch]).filter(mine)
         waiting.append(rows)
         waiting_bytes += rows.nbytes
         if waiting_bytes > max(_WAITING_BYTES, last_bytes):

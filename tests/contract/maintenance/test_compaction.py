@@ -31,6 +31,7 @@ from spark_log.replication.replicas.followers import Followers
 from spark_log.tables import publication
 from spark_log.tables.seen_offsets import listed_above_tail
 from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.keyed_log import keyed as keyed_rows
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS
 from tests.support.replicas import bring_back, every_replica_is_whole, inspect_and_elect, take_away, topic_on
@@ -312,6 +313,24 @@ def test_keys_that_do_not_fit_into_memory_are_processed_in_buckets(local, local_
     assert sorted(read(local_log, topic).split()) == sorted(expected.values())
     assert [(bucket, count) for bucket, count, _ in buckets] == [(n, 7) for n in range(7)]
     assert max(keys for _, _, keys in buckets) < len(expected) / 2, "keys of one partition fall into all buckets"
+
+
+def test_the_memory_of_a_pass_does_not_depend_on_the_length_of_keys(local, local_log, monkeypatch):
+    """Long keys that compress well are small in a file."""
+    topic = make(local, "t", cleanup_policy="compact", **FILES)
+    for value in (b"1", b"2"):
+        rows = [(b"%d" % number + b"\0" * 100_000, value) for number in range(50)]
+        local_log.append(topic, [Records(0, keyed_rows(rows))])
+    sizes, last_of = [], last_offsets._last_of
+
+    def measured(tables):
+        sizes.append(sum(each.nbytes for each in tables))
+        return last_of(tables)
+
+    monkeypatch.setattr(last_offsets, "_last_of", measured)
+    compact(local)
+    assert max(sizes) < 100 * 100
+    assert read(local_log, topic) == " ".join(f"{offset}:2" for offset in range(50, 100))
 
 
 def test_records_below_the_log_start_are_removed_and_replace_no_other(local, local_log):
