@@ -227,18 +227,18 @@ def _delete_some(
     topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
     keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in before}
     states = lock_partitions(connection, list(keys.values()))
-    wanted: dict[TopicPartition, int] = {}
+    log_starts: dict[TopicPartition, int] = {}
     for tp, key in keys.items():
         validate_user_topic(tp.topic, "delete records of")
         if key not in states:
             raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
         if not topics[tp.topic].config.deletes:
             raise PolicyViolationError(f"topic {tp.topic!r}: its cleanup.policy does not let records be deleted")
-        wanted[tp] = _wanted_log_start(tp, before[tp], states[key])
+        log_starts[tp] = _wanted_log_start(tp, before[tp], states[key])
     segments_max = max(1, SEGMENTS_MAX // len(before))
-    low = {keys[tp]: offset for tp, offset in wanted.items()}
+    low = {keys[tp]: offset for tp, offset in log_starts.items()}
     gone = {key: _segments_below(connection, key, offset, segments_max) for key, offset in low.items()}
-    unfinished = {tp: wanted[tp] for tp, key in keys.items() if len(gone[key]) == segments_max}
+    unfinished = {tp: log_starts[tp] for tp, key in keys.items() if len(gone[key]) == segments_max}
     for tp in unfinished:
         low[keys[tp]] = max(states[keys[tp]].log_start_offset, gone[keys[tp]][-1].end_offset)
     changed, now = [], cluster.store.clock(connection)
@@ -247,7 +247,7 @@ def _delete_some(
         if _move_log_start(connection, topic, states, low, mine, now).partitions:
             changed.append(topic)
     failpoint("retention.decided")
-    return wanted, changed, unfinished
+    return log_starts, changed, unfinished
 
 
 def _wanted_log_start(tp: TopicPartition, offset: int, state: PartitionState) -> int:
