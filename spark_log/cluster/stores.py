@@ -40,11 +40,6 @@ from spark_log.metadata.store_schema import read_overrides
 logger = logging.getLogger(__name__)
 
 
-def list_stores(cluster: Cluster) -> list[StoreInfo]:
-    """Return the data stores of the cluster, by number."""
-    return cluster.home.store.read(find_stores)
-
-
 def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
     """Create a data store in an empty PostgreSQL database, and add it to the cluster. It has no topics yet.
 
