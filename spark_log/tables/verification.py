@@ -19,7 +19,8 @@ from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import TimestampType, read_schema
-from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment
+from spark_log.log.records.segment_read import read_slice
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.tables import publication, publication_state

@@ -21,7 +21,7 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.ids import LogDirId
-from spark_log.log.records import inline, segment_file
+from spark_log.log.records import inline, segment_open, segment_read
 from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import TimestampType
 from spark_log.log.segments.field_filters import group_excluded
@@ -120,7 +120,7 @@ class Fetcher:
             return None
 
         def search(parquet: pq.ParquetFile, location: str) -> Iterator[int | None]:
-            yield segment_file.first_offset_at_or_after(parquet, piece.base_offset, timestamp_ms, piece.start, location)
+            yield segment_read.first_offset_at_or_after(parquet, piece.base_offset, timestamp_ms, piece.start, location)
 
         (offset,) = self._read_with_failover(piece, search)
         return offset if offset is not None and offset < piece.end else None
@@ -132,7 +132,7 @@ class Fetcher:
         skip = partial(group_excluded, filters, piece.columns.fields) if filters and piece.columns else None
 
         def decode(parquet: pq.ParquetFile, location: str) -> Iterator[pa.RecordBatch]:
-            return segment_file.read_slice(
+            return segment_read.read_slice(
                 parquet, shape, start=piece.start, end=piece.end, min_timestamp_ms=times.min_ms,
                 max_timestamp_ms=times.max_ms, path=location, skip=skip,
             )  # fmt: skip
@@ -221,8 +221,8 @@ class Fetcher:
 
 def _open_segment(piece: Slice, log_dir: LogDir) -> pq.ParquetFile:
     path = _path(piece)
-    expected = segment_file.ExpectedSegment(log_dir.location(path), piece.size, piece.record_count)
-    return segment_file.open_segment(log_dir.open(path), expected)
+    expected = segment_open.ExpectedSegment(log_dir.location(path), piece.size, piece.record_count)
+    return segment_open.open_segment(log_dir.open(path), expected)
 
 
 def _path(piece: Slice) -> str:

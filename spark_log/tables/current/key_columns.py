@@ -10,7 +10,8 @@ from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.current_rule import CurrentRule, decoded_events
 from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import TimestampType, read_schema
-from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment
+from spark_log.log.records.segment_read import read_slice
 from spark_log.tables.current.hidden_rows import Rows, concatenated
 
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import HEADERS, RECORD_SCHEMA, TIMESTAMP, TimestampType, normalise, read_schema
-from spark_log.log.records.segment_file import ExpectedSegment, SegmentFacts, SegmentWriter, open_segment, read_slice
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment
+from spark_log.log.records.segment_read import read_slice
+from spark_log.log.records.segment_write import SegmentFacts, SegmentWriter
 
 _HEADER = st.fixed_dictionaries({"key": st.text(max_size=5), "value": st.none() | st.binary(max_size=9)})
 _ROWS: st.SearchStrategy[list[tuple[object, ...]]] = st.lists(
