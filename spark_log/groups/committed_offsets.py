@@ -22,7 +22,7 @@ from spark_log.groups import offsets_topic
 from spark_log.groups.classic.service import live_classic
 from spark_log.groups.consumer import rows
 from spark_log.groups.share.group_ids import make_consumer_group
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared, in_list
@@ -270,9 +270,7 @@ def has_commits(connection: sa.Connection, group_id: str) -> bool:
 
 def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:
     """Delete the group's commits for the partitions, in the caller's transaction, also those of open transactions."""
-    by_topic: dict[str, list[int]] = {}
-    for name, number in sorted(partitions):
-        by_topic.setdefault(name, []).append(number)
+    by_topic = numbers_by_topic(partitions)
     for name, topic in find_topics(connection, by_topic).items():
         numbers = by_topic[name]
         here = (GROUP_OFFSET.group_id == group_id) & (GROUP_OFFSET.topic_id == topic.topic_id)
