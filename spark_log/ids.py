@@ -1,6 +1,9 @@
 """Types of ids, so that mypy distinguishes them, and the types of partitions and of ranges of offsets."""
 
-from typing import NamedTuple, NewType
+from collections.abc import Iterable
+from typing import NamedTuple, NewType, TypeVar
+
+Topic = TypeVar("Topic")
 
 TopicId = NewType("TopicId", int)
 """Key of a topic in the metadata store. Never reused: a recreated topic gets another one."""
@@ -30,6 +33,14 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def numbers_by_topic(partitions: Iterable[tuple[Topic, int]]) -> dict[Topic, list[int]]:
+    """Return the partition numbers by topic. Topics and numbers are in ascending order, each once."""
+    numbers: dict[Topic, list[int]] = {}
+    for topic, number in sorted(set(partitions)):
+        numbers.setdefault(topic, []).append(number)
+    return numbers
 
 
 class OffsetRange(NamedTuple):

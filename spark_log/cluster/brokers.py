@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, embedded_broker_row
 from spark_log.cluster.log_dir_uris import normalise_uri
 from spark_log.cluster.stores import copy_to_stores
 from spark_log.config.values import can_be_stored
@@ -82,8 +82,7 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
         known = connection.execute(sa.select(BROKER.broker_id).where(BROKER.broker_id == broker_id)).first()
         if known is not None:
             raise DuplicateBrokerRegistrationError(f"broker_id: there is a broker {broker_id} already")
-        values = {"broker_id": broker_id, "rack": rack, "served": False, "holder": None, "epoch": 0}
-        connection.execute(t.broker.insert(), {**values, "lease_until_ms": None, "lease_clock_epoch": None})
+        connection.execute(t.broker.insert(), embedded_broker_row(broker_id, rack))
 
     cluster.store.transact(add)
     try:
@@ -247,10 +246,10 @@ class BrokerSession:
         def body(connection: sa.Connection, _attempt: Attempt) -> int:
             row = _lock(connection, self.broker_id)
             now = self._store.clock(connection)
-            if row.served and not now.expired(row.lease_until_ms or 0, row.lease_clock_epoch or ""):
+            if left_ms := _left_ms(row, now):
                 raise DuplicateBrokerRegistrationError(
-                    f"broker {self.broker_id} is served by {row.holder}; its lease ends in"
-                    f" {row.lease_until_ms - now.lease_ms} ms unless that process renews it"
+                    f"broker {self.broker_id} is served by {row.holder}; its lease ends in {left_ms} ms unless that"
+                    " process renews it"
                 )
             epoch = int(row.epoch) + 1
             values = {"served": True, "holder": self.holder, "epoch": epoch}
@@ -266,9 +265,7 @@ class BrokerSession:
         def body(connection: sa.Connection, _attempt: Attempt) -> bool:
             row = _lock(connection, self.broker_id)
             now = self._store.clock(connection)
-            if (row.holder, row.epoch) != (self.holder, self.epoch) or now.expired(
-                row.lease_until_ms or 0, row.lease_clock_epoch or ""
-            ):
+            if (row.holder, row.epoch) != (self.holder, self.epoch) or not _left_ms(row, now):
                 return False
             lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_clock_epoch": now.clock_epoch}
             connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values(lease))

@@ -41,6 +41,12 @@ _LAST_TRIES_S = 10.0
 """How long a process that ends goes on trying to reach a store."""
 
 
+def embedded_broker_row(broker_id: int, rack: str | None) -> dict[str, object]:
+    """Return the row of a new embedded broker."""
+    lease = {"served": False, "holder": None, "epoch": 0, "lease_until_ms": None, "lease_clock_epoch": None}
+    return {"broker_id": broker_id, "rack": rack, **lease}
+
+
 class Cluster:
     """An open cluster.
 
@@ -101,18 +107,7 @@ class Cluster:
             # The marker is written before the commit, so that an existing cluster always has its log dir. A marker
             # without a cluster is harmless.
             directory.write_marker(Marker(cluster_id, FIRST_BROKER, log_dir_uuid, counter=0))
-            connection.execute(
-                tables.broker.insert(),
-                {
-                    "broker_id": FIRST_BROKER,
-                    "rack": None,
-                    "served": False,
-                    "holder": None,
-                    "epoch": 0,
-                    "lease_until_ms": None,
-                    "lease_clock_epoch": None,
-                },
-            )
+            connection.execute(tables.broker.insert(), embedded_broker_row(FIRST_BROKER, rack=None))
             connection.execute(
                 tables.log_dir.insert(),
                 {"broker_id": FIRST_BROKER, "uri": uri, "uuid": log_dir_uuid, "counter": 0, "online": True},

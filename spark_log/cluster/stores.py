@@ -5,7 +5,7 @@ import uuid
 
 import sqlalchemy as sa
 
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, embedded_broker_row
 from spark_log.cluster.log_dir import LogDir, LogDirInfo, Marker
 from spark_log.cluster.store_directory import (
     ACTIVE,
@@ -38,11 +38,6 @@ from spark_log.metadata.store_opening import create_store
 from spark_log.metadata.store_schema import read_overrides
 
 logger = logging.getLogger(__name__)
-
-
-def list_stores(cluster: Cluster) -> list[StoreInfo]:
-    """Return the data stores of the cluster, by number."""
-    return cluster.home.store.read(find_stores)
 
 
 def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
@@ -187,7 +182,7 @@ def copy_brokers(home: Cluster, data: Cluster) -> None:
 
     def copy(connection: sa.Connection, _attempt: Attempt) -> None:
         present = set(connection.execute(sa.select(BROKER.broker_id).with_for_update()).scalars())
-        missing = [_broker_row(each, rack) for each, rack in brokers.items() if each not in present]
+        missing = [embedded_broker_row(each, rack) for each, rack in brokers.items() if each not in present]
         if missing:
             connection.execute(t.broker.insert(), missing)
         for broker_id in brokers.keys() & present:
@@ -207,11 +202,6 @@ def copy_brokers(home: Cluster, data: Cluster) -> None:
         connection.execute(t.broker.delete().where(BROKER.broker_id.not_in(brokers), BROKER.broker_id.not_in(owners)))
 
     data.store.transact(copy, announce=True)
-
-
-def _broker_row(broker_id: int, rack: str | None) -> dict[str, object]:
-    lease = {"served": False, "holder": None, "epoch": 0, "lease_until_ms": None, "lease_clock_epoch": None}
-    return {"broker_id": broker_id, "rack": rack, **lease}
 
 
 def _new_row(data: Cluster, info: LogDirInfo) -> dict[str, object]:

@@ -228,14 +228,6 @@ def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dic
     return {member_id: frozenset(partitions) for member_id, partitions in assigned.items()}
 
 
-def by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:
-    """Return the topics with their partition numbers, both in ascending order."""
-    found: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        found.setdefault(topic, []).append(number)
-    return list(found.items())
-
-
 @dataclass(frozen=True)
 class _Member:
     """The part of kafka-python's JoinGroupResponseMember that assignors read."""

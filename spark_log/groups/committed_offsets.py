@@ -22,7 +22,7 @@ from spark_log.groups import offsets_topic
 from spark_log.groups.classic.service import live_classic
 from spark_log.groups.consumer import rows
 from spark_log.groups.share.group_ids import make_consumer_group
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared, in_list
@@ -84,16 +84,16 @@ def check_commits_of_clients(
 
 
 def check_commits(
-    offsets: Mapping[TopicPartition, int | OffsetAndMetadata], settings: ClusterSettings, metadata: str = ""
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata], settings: ClusterSettings
 ) -> dict[TopicPartition, Commit]:
-    """Convert and check the given commits. `metadata` is the text of those that are plain offsets.
+    """Convert and check the given commits.
 
     Raises IllegalArgumentError if an offset is not a whole number from 0 to 2**63 - 1, or a text is not UTF-8, and
     OffsetMetadataTooLargeError if a text is larger than offset.metadata.max.bytes.
     """
     checked: dict[TopicPartition, Commit] = {}
     for (topic, partition), given in offsets.items():
-        offset, text, epoch, *topic_id = given if isinstance(given, tuple) else (given, metadata, -1)
+        offset, text, epoch, *topic_id = given if isinstance(given, tuple) else (given, "", -1)
         here = f"{topic}-{partition}"
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
             raise IllegalArgumentError(f"offset to commit for {here}: {offset!r} is not an integer >= 0")
@@ -112,10 +112,7 @@ def check_commits(
 
 
 def commit_offsets(
-    store: Store,
-    group_id: str,
-    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
-    metadata: str = "",
+    store: Store, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
 ) -> list[TopicPartition]:
     """Commit the next offsets to read for a group without members: a Spark query, or a consumer with manual assignment.
 
@@ -123,7 +120,7 @@ def commit_offsets(
     Raises UnknownMemberIdError while the group has live members, because only they may commit, GroupIdNotFoundError if
     it is a share group, and the errors of `check_commits`; then nothing is committed.
     """
-    commits = check_commits(offsets, store.settings, metadata)
+    commits = check_commits(offsets, store.settings)
 
     def commit(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
         group = rows.lock_or_make_group(connection, group_id, store.clock(connection))
@@ -273,9 +270,7 @@ def has_commits(connection: sa.Connection, group_id: str) -> bool:
 
 def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:
     """Delete the group's commits for the partitions, in the caller's transaction, also those of open transactions."""
-    by_topic: dict[str, list[int]] = {}
-    for name, number in sorted(partitions):
-        by_topic.setdefault(name, []).append(number)
+    by_topic = numbers_by_topic(partitions)
     for name, topic in find_topics(connection, by_topic).items():
         numbers = by_topic[name]
         here = (GROUP_OFFSET.group_id == group_id) & (GROUP_OFFSET.topic_id == topic.topic_id)

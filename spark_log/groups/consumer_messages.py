@@ -7,7 +7,7 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, Consume
 
 from spark_log.groups.classic.group import ClassicGroup, ClassicMember
 from spark_log.groups.consumer.rules import Partitions
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicPartition, numbers_by_topic
 
 PROTOCOL_TYPE = "consumer"
 _ERRORS = (struct.error, ValueError, IndexError, TypeError, KeyError, OverflowError, UnicodeError)
@@ -49,11 +49,8 @@ def decode_assignment(data: bytes) -> Partitions | None:
 
 
 def encode_assignment(partitions: Partitions) -> bytes:
-    by_topic: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        by_topic.setdefault(topic, []).append(number)
     kind = ConsumerProtocolAssignment.TopicPartition
-    assigned = [kind(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()]
+    assigned = [kind(topic=topic, partitions=numbers) for topic, numbers in numbers_by_topic(partitions).items()]
     message = ConsumerProtocolAssignment(version=0, assigned_partitions=assigned, user_data=b"")
     return message.encode()  # type: ignore[no-any-return]
 

@@ -14,7 +14,7 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, Consume
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
-from spark_log.groups.assignors import Assignor, assign_as_leader, by_topic
+from spark_log.groups.assignors import Assignor, assign_as_leader
 from spark_log.groups.classic import rules
 from spark_log.groups.classic.group import ClassicGroup, Joining, State
 from spark_log.groups.classic.service import change, change_own, join_classic
@@ -24,6 +24,7 @@ from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_assignment,
 from spark_log.groups.group_names import new_member_id
 from spark_log.groups.identity import Identity
 from spark_log.groups.membership import MemberSettings, Membership
+from spark_log.ids import numbers_by_topic
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class ClassicMembership(Membership):
             pair = ConsumerProtocolSubscription.TopicPartition
             metadata = ConsumerProtocolSubscription(
                 version=1, topics=sorted(metadata.topics), user_data=metadata.user_data or b"",
-                owned_partitions=[pair(topic=topic, partitions=numbers) for topic, numbers in by_topic(owned)],
+                owned_partitions=[pair(topic=name, partitions=each) for name, each in numbers_by_topic(owned).items()],
             )  # fmt: skip
         encoded: bytes = metadata.encode()
         return encoded

@@ -1,6 +1,4 @@
-"""Decides by the compatibility level with which versions a new schema is compared, and in which direction. Pure."""
-
-from collections.abc import Callable, Sequence
+"""Decides by the compatibility level in which direction a new schema is compared with a version. Pure."""
 
 from spark_log.registry.schema_types import problems
 from spark_log.registry.schemas import SchemaText
@@ -17,24 +15,16 @@ LEVELS = (
 DEFAULT_LEVEL = "BACKWARD"
 
 
-def incompatibilities(
-    level: str,
-    new: SchemaText,
-    versions: Sequence[tuple[int, SchemaText]],
-    compare: Callable[[SchemaText, SchemaText], list[str]] = problems,
-) -> list[str]:
-    """Return the reasons why `new` is not compatible with the versions of its subject. Empty if it is compatible.
+def incompatibilities(level: str, new: SchemaText, version: int, old: SchemaText) -> list[str]:
+    """Return the reasons why `new` is not compatible with a version of its subject. Empty if it is compatible.
 
-    `versions` are pairs of version number and schema, in order.
-
-    BACKWARD requires that the new schema can read records of the last version, FORWARD that the last version can read
-    records of the new schema, and FULL both. With _TRANSITIVE the same holds for all versions.
+    BACKWARD requires that the new schema can read records of the version, FORWARD that the version can read records of
+    the new schema, and FULL both.
     """
-    direction, _, transitive = level.partition("_")
+    direction = level.removesuffix("_TRANSITIVE")
     faults: list[str] = []
-    for version, old in versions if transitive else versions[-1:]:
-        if direction in ("BACKWARD", "FULL"):
-            faults += [f"version {version} cannot be read: {each}" for each in compare(new, old)]
-        if direction in ("FORWARD", "FULL"):
-            faults += [f"version {version} cannot read it: {each}" for each in compare(old, new)]
+    if direction in ("BACKWARD", "FULL"):
+        faults += [f"version {version} cannot be read: {each}" for each in problems(new, old)]
+    if direction in ("FORWARD", "FULL"):
+        faults += [f"version {version} cannot read it: {each}" for each in problems(old, new)]
     return faults

@@ -31,21 +31,15 @@ class Accepted(NamedTuple):
 
 def register(
     connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...],
-    accepted: Accepted | None,
+    accepted: Accepted,
 ) -> RegisteredSchema | None:  # fmt: skip
     """Add the schema as the next version of the subject, unless a version has it. Return that version.
 
-    `accepted` is the result of an earlier `accept`. With it, nothing is parsed or compared in this transaction, for
-    which other writers wait; None is returned if the subject or an import has changed since then. Without it, the
-    schema is checked here. Raises InvalidSchemaError, IncompatibleSchemaError, SchemaNotFoundError (a reference) and
-    SchemaRegistryError (the mode).
+    `accepted` is the result of an earlier `accept`, so that nothing is parsed or compared in this transaction, for
+    which other writers wait. None is returned if the subject or an import has changed since then. Raises
+    InvalidSchemaError, IncompatibleSchemaError, SchemaNotFoundError (a reference) and SchemaRegistryError (the mode).
     """
-    if accepted is None:
-        registered = find(connection, subject, type_, text, references)
-        if registered is not None:
-            return registered
-        accepted = accept(connection, subject, type_, text, references)
-    elif accepted.text != rows.text_of(connection, type_, text, references):
+    if accepted.text != rows.text_of(connection, type_, text, references):
         return None
     hash_ = accepted.hash
     registered = _find_hash(connection, subject, hash_)
@@ -170,7 +164,7 @@ def problems_with(
                 f"the versions of subject {subject!r} are too many, or too large, to be compared with all of them: set"
                 f" a compatibility level that is not transitive"
             )
-        reasons += incompatibilities(level, new, [(number, old)])
+        reasons += incompatibilities(level, new, number, old)
     return reasons
 
 

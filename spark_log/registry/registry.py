@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import InvalidSchemaError, SchemaNotFoundError, SchemaRegistryError
+from spark_log.errors import InvalidSchemaError, RetriableError, SchemaNotFoundError, SchemaRegistryError
 from spark_log.registry import registrations, rows
 from spark_log.registry.compatibility import DEFAULT_LEVEL, LEVELS
 from spark_log.registry.schema_types import schema_hash
@@ -19,8 +19,8 @@ Version = int | Literal["latest"]
 MODES = ("READWRITE", "READONLY", "IMPORT")
 DEFAULT_MODE = "READWRITE"
 
-_TRIES = 5
-"""The number of tries of a registration while the subject changes, before the schema is checked in the transaction."""
+_TRIES = 20
+"""The number of tries of a registration while the subject changes. Several clients may register in it at once."""
 _SUBJECT_LENGTH_MAX = 512
 _INVALID_VERSION, _INVALID_LEVEL, _INVALID_MODE = 42202, 42203, 42204
 _INVALID_SUBJECT = 42208
@@ -55,8 +55,9 @@ class Registry:
 
         The same schema has one id under all subjects. Topics that follow the subject get its new columns in the same
         transaction. Give `id`, and optionally `version`, in the mode IMPORT, to copy the schemas of another registry.
-        Raises InvalidSchemaError, IncompatibleSchemaError (which names the field), SchemaNotFoundError (a reference)
-        and SchemaRegistryError (the subject's name or mode, the id or the version).
+        Raises InvalidSchemaError, IncompatibleSchemaError (which names the field), SchemaNotFoundError (a reference),
+        SchemaRegistryError (the subject's name or mode, the id or the version) and RetriableError (the subject kept
+        changing).
         """
         _check_subject(subject)
         check_type(type)
@@ -73,7 +74,6 @@ class Registry:
         known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, resolved))
         if known is not None:
             return known
-        accepted: registrations.Accepted | None
         for _ in range(_TRIES):
             # This may take long, so it is done before the transaction, for which other writers wait.
             accepted = self._store.read(lambda c: registrations.accept(c, subject, type, schema, resolved))
@@ -91,9 +91,9 @@ class Registry:
             )
             if registered is not None:
                 return registered
-        registered = self._write(lambda c: registrations.register(c, subject, type, schema, resolved, None))
-        assert registered is not None
-        return registered
+        raise RetriableError(
+            f"subject {subject!r}: it changed during each of {_TRIES} attempts to register the schema; repeat the call"
+        )
 
     def lookup(
         self,

@@ -17,8 +17,10 @@ from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader, RangesToRead, ReadPlan
 from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.current_rule import CurrentRule
+from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import TimestampType, read_schema
-from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment
+from spark_log.log.records.segment_read import read_slice
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.tables import publication, publication_state
@@ -154,17 +156,8 @@ def _read(table: TopicTable, file: ListedFile) -> Iterator[pa.RecordBatch]:
     location = table.log_dir.location(path)
     expected = ExpectedSegment(location, file.bytes, file.record_count)
     with open_segment(table.log_dir.open(path), expected) as parquet:
-        yield from read_slice(
-            parquet,
-            topic=table.topic.name,
-            partition=file.partition,
-            base_offset=file.base_offset,
-            start=file.base_offset,
-            end=file.base_offset + 2**31,
-            timestamp_type=TimestampType.CREATE_TIME,
-            schema=_COMPARED,
-            path=location,
-        )
+        shape = ReadShape(table.topic.name, file.partition, file.base_offset, TimestampType.CREATE_TIME, _COMPARED)
+        yield from read_slice(parquet, shape, path=location)
 
 
 def _compare(expected: Iterator[pa.RecordBatch], shown: Iterator[pa.RecordBatch]) -> tuple[int, str | None]:

@@ -24,7 +24,6 @@ DECIDED = {
 """Function that deletes, and the function of the same module that reads the decision from the primary."""
 
 NOT_FROM_METADATA = {
-    "transactions/transaction_store.py:delete_files": "the transaction that dropped the batches was committed",
     "spark/datasource/write/task_writer.py:abort": "files of this attempt, which no other process knows",
     "maintenance/rewrite/segment_rewrite.py:discard": "a file of this process, whose swap was not committed",
     "tables/delta_log_repair.py:repair": "a torn Delta log, read from the log dir",
@@ -38,8 +37,9 @@ NOT_FROM_METADATA = {
     "cluster/log_dir.py:try_writing": "the file that it has just written",
     "cluster/log_dir.py:delete_marker": "the marker of a store that has left the cluster",
 }
-"""Function that deletes, and why no decision of the metadata is needed. Also: files of batches that an append has
-refused, by `failed_append_files.delete_files`; only this append has written them.
+"""Function that deletes, and why no decision of the metadata is needed. Also, by
+`failed_append_files.delete_files`: files of batches that an append has refused, because only this append has written
+them, and those of batches that a transaction has dropped, because it was committed.
 """
 
 MECHANISM = {

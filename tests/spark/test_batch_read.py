@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import StructType
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.groups.committed_offsets import commit_offsets
+from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
@@ -352,7 +352,7 @@ def test_a_batch_starts_at_the_committed_offsets_of_a_group(spark: SparkSession,
 
 def test_committed_offsets_are_readable_as_a_topic(spark: SparkSession, cluster: Cluster, t: None) -> None:
     commit_offsets(cluster.store, "loaders", {TopicPartition("t", 0): 3, TopicPartition("t", 1): 1})
-    commit_offsets(cluster.store, "others", {TopicPartition("t", 0): 1}, "by hand")
+    commit_offsets(cluster.store, "others", {TopicPartition("t", 0): Commit(1, "by hand")})
     commit_offsets(cluster.store, "loaders", {TopicPartition("t", 0): 5})
     frame = read(spark, cluster, subscribe="__consumer_offsets")
     key = F.from_json(F.col("key").cast("string"), "group STRING, topic STRING, partition INT")

@@ -1,6 +1,7 @@
 """Clusters of several embedded brokers for the tests, and the state and invariants of their replicas."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
@@ -11,16 +12,17 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.facts.topics import describe_topics
 from spark_log.ids import LogDirId
-from spark_log.log.segments.segment_copy import SegmentFile, is_whole
+from spark_log.log.segments.segment_copy import Pace, SegmentFile, copy_segment, is_whole
 from spark_log.metadata import tables as t
 from spark_log.replication.controller import topic_copies
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import create_topic, insert_topic
+from spark_log.replication.replicas import catch_up
 from tests.support.stores import topics_view
 
 
@@ -79,6 +81,19 @@ def bring_back(cluster: Cluster, broker_id: int) -> None:
     folder = folder_of(cluster, broker_id)
     folder.with_name(f"{folder.name}-away").rename(folder)
     in_each_store(cluster, lambda view: inspect_log_dirs(view, unfenced))
+
+
+@contextlib.contextmanager
+def copied_segments() -> Iterator[list[str]]:
+    """The paths of the segment files that replicas copy in this process during the block."""
+    copied: list[str] = []
+
+    def copy(sources: Iterable[LogDir], target: LogDir, file: SegmentFile, pace: Pace) -> None:
+        copy_segment(sources, target, file, pace)
+        copied.append(file.path)
+
+    with patch.object(catch_up, "copy_segment", copy):
+        yield copied
 
 
 def every_replica_is_whole(cluster: Cluster) -> None:

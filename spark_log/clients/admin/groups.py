@@ -1,6 +1,5 @@
 """Manages consumer groups, with kafka-python's arguments and results."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,15 +17,12 @@ from spark_log.facts import groups as group_inspection
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import commit_offsets, committed
 from spark_log.groups.consumer.rules import Partitions
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicPartition, numbers_by_topic
 
 
 def by_topic(partitions: Partitions) -> list[dict[str, Any]]:
     """Return the partitions as kafka-python shows an assignment."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for topic, number in sorted(partitions):
-        found[topic].append(number)
-    return [{"topic": topic, "partitions": numbers} for topic, numbers in found.items()]
+    return [{"topic": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(partitions).items()]
 
 
 def reset_target(cluster: Cluster, partition: TopicPartition, spec: Any) -> group_operations.ResetTo:

@@ -7,7 +7,6 @@ from kafka.errors import KafkaConfigurationError
 from kafka.partitioner import DefaultPartitioner, Partitioner, StickyPartitioner
 
 from spark_log.clients.produce.known_topics import KnownTopic
-from spark_log.log.append.partitioner import partition_of_key
 
 Choose = Callable[[str, Any, bytes | None, Any, bytes | None, "ClusterView"], Any]
 """A function (topic, key, key bytes, value, value bytes, view) -> partition."""
@@ -29,23 +28,6 @@ class ClusterView:
 
     def available_partitions_for_topic(self, topic: str) -> set[int] | None:
         return self.partitions_for_topic(topic)
-
-
-class RoundRobinPartitioner(Partitioner):  # type: ignore[misc]
-    """Chooses a partition by the hash of the key; records with null keys go to one partition after the other."""
-
-    def __init__(self) -> None:
-        self._next: dict[str, int] = {}
-
-    def partition(
-        self, topic: str, key: Any, serialized_key: bytes | None, value: Any, serialized_value: Any, cluster: Any
-    ) -> int:
-        count = len(cluster.partitions_for_topic(topic))
-        if serialized_key is not None:
-            return partition_of_key(serialized_key, count)
-        number = self._next.get(topic, 0)
-        self._next[topic] = number + 1
-        return number % count
 
 
 def choose_with(partitioner: Any) -> Choose | None:

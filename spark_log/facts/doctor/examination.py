@@ -15,8 +15,7 @@ from spark_log.cluster.lease import COORDINATOR, read_lease
 from spark_log.cluster.log_dir import LogDirInfo
 from spark_log.cluster.names import is_internal
 from spark_log.cluster.security.users import list_credentials
-from spark_log.cluster.store_directory import ADDING, StoreInfo
-from spark_log.cluster.stores import list_stores
+from spark_log.cluster.store_directory import ADDING, StoreInfo, find_stores
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, UnsupportedVersionError, redact
 from spark_log.facts.doctor import cluster_rules, file_rules, machine, settings_rules, store_rules, stores
@@ -91,7 +90,7 @@ def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDir
         finding = _check_schema(store)
         if finding.severity is Severity.OK:
             cluster = Cluster(store, upgrades=False)
-            data_stores = [] if store.sqlite else [info for info in list_stores(cluster) if info.state != ADDING]
+            data_stores = [] if store.sqlite else [info for info in store.read(find_stores) if info.state != ADDING]
             return cluster, list(cluster.log_dirs().values()), data_stores, finding
     except BaseException:
         store.close()

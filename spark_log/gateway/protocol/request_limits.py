@@ -165,11 +165,11 @@ class _Walk:
         self._copied_left -= self._size - at
         if self._copied_left < 0:
             raise CostlyRequestError("too many structs have tagged fields")
-        count, at = self._varint(at)
+        count, at = read_varint(self._data, at)
         self._count(count)
         for _ in range(count):
-            _, at = self._varint(at)
-            size, at = self._varint(at)
+            _, at = read_varint(self._data, at)
+            size, at = read_varint(self._data, at)
             at += size
         return at
 
@@ -181,17 +181,19 @@ class _Walk:
     def _length(self, sized_by: int, at: int) -> tuple[int, int]:
         """Return a length or a count, which is -1 for null, and the position after it."""
         if sized_by == 0:
-            value, at = self._varint(at)
+            value, at = read_varint(self._data, at)
             return value - 1, at
         value = int.from_bytes(self._data[at : at + sized_by], "big", signed=True)
         return value, at + sized_by
 
-    def _varint(self, at: int) -> tuple[int, int]:
-        value = 0
-        for place in range(_VARINT_BYTES_MAX):
-            byte = self._data[at]
-            at += 1
-            value |= (byte & 0x7F) << (7 * place)
-            if byte < 0x80:
-                return value, at
-        raise CostlyRequestError(f"a varint of more than {_VARINT_BYTES_MAX} bytes")
+
+def read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Return the unsigned varint at a position, and the position after it. Raises CostlyRequestError if it is long."""
+    value = 0
+    for place in range(_VARINT_BYTES_MAX):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value, at
+    raise CostlyRequestError(f"a varint of more than {_VARINT_BYTES_MAX} bytes")

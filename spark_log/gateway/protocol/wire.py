@@ -16,6 +16,7 @@ from spark_log.gateway.protocol.request_limits import (
     UNCHECKED_BYTES,
     CostlyRequestError,
     check_cost,
+    read_varint,
 )
 
 Message = Any
@@ -60,7 +61,7 @@ def read_request_header(frame: memoryview, flexible: Callable[[int, int], bool])
         at += max(size, 0)
         if flexible(api_key, version):
             at = _after_tags(frame, at)
-    except _DECODE_ERRORS as error:
+    except (*_DECODE_ERRORS, CostlyRequestError) as error:
         raise MalformedRequestError(f"a request header: {error}") from None
     if at > len(frame):
         raise MalformedRequestError("a request header is cut off")
@@ -152,24 +153,11 @@ def _null_check(kind: type[Message], version: int) -> NullCheck:
 
 
 def _after_tags(frame: memoryview, at: int) -> int:
-    count, at = _unsigned(frame, at)
+    count, at = read_varint(frame, at)
     if count > _HEADER_TAGS_MAX:
         raise ValueError(f"{count} tagged fields")
     for _ in range(count):
-        _, at = _unsigned(frame, at)
-        size, at = _unsigned(frame, at)
+        _, at = read_varint(frame, at)
+        size, at = read_varint(frame, at)
         at += size
     return at
-
-
-def _unsigned(frame: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = frame[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 28:
-            raise ValueError("a varint of more than 5 bytes")

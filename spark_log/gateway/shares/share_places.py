@@ -18,6 +18,7 @@ from spark_log.gateway.protocol.error_codes import error_code
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
 from spark_log.gateway.shares.share_sessions import Place, Session
+from spark_log.ids import numbers_by_topic
 from spark_log.log.partitions.partition_rows import Key
 
 _UNKNOWN_TOPIC_ID = 100
@@ -73,10 +74,8 @@ async def find_missing_places(
     again = session.missing - asked.errors.keys() - set(forgotten)
     session.missing |= set(islice(asked.errors, max(0, _MISSING_MAX - len(session.missing))))
     if again:
-        topics: dict[uuid.UUID, list[int]] = {}
-        for topic_id, number in again:
-            topics.setdefault(topic_id, []).append(number)
-        again_asked = await services.call(_asked, services, client, [_Topic(*each) for each in topics.items()])
+        topics = [_Topic(*each) for each in numbers_by_topic(again).items()]
+        again_asked = await services.call(_asked, services, client, topics)
         session.missing -= again_asked.identities
         asked.places |= again_asked.places
         asked.errors |= again_asked.errors

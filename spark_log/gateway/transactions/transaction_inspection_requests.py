@@ -20,7 +20,7 @@ from spark_log.gateway.protocol.error_codes import outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Needed, Services
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.transactions.rules import TransactionState
 
 _NONE = -1
@@ -86,9 +86,7 @@ def _transaction(services: Services, transactional_id: str) -> Message:
             topics=[],
         )
     transaction = outcome.result.transaction
-    topics: dict[str, list[int]] = {}
-    for pending in outcome.result.pending:
-        topics.setdefault(pending.topic, []).append(pending.partition)
+    topics = numbers_by_topic((pending.topic, pending.partition) for pending in outcome.result.pending)
     return kind(
         error_code=outcome.code,
         transactional_id=transactional_id,

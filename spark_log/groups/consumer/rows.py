@@ -26,7 +26,7 @@ from spark_log.groups.consumer.stored_values import (
     subscription_json,
     subscription_of,
 )
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared, in_list
@@ -219,7 +219,7 @@ def assigned_to_others(
 ) -> dict[TopicPartition, str]:
     """Return which of the partitions are assigned to other members, with their owners."""
     owners: dict[TopicPartition, str] = {}
-    for topic, numbers in _by_topic(partitions).items():
+    for topic, numbers in numbers_by_topic(partitions).items():
         where = {"g": group_id, "m": member_id, "topic": topic, "first": numbers[0], "last": numbers[-1]}
         wanted = set(numbers)
         for number, owner in _GIVEN_TO_OTHERS.rows(connection, where):
@@ -313,7 +313,7 @@ def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequenc
 
 
 def revoke_partitions(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:
-    for topic, numbers in _by_topic(partitions).items():
+    for topic, numbers in numbers_by_topic(partitions).items():
         here = (
             (GROUP_PARTITION.group_id == group_id)
             & (GROUP_PARTITION.topic == topic)
@@ -358,10 +358,3 @@ def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, To
     elif legal:
         rows = _TOPIC_FACTS.rows(connection, {"names": list(legal)})
     return {name: TopicFacts(topic_id, count) for name, topic_id, count in rows if name in legal}
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    by_topic: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        by_topic.setdefault(topic, []).append(number)
-    return by_topic

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from spark_log.groups.consumer.rules import EpochState, Partitions, TopicFacts
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.metadata.remembered import Remembered
 
 T = TypeVar("T")
@@ -52,10 +52,7 @@ def partitions_of(text: str) -> Partitions:
 
 
 def partitions_json(partitions: Iterable[TopicPartition]) -> str:
-    found: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        found.setdefault(topic, []).append(number)
-    return json.dumps(found, separators=(",", ":"))
+    return json.dumps(numbers_by_topic(partitions), separators=(",", ":"))
 
 
 @_remembered

@@ -192,9 +192,9 @@ def _values(row: ShareRow, now: StoreClock) -> dict[str, Any]:
         "last_lock": window.last_lock,
         "ranges": ranges,
         "members": members,
-        "available": window.count(available=True),
+        "available": window.available,
         "unfinished": window.unfinished,
-        "archiving": window.count(archiving=True),
+        "archiving": window.archiving,
         "delayed": window.delayed,
         "wake_ms": window.wake_ms,
         "clock_epoch": now.clock_epoch,
@@ -379,10 +379,9 @@ def offers_of(answer: Answer) -> dict[Key, Offer]:
 def offer_of(row: ShareRow, log: LogFacts, now: StoreClock) -> Offer:
     """Return what a row offers, without the due time of delayed records."""
     window = row.window
-    available, archiving = window.count(available=True), window.count(archiving=True)
     return Offer(
-        window.next, window.start, available, window.unfinished, archiving, window.delayed, window.wake_ms, None,
-        now.clock_epoch, row.leader_epoch, log,
+        window.next, window.start, window.available, window.unfinished, window.archiving, window.delayed,
+        window.wake_ms, None, now.clock_epoch, row.leader_epoch, log,
     )  # fmt: skip
 
 

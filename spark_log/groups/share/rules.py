@@ -79,13 +79,15 @@ class Window:
     delayed: int = 0
     """The number of delayed records."""
 
-    def count(self, *, acquired: bool = False, available: bool = False, archiving: bool = False) -> int:
-        """Return the number of records in these states."""
-        return sum(
-            r.end - r.first
-            for r in self.ranges
-            if (acquired if r.lock > 0 else available if r.lock == AVAILABLE else archiving)
-        )
+    @property
+    def available(self) -> int:
+        """The number of Available records."""
+        return sum(r.end - r.first for r in self.ranges if r.lock == AVAILABLE)
+
+    @property
+    def archiving(self) -> int:
+        """The number of Archiving records."""
+        return sum(r.end - r.first for r in self.ranges if r.lock < AVAILABLE)
 
     @property
     def unfinished(self) -> int:

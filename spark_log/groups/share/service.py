@@ -136,7 +136,7 @@ class _Work:
 
     @property
     def archived(self) -> bool:
-        return self.row.window.count(archiving=True) > self.stored.window.count(archiving=True)
+        return self.row.window.archiving > self.stored.window.archiving
 
 
 class _Transaction:
@@ -202,7 +202,7 @@ class _Transaction:
             dropped = rows.drop_delays(self.connection, row.group_id, row.key, below=log.log_start_offset)
             row = rows.with_delays_dropped(row, dropped, expired=True)
             work.due = [entry for entry in work.due if entry.offset >= log.log_start_offset]
-        if not limits.dead_letters and row.window.count(archiving=True):
+        if not limits.dead_letters and row.window.archiving:
             row = replace(row, window=rules.forget_archiving(row.window).window)
         work.row = row
         ended = rules.lapse(row.window, limits, self._time)

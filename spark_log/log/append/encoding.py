@@ -30,7 +30,7 @@ from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records import inline
 from spark_log.log.records.record_limits import RecordLimits, check, truncate_to_milliseconds
 from spark_log.log.records.schema import TimestampType, stamp
-from spark_log.log.records.segment_file import SegmentFacts, SegmentWriter
+from spark_log.log.records.segment_write import SegmentFacts, SegmentWriter
 from spark_log.process import in_parallel
 
 if TYPE_CHECKING:

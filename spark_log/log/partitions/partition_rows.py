@@ -4,7 +4,7 @@ Every change of a partition is one transaction: lock it here, decide with the ru
 `log/append/rules.py`, and save the state that they return.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from sqlalchemy import bindparam
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, topic_config, topics_of_ids
 from spark_log.errors import TopicMovedError
+from spark_log.ids import numbers_by_topic
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared, in_list, one_message
@@ -75,7 +76,7 @@ def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key,
 def ask_partitions(connection: sa.Connection, keys: Sequence[Key]) -> Callable[[], dict[Key, PartitionState]]:
     """Lock and read like `lock_partitions`. Inside `one_message`, call the result after the block."""
     asked: list[tuple[int, Answer, Answer]] = []
-    for topic_id, numbers in by_topic(keys).items():
+    for topic_id, numbers in numbers_by_topic(keys).items():
         partitions, replicas = (_LOCK_SOME, _REPLICAS_OF_SOME) if len(numbers) > 1 else (_LOCK_ONE, _REPLICAS_OF_ONE)
         parameters = {"topic_id": topic_id, "partitions": numbers, "partition": numbers[0]}
         # separate statements: on PostgreSQL a join would show the replicas as of before the wait for the lock
@@ -116,14 +117,6 @@ def _states(topic_id: int, rows: Sequence[Any], replica_rows: Sequence[Any]) -> 
             rewrites,
         )  # fmt: skip
     return states
-
-
-def by_topic(keys: Iterable[Key]) -> dict[int, list[int]]:
-    """Return the partition numbers by topic id, sorted."""
-    topics: dict[int, list[int]] = {}
-    for topic_id, number in sorted(set(keys)):
-        topics.setdefault(topic_id, []).append(number)
-    return topics
 
 
 _STATE_COLUMNS = (
@@ -282,7 +275,7 @@ def frozen_topics(connection: sa.Connection) -> list[int]:
 def set_recovery_points(connection: sa.Connection, keys: Sequence[Key]) -> None:
     """Record that everything appended to these partitions so far is on disk once this transaction has committed."""
     lock_partitions(connection, keys)  # an UPDATE alone would lock them in an undefined order
-    for topic_id, numbers in by_topic(keys).items():
+    for topic_id, numbers in numbers_by_topic(keys).items():
         partitions = (PARTITION.topic_id == topic_id) & in_list(PARTITION.partition, numbers)
         connection.execute(t.partition.update().where(partitions).values(recovery_point=PARTITION.log_end_offset))
 

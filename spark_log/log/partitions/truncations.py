@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
-from spark_log.log.partitions.partition_rows import Key, by_topic
+from spark_log.ids import numbers_by_topic
+from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
@@ -66,7 +67,7 @@ def read_truncations(connection: sa.Connection, partitions: Collection[Key]) -> 
     Partitions without truncations are not in the result.
     """
     truncations: dict[Key, list[Truncation]] = {}
-    for topic_id, numbers in by_topic(partitions).items():
+    for topic_id, numbers in numbers_by_topic(partitions).items():
         query = (
             sa.select(TRUNCATION.partition, TRUNCATION.leader_epoch, TRUNCATION.start_offset)
             .where(TRUNCATION.topic_id == topic_id, in_list(TRUNCATION.partition, numbers))

@@ -18,7 +18,7 @@ import xxhash
 from spark_log.errors import CorruptRecordError, InvalidConfigurationError, InvalidRecordError
 from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.read_shape import BATCH_RECORDS, ReadShape
-from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
+from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA
 from spark_log.log.records.segment_open import corrupt_on_bad_bytes
 from spark_log.log.records.segment_write import NO_TIMESTAMP_MS, SegmentFacts
 
@@ -109,23 +109,10 @@ def decoded_bytes(data: bytes) -> int:
     return _HEADER.unpack_from(data)[2] if len(data) >= _HEADER.size else 0
 
 
-def slice_batches(
-    records: pa.Table,
-    *,
-    topic: str,
-    partition: int,
-    base_offset: int,
-    start: int,
-    end: int,
-    timestamp_type: TimestampType,
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the decoded blob's records with start <= offset < end in batches of `schema`, as `read_slice` does for a
-    segment file.
-    """
-    shape = ReadShape(topic, partition, base_offset, timestamp_type, schema)
+def slice_batches(records: pa.Table, shape: ReadShape, *, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Yield the decoded blob's records with start <= offset < end, as `read_slice` does for a segment file."""
     stored = _as_batch(records.select(shape.stored_columns))
-    first, last = max(0, start - base_offset), min(records.num_rows, end - base_offset)
+    first, last = max(0, start - shape.base_offset), min(records.num_rows, end - shape.base_offset)
     for begin in range(first, last, BATCH_RECORDS):
         yield shape.batch(stored, 0, begin, min(begin + BATCH_RECORDS, last))
 

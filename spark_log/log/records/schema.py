@@ -111,24 +111,19 @@ def read_schema(
     return pa.schema([field for field in fields if field.name in columns])
 
 
-def normalise(
-    records: pa.RecordBatch | pa.Table,
-    *,
-    optional: Sequence[str] = ("key", "headers", "timestamp"),
-    timestamp_ms: int | None = None,
-) -> pa.Table:
+def normalise(records: pa.RecordBatch | pa.Table, *, timestamp_ms: int | None = None) -> pa.Table:
     """Return `records` as a table of RECORD_SCHEMA, without columns of other names.
 
     Strings become bytes (UTF-8); large, view, dictionary and fixed-size variants become the plain types; an empty
-    header list becomes null, as in Kafka, where a record without headers has no list. A column in `optional` may be
-    absent and is then null. If `timestamp_ms` is given, it replaces absent and null timestamps.
+    header list becomes null, as in Kafka, where a record without headers has no list. Absent columns are null; only
+    `value` is required. If `timestamp_ms` is given, it replaces absent and null timestamps.
 
     Raises InvalidRecordError, which names the field and its type, for a column that is missing, duplicated or of an
     unsupported type; InvalidTimestampError for a timestamp that does not fit into int64 microseconds.
     """
     table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
     if not table.schema.equals(RECORD_SCHEMA):
-        table = pa.table([_column(table, field, optional) for field in RECORD_SCHEMA], schema=RECORD_SCHEMA)
+        table = pa.table([_column(table, field) for field in RECORD_SCHEMA], schema=RECORD_SCHEMA)
     headers = table.column("headers")
     if headers.null_count < len(headers):
         table = table.set_column(2, RECORD_SCHEMA.field("headers"), _without_empty_lists(headers))
@@ -144,12 +139,12 @@ def stamp(records: pa.Table, timestamp_ms: int) -> pa.Table:
     return records.set_column(3, RECORD_SCHEMA.field("timestamp"), pa.repeat(instant, records.num_rows))
 
 
-def _column(table: pa.Table, field: pa.Field, optional: Sequence[str]) -> pa.ChunkedArray:
+def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     places = table.schema.get_all_field_indices(field.name)
     if len(places) > 1:
         raise InvalidRecordError(f"{field.name}: the column is there {len(places)} times")
     if not places:
-        if field.name not in optional:
+        if field.name == "value":
             raise InvalidRecordError(f"{field.name}: required column not found; there are {table.schema.names}")
         return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
     column = table.column(places[0])

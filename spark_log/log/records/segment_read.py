@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from spark_log.errors import CorruptRecordError
 from spark_log.log.columns.field_paths import without_ids
 from spark_log.log.records.read_shape import BATCH_RECORDS, ReadShape
-from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND, TimestampType
+from spark_log.log.records.schema import MICROSECONDS_PER_MILLISECOND
 from spark_log.log.records.segment_open import corrupt_on_bad_bytes
 
 _OFFSET_DELTA, _TIMESTAMP = 0, 1
@@ -40,29 +40,25 @@ class _RowGroup(NamedTuple):
 
 def read_slice(
     parquet_file: pq.ParquetFile,
+    shape: ReadShape,
     *,
-    topic: str,
-    partition: int,
-    base_offset: int,
-    start: int,
-    end: int,
-    timestamp_type: TimestampType,
-    schema: pa.Schema,
+    start: int = 0,
+    end: int = 2**63 - 1,
     min_timestamp_ms: int | None = None,
     max_timestamp_ms: int | None = None,
     path: str = "segment",
     skip: Callable[[pq.RowGroupMetaData], bool] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records with start <= offset < end, in order, in batches of `schema` with at most BATCH_RECORDS rows.
+    """Yield the records with start <= offset < end, in order, in batches of `shape` with at most BATCH_RECORDS rows.
 
-    `parquet_file` comes from open_segment, `schema` from read_schema. Row groups for which `skip` returns True are
-    skipped, and so are those without a timestamp in [min_timestamp_ms, max_timestamp_ms). Rows outside of these bounds
-    in other row groups are not filtered out.
+    `parquet_file` comes from open_segment. Row groups for which `skip` returns True are skipped, and so are those
+    without a timestamp in [min_timestamp_ms, max_timestamp_ms). Rows outside of these bounds in other row groups are
+    not filtered out.
 
     Raises CorruptRecordError or StorageUnavailableError, which name `path`, before it yields any row of a row group
     that is damaged or cannot be read.
     """
-    shape = ReadShape(topic, partition, base_offset, timestamp_type, schema)
+    base_offset = shape.base_offset
     for group in _row_groups(parquet_file, path):
         if base_offset + group.last_delta < start or base_offset + group.first_delta >= end:
             continue

@@ -21,7 +21,8 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.ids import LogDirId
-from spark_log.log.records import inline, segment_file
+from spark_log.log.records import inline, segment_open, segment_read
+from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import TimestampType
 from spark_log.log.segments.field_filters import group_excluded
 from spark_log.log.segments.segment_repair import repair
@@ -119,7 +120,7 @@ class Fetcher:
             return None
 
         def search(parquet: pq.ParquetFile, location: str) -> Iterator[int | None]:
-            yield segment_file.first_offset_at_or_after(parquet, piece.base_offset, timestamp_ms, piece.start, location)
+            yield segment_read.first_offset_at_or_after(parquet, piece.base_offset, timestamp_ms, piece.start, location)
 
         (offset,) = self._read_with_failover(piece, search)
         return offset if offset is not None and offset < piece.end else None
@@ -127,23 +128,14 @@ class Fetcher:
     def _read_file(
         self, piece: Slice, schema: pa.Schema, times: TimestampBounds, filters: Sequence[FieldFilter]
     ) -> Iterator[pa.RecordBatch]:
+        shape = _shape(piece, schema)
         skip = partial(group_excluded, filters, piece.columns.fields) if filters and piece.columns else None
 
         def decode(parquet: pq.ParquetFile, location: str) -> Iterator[pa.RecordBatch]:
-            return segment_file.read_slice(
-                parquet,
-                topic=piece.topic,
-                partition=piece.partition,
-                base_offset=piece.base_offset,
-                start=piece.start,
-                end=piece.end,
-                timestamp_type=TimestampType(piece.timestamp_type),
-                schema=schema,
-                min_timestamp_ms=times.min_ms,
-                max_timestamp_ms=times.max_ms,
-                path=location,
-                skip=skip,
-            )
+            return segment_read.read_slice(
+                parquet, shape, start=piece.start, end=piece.end, min_timestamp_ms=times.min_ms,
+                max_timestamp_ms=times.max_ms, path=location, skip=skip,
+            )  # fmt: skip
 
         return self._read_with_failover(piece, decode)
 
@@ -229,8 +221,8 @@ class Fetcher:
 
 def _open_segment(piece: Slice, log_dir: LogDir) -> pq.ParquetFile:
     path = _path(piece)
-    expected = segment_file.ExpectedSegment(log_dir.location(path), piece.size, piece.record_count)
-    return segment_file.open_segment(log_dir.open(path), expected)
+    expected = segment_open.ExpectedSegment(log_dir.location(path), piece.size, piece.record_count)
+    return segment_open.open_segment(log_dir.open(path), expected)
 
 
 def _path(piece: Slice) -> str:
@@ -239,16 +231,12 @@ def _path(piece: Slice) -> str:
 
 def _read_inline(piece: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     assert piece.data is not None
-    return inline.slice_batches(
-        inline.decode(piece.data, piece.checksum, piece.record_count),
-        topic=piece.topic,
-        partition=piece.partition,
-        base_offset=piece.base_offset,
-        start=piece.start,
-        end=piece.end,
-        timestamp_type=TimestampType(piece.timestamp_type),
-        schema=schema,
-    )
+    records = inline.decode(piece.data, piece.checksum, piece.record_count)
+    return inline.slice_batches(records, _shape(piece, schema), start=piece.start, end=piece.end)
+
+
+def _shape(piece: Slice, schema: pa.Schema) -> ReadShape:
+    return ReadShape(piece.topic, piece.partition, piece.base_offset, TimestampType(piece.timestamp_type), schema)
 
 
 def all_replicas_bad_error(piece: Slice, errors: Sequence[SparkLogError]) -> SparkLogError:

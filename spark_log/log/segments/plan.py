@@ -127,54 +127,13 @@ def plan(
             continue
         bounds = {partition: (start, end) for partition, start, end in ranges_of_topic}
         parameters: dict[str, Any] = {"topic_id": topic.topic_id, "ranges": json.dumps(ranges_of_topic)}
-        folder, columns = topic.folder, topic.columns
         query = _OVERLAPPING[connection.dialect.name]
         if segments_max is not None:
             query, parameters["segments_max"] = _FIRST_OVERLAPPING[connection.dialect.name], segments_max
         rows = query.rows(connection, parameters)
         files = {row[0] for row in rows if not row[_INLINE]}
         replicas = _replicas(connection, topic, sorted(files), rack) if files else {}
-        for row in rows:
-            (
-                partition,
-                base,
-                end_offset,
-                count,
-                size,
-                min_ms,
-                max_ms,
-                type_,
-                segment_name,
-                checksum,
-                leader_epoch,
-                inline,
-                columns_version,
-            ) = row
-            if (times.min_ms is not None and max_ms < times.min_ms) or (
-                times.max_ms is not None and min_ms >= times.max_ms
-            ):
-                continue
-            start, end = bounds[partition]
-            slices.append(
-                Slice(
-                    name,
-                    folder,
-                    partition,
-                    base,
-                    max(base, start),
-                    min(end_offset, end),
-                    count,
-                    size,
-                    type_,
-                    segment_name,
-                    checksum,
-                    leader_epoch,
-                    () if inline else select_replicas(replicas[partition], segment_name, end_offset),
-                    b"" if inline else None,
-                    columns,
-                    columns_version,
-                )
-            )
+        slices += _slices(topic, rows, bounds, replicas, times)
     return slices
 
 
@@ -256,14 +215,7 @@ def plan_time_lookups(
         rows = [] if base is None else connection.execute(
             candidates.where(SEGMENT.base_offset >= base).order_by(SEGMENT.base_offset).limit(2)
         ).all()  # fmt: skip
-        slices = [
-            Slice(
-                topic.name, topic.folder, partition, base, max(base, start), min(end_offset, end), count, size, type_,
-                name, checksum, leader_epoch, () if inline else select_replicas(replicas[partition], name, end_offset),
-                b"" if inline else None,
-            )
-            for _, base, end_offset, count, size, _, _, type_, name, checksum, leader_epoch, inline, _ in rows
-        ]  # fmt: skip
+        slices = _slices(topic, rows, {partition: limits[tp]}, replicas)
         lookups[tp] = TimeLookup(timestamp_ms, with_inline_data(connection, slices))
     return lookups
 
@@ -284,6 +236,30 @@ _SEGMENT_COLUMNS = (
     SEGMENT.columns_version,
 )
 _INLINE = _SEGMENT_COLUMNS.index(SEGMENT.inline)
+
+
+def _slices(
+    topic: Topic,
+    rows: Iterable[Sequence[Any]],
+    bounds: Mapping[int, tuple[int, int]],
+    replicas: Mapping[int, Copies],
+    times: TimestampBounds = _ALL_TIMES,
+) -> list[Slice]:
+    """Return the slices of segments within the bounds of their partitions, without segments that have no record within
+    `times`. `rows` have the _SEGMENT_COLUMNS.
+    """
+    folder, columns = topic.folder, topic.columns
+    return [
+        Slice(
+            topic.name, folder, partition, base, max(base, bounds[partition][0]), min(end, bounds[partition][1]),
+            count, size, type_, name, checksum, epoch,
+            () if inline else select_replicas(replicas[partition], name, end), b"" if inline else None,
+            columns, version,
+        )
+        for partition, base, end, count, size, low_ms, high_ms, type_, name, checksum, epoch, inline, version in rows
+        if (times.min_ms is None or high_ms >= times.min_ms) and (times.max_ms is None or low_ms < times.max_ms)
+    ]  # fmt: skip
+
 
 # The ranges come as one JSON parameter, so that ten thousand partitions are one statement. Each range finds the
 # segment that holds its start with one primary key lookup, and continues from there. CROSS JOIN forces this order on

@@ -38,8 +38,7 @@ from spark_log.log.records.arrow_numpy import from_numpy, to_numpy
 from spark_log.log.records.inline import decode as decode_inline
 from spark_log.log.records.inline import decoded_bytes
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema, typed_fields
-from spark_log.log.records.segment_file import SegmentFacts
-from spark_log.log.records.segment_write import ROW_GROUP_BYTES
+from spark_log.log.records.segment_write import ROW_GROUP_BYTES, SegmentFacts
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.segment_rows import delete_blobs, delete_segments, insert_segments
 from spark_log.log.segments.slices import LogDirs, Slice

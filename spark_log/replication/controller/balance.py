@@ -27,6 +27,8 @@ SKEW_RATIO = 1.5
 many times the mean of the brokers as overloaded."""
 
 _ELECTED_PER_TRANSACTION = 2_000
+_LARGEST_MAX = 5
+"""The number of replicas that are listed for an overloaded broker."""
 
 
 class ReplicaFacts(NamedTuple):
@@ -110,11 +112,8 @@ class Balance:
     """The worst first."""
 
 
-def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest: int = 5) -> Balance:
-    """Compute the balance. `log_dirs` has the broker id of each log dir of the cluster, by log dir id.
-
-    `largest` is the maximum number of replicas that are listed for an overloaded broker.
-    """
+def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int]) -> Balance:
+    """Compute the balance. `log_dirs` has the broker id of each log dir of the cluster, by log dir id."""
     brokers = sorted(set(log_dirs.values()))
     of_dir: dict[int, list[ReplicaFacts]] = {log_dir_id: [] for log_dir_id in log_dirs}
     of_broker: dict[int, list[ReplicaFacts]] = {broker_id: [] for broker_id in brokers}
@@ -129,7 +128,7 @@ def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int], largest:
         load, mine = by_broker[broker_id], of_broker[broker_id]
         elsewhere = tuple(sorted(facts.tp for facts in mine if facts.preferred and not facts.leads))
         loaded = mean_bytes > 0 and load.bytes >= SKEW_RATIO * mean_bytes
-        heaviest = sorted(mine, key=lambda facts: (-facts.bytes, facts.tp))[:largest] if loaded else []
+        heaviest = sorted(mine, key=lambda facts: (-facts.bytes, facts.tp))[:_LARGEST_MAX] if loaded else []
         moves.append(
             BrokerBalance(
                 broker_id,

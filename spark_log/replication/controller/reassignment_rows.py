@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ask_stores
-from spark_log.ids import TopicPartition
-from spark_log.log.partitions.partition_rows import Key, by_topic
+from spark_log.ids import TopicPartition, numbers_by_topic
+from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import REASSIGNMENT, REPLICA, SEGMENT, TOPIC
@@ -112,7 +112,7 @@ def read_ready_partitions(connection: sa.Connection) -> list[Key]:
 def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reassignment]:
     """Return the running reassignments of these partitions."""
     found: dict[Key, Reassignment] = {}
-    for topic_id, numbers in by_topic(keys).items():
+    for topic_id, numbers in numbers_by_topic(keys).items():
         partitions = (REASSIGNMENT.topic_id == topic_id) & in_list(REASSIGNMENT.partition, numbers)
         for row in connection.execute(sa.select(t.reassignment).where(partitions)):
             found[row.topic_id, row.partition] = _reassignment_of(row)
@@ -121,7 +121,7 @@ def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reass
 
 def forget(connection: sa.Connection, keys: Sequence[Key]) -> None:
     """Delete the rows of these partitions."""
-    for topic_id, numbers in by_topic(keys).items():
+    for topic_id, numbers in numbers_by_topic(keys).items():
         connection.execute(
             t.reassignment.delete().where(REASSIGNMENT.topic_id == topic_id, in_list(REASSIGNMENT.partition, numbers))
         )

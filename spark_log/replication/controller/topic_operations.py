@@ -36,10 +36,10 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, HOME_NAME, StoreId
-from spark_log.log.partitions.partition_rows import are_frozen, insert_partitions
+from spark_log.log.partitions.partition_rows import are_frozen, insert_partitions, lock_all_partitions
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.cascade import delete_rows_of_topic
-from spark_log.metadata.sql_columns import PARTITION, TOPIC
+from spark_log.metadata.sql_columns import TOPIC
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.registry.rows import lock_registry
@@ -313,8 +313,7 @@ def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) ->
             retire_folder(connection, topic, cluster.store.clock(connection))
             return topic
         # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
-        rows = sa.select(PARTITION.partition).where(PARTITION.topic_id == topic.topic_id).order_by(PARTITION.partition)
-        connection.execute(rows.with_for_update()).all()
+        lock_all_partitions(connection, topic.topic_id)
         # pending batches stay: their transaction can no longer be committed, and drops them when it ends
         delete_topic_rows(connection, topic.topic_id)
         retire_folder(connection, topic, cluster.store.clock(connection))

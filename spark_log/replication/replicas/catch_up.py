@@ -8,8 +8,8 @@ one that the metadata names, or an orphan. Nothing is deleted here.
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -47,21 +47,6 @@ the copy fails.
 
 
 @dataclass(frozen=True)
-class CatchUpResult:
-    """The result of catching up, with the LEO of the replica and whether it is in the ISR.
-
-    `bytes_copied` and `segments_copied` count the files that were copied. `segments_verified` counts those that were
-    whole in the log dir already, because a writer with acks=all had put them there.
-    """
-
-    log_end_offset: int
-    in_sync: bool
-    bytes_copied: int = 0
-    segments_copied: int = 0
-    segments_verified: int = 0
-
-
-@dataclass(frozen=True)
 class _Piece:
     """A segment file, its offsets [base_offset, end_offset), and the log dirs to copy it from, the best first."""
 
@@ -77,29 +62,18 @@ class _Copied:
     """The part of a run that is in the log dir now. `error` is the error that ended the run early."""
 
     pieces: int = 0
-    bytes: int = 0
-    verified: int = 0
     error: BaseException | None = None
 
 
-def catch_up(
-    cluster: Cluster,
-    topic: Topic,
-    partition: int,
-    broker_id: int,
-    *,
-    throttle: Throttle | None = None,
-    progress: Callable[[int], None] | None = None,
-    stop: threading.Event | None = None,
-) -> CatchUpResult:
+def catch_up(cluster: Cluster, topic: Topic, partition: int, broker_id: int) -> Replica:
     """Copy to a replica all records up to the log end offset at the time of the call, and publish them.
 
-    `progress` gets the size in bytes of each block before it is written. When `stop` is set, the call returns early.
-    Files that were copied before an error stay. Raises UnknownTopicOrPartitionError if there is no such replica,
-    CorruptRecordError if no other replica has a segment whole, StorageUnavailableError or LogDirMismatchError if its
-    log dir fails (which is reported to the controller), NotLeaderForPartitionError if the partition keeps changing.
+    Returns the replica as it is then. Files that were copied before an error stay. Raises
+    UnknownTopicOrPartitionError if there is no such replica, CorruptRecordError if no other replica has a segment
+    whole, StorageUnavailableError or LogDirMismatchError if its log dir fails (which is reported to the controller),
+    NotLeaderForPartitionError if the partition keeps changing.
     """
-    copying = ReplicaCopy(cluster, topic, partition, broker_id, throttle, progress, stop)
+    copying = ReplicaCopy(cluster, topic, partition, broker_id)
     try:
         return copying.run()
     finally:
@@ -113,40 +87,33 @@ class _StoppedError(Exception):
 
 @dataclass
 class ReplicaCopy:
-    """Copies one replica, without publication. `moved` is True if its LEO or the ISR has changed."""
+    """Copies one replica, without publication. `moved` is True if its LEO or the ISR has changed.
+
+    When `stop` is set, `run` returns early.
+    """
 
     cluster: Cluster
     topic: Topic
     partition: int
     broker_id: int
     throttle: Throttle | None = None
-    progress: Callable[[int], None] | None = None
-    stop: threading.Event | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
     moved: bool = False
-    _stop: threading.Event = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._stop = self.stop or threading.Event()
+    def run(self) -> Replica:
+        """Copy all records up to the log end offset at the time of the call.
 
-    def run(self) -> CatchUpResult:
-        """Copy all records up to the log end offset at the time of the call. Raises the errors of `catch_up`."""
+        Returns the replica as it is then. Raises the errors of `catch_up`.
+        """
         goal: int | None = None
         overtaken = 0
-        done = CatchUpResult(0, False)
         while True:
             state, replica, pieces = self.plan()
-            done = replace(done, log_end_offset=replica.log_end_offset, in_sync=replica.in_sync)
             goal = state.log_end_offset if goal is None else min(goal, state.log_end_offset)
             finished = replica.log_end_offset == state.log_end_offset and replica.in_sync
-            if finished or self._stop.is_set():
-                return done
+            if finished or self.stop.is_set():
+                return replica
             copied = self.copy(replica, pieces)
-            done = replace(
-                done,
-                bytes_copied=done.bytes_copied + copied.bytes,
-                segments_copied=done.segments_copied + copied.pieces - copied.verified,
-                segments_verified=done.segments_verified + copied.verified,
-            )
             try:
                 after = self.commit(state, replica, pieces[: copied.pieces])
             except NotLeaderForPartitionError:
@@ -157,13 +124,12 @@ class ReplicaCopy:
             now = after.replica(self.broker_id)
             assert now is not None
             overtaken = overtaken + 1 if now == replica else 0
-            done = replace(done, log_end_offset=now.log_end_offset, in_sync=now.in_sync)
             if isinstance(copied.error, _StoppedError):
-                return done
+                return now
             if copied.error is not None:
                 raise copied.error
             if now.log_end_offset >= goal:
-                return done
+                return now
             if overtaken >= _OVERTAKEN_MAX:
                 raise NotLeaderForPartitionError(
                     f"{self.topic.name}-{self.partition}: broker {self.broker_id} finds nothing to copy from"
@@ -219,16 +185,14 @@ class ReplicaCopy:
             infos = self.cluster.log_dirs()
             target = self.cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
             for piece in pieces:
-                if self._stop.is_set():
+                if self.stop.is_set():
                     raise _StoppedError
                 if _has_file(target, piece.file):
                     # its writer may have been killed before it forced the folders to disk
                     target.sync(piece.file.path, ancestors=True)
-                    copied.verified += 1
                 else:
                     sources = (self._open(infos[log_dir_id]) for log_dir_id in piece.sources if log_dir_id in infos)
                     copy_segment((found for found in sources if found is not None), target, piece.file, self._pace)
-                    copied.bytes += piece.file.bytes
                     failpoint("copy.file-written")
                 copied.pieces += 1
         except LOG_DIR_FAILURES as error:  # the target's: `copy_segment` skips sources that fail
@@ -288,12 +252,10 @@ class ReplicaCopy:
         return None
 
     def _pace(self, size: int) -> None:
-        if self.throttle is not None and self._stop.wait(self.throttle.take(size)):
+        if self.throttle is not None and self.stop.wait(self.throttle.take(size)):
             raise _StoppedError
-        if self._stop.is_set():
+        if self.stop.is_set():
             raise _StoppedError
-        if self.progress is not None:
-            self.progress(size)
 
 
 def _has_file(target: LogDir, file: SegmentFile) -> bool:

@@ -8,8 +8,10 @@ from spark_log.log.columns.envelope import OP, SEQUENCE
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.arrow_numpy import to_numpy
 from spark_log.log.records.current_rule import CurrentRule, decoded_events
+from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import TimestampType, read_schema
-from spark_log.log.records.segment_file import ExpectedSegment, open_segment, read_slice
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment
+from spark_log.log.records.segment_read import read_slice
 from spark_log.tables.current.hidden_rows import Rows, concatenated
 
 
@@ -78,19 +80,10 @@ def _read(
 ) -> Rows:
     fields = [OP, *([SEQUENCE] if rule.by_sequence else [])]
     with open_segment(log_dir.open(path), expected) as file:
-        batches = read_slice(
-            file,
-            topic="",
-            partition=0,
-            base_offset=base_offset,
-            start=base_offset,
-            end=base_offset + 2**31,
-            timestamp_type=TimestampType.CREATE_TIME,
-            schema=read_schema(columns=["key", "value", "offset"]),
-            path=expected.path,
-        )
+        schema = read_schema(columns=["key", "value", "offset"])
+        shape = ReadShape("", 0, base_offset, TimestampType.CREATE_TIME, schema)
         parts: list[Rows] = []
-        for batch in batches:
+        for batch in read_slice(file, shape, path=expected.path):
             # decoded again: the columns in the file may be earlier ones
             events = decoded_events(batch, columns, fields) if rule.by_op and columns is not None else None
             parts.append(Rows.of(to_numpy(batch.column("offset")), rule.candidates(batch, events)))

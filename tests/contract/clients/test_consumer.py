@@ -23,7 +23,7 @@ from spark_log import Consumer
 from spark_log.clients.consume import partition_reads
 from spark_log.ids import TopicPartition as OurPartition
 from spark_log.log.log import Records
-from spark_log.log.records import segment_file
+from spark_log.log.records import segment_open
 from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
@@ -78,13 +78,13 @@ class Counted:
             "before_cursor_execute",
             lambda _c, _cursor, statement, *_: self.statements.append(statement),
         )
-        original = segment_file.open_segment
+        original = segment_open.open_segment
 
         def open_segment(file, expected, *rest):
             self.opened.append(Path(expected.path).name)
             return original(file, expected, *rest)
 
-        monkeypatch.setattr(segment_file, "open_segment", open_segment)
+        monkeypatch.setattr(segment_open, "open_segment", open_segment)
 
 
 @pytest.mark.on_sqlite

@@ -13,7 +13,6 @@ from kafka.producer.future import FutureRecordMetadata
 from kafka.structs import TopicPartition
 
 import spark_log.errors
-from spark_log.clients.produce.partitioner_setting import RoundRobinPartitioner
 from spark_log.cluster.topics import list_topics
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
@@ -234,7 +233,7 @@ def test_records_that_the_topic_refuses_fail_alone(produce, cluster, log):
 def test_keys_map_to_the_same_partitions_as_in_kafka_clients(produce, cluster):
     create_topic(cluster, "t", 5)
     keys = [b"", b"a", *(b"key-%d" % n for n in range(100))]
-    for partitioner in (None, DefaultPartitioner(), StickyPartitioner(), RoundRobinPartitioner()):
+    for partitioner in (None, DefaultPartitioner(), StickyPartitioner()):
         producer = produce(linger_ms=60_000, **({"partitioner": partitioner} if partitioner else {}))
         futures = [producer.send("t", b"v", key) for key in keys]
         producer.flush()
@@ -265,15 +264,6 @@ def test_null_keys_use_one_partition_per_batch(produce, cluster):
         producer.flush()
         batches.append({future.get().partition for future in futures})
     assert all(len(batch) == 1 for batch in batches) and set.union(*batches) == {0, 1, 2}
-
-
-@pytest.mark.on_sqlite
-def test_round_robin(produce, cluster):
-    create_topic(cluster, "t", 3)
-    producer = produce(linger_ms=60_000, partitioner=RoundRobinPartitioner())
-    futures = [producer.send("t", b"v") for _ in range(6)]
-    producer.flush()
-    assert [future.get().partition for future in futures] == [0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.on_sqlite

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.facts.groups import list_groups
 from spark_log.groups import committed_offsets
-from spark_log.groups.committed_offsets import KEPT, commit_offsets
+from spark_log.groups.committed_offsets import KEPT, Commit, commit_offsets
 from spark_log.groups.group_operations import Latest
 from spark_log.groups.offset_expiry import expire_offsets
 from spark_log.groups.share import rows
@@ -87,7 +87,7 @@ def test_a_topic_is_deleted_during_a_commit(cluster, meanwhile, then):
     make(cluster, "t")
     make(cluster, "u")
     meanwhile(committed_offsets.offsets_topic, "take_offsets", lambda: delete_topic(cluster, "t"))
-    commit_offsets(cluster.store, "workers", {TopicPartition("t", 0): 1}, metadata=KEPT)
+    commit_offsets(cluster.store, "workers", {TopicPartition("t", 0): Commit(1, KEPT)})
     meanwhile.wait()
     if then == "a share group":
         assert ShareMember(cluster, ["u"]).assigned

@@ -28,7 +28,7 @@ from tests.support import topics
 from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.producing import change
 from tests.support.records import read_all, table
-from tests.support.replicas import bring_back, inspect_and_elect, take_away
+from tests.support.replicas import bring_back, copied_segments, inspect_and_elect, take_away
 from tests.support.s3 import also_on_s3
 from tests.support.stores import topics_view
 
@@ -317,8 +317,9 @@ def test_a_replica_that_was_offline_skips_deleted_segments(three_brokers, increm
     state = state_of(cluster, topic)
     assert (state.log_start_offset, state.replica(away).log_end_offset) == (4, 1)
     bring_back(cluster, away)
-    caught = catch_up(cluster.of(topic), topic, 0, away)
-    assert (caught.log_end_offset, caught.in_sync, caught.segments_copied) == (5, True, 1)
+    with copied_segments() as copied:
+        replica = catch_up(cluster.of(topic), topic, 0, away)
+    assert (replica.log_end_offset, replica.in_sync, len(copied)) == (5, True, 1)
     assert values(log, topic) == ["young"]
     everything_fits(cluster)
     log.close()

@@ -1,5 +1,6 @@
 """The schema registry on both stores: subjects, versions, ids, compatibility, deletion, and the topics that follow."""
 
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,11 +12,12 @@ from spark_log.errors import (
     IncompatibleSchemaError,
     InvalidConfigurationError,
     InvalidSchemaError,
+    RetriableError,
     SchemaNotFoundError,
     SchemaRegistryError,
 )
 from spark_log.log.columns.types import to_ddl
-from spark_log.registry import topic_schemas
+from spark_log.registry import rows, topic_schemas
 from spark_log.registry.protobuf_schemas import serialized
 from spark_log.registry.schemas import SchemaText
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
@@ -292,6 +294,24 @@ def test_concurrent_processes_get_one_id_for_one_schema(cluster, cluster_address
     *ids, own = json.loads(answer)
     assert ids == [1, 2, 3, 4, 5, 6] and own == 1
     assert registry.versions("s") == ids and len(registry.subjects()) == 9
+
+
+@pytest.mark.on_sqlite
+def test_a_schema_is_not_compared_in_the_transaction_while_its_subject_keeps_changing(registry, monkeypatch):
+    registry.register("s", ONE)
+    levels = itertools.cycle(["NONE", "BACKWARD"])
+    write = Registry._write
+
+    def write_after_another_client(self, body):
+        write(self, lambda connection: rows.set_config(connection, "s", compatibility=next(levels)))
+        return write(self, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "_write", write_after_another_client)
+        with pytest.raises(RetriableError, match="subject 's': it changed during each"):
+            registry.register("s", TWO)
+    assert registry.versions("s") == [1]
+    assert registry.register("s", TWO).version == 2
 
 
 def columns(cluster, name="orders"):

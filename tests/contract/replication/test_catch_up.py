@@ -36,7 +36,7 @@ from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_a
 from tests.support.group_members import until
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
-from tests.support.replicas import add_brokers
+from tests.support.replicas import add_brokers, copied_segments
 from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
@@ -64,6 +64,7 @@ class Replicated:
         self.sql(t.partition.update().values(leader=1))
         self.sql(t.replica.update().where(t.replica.c.broker_id == 1).values(preference=-1))
         self.values = []
+        self.segments_copied = 0  # by the last call of `catch_up`
 
     def sql(self, *statements):
         self.cluster.store.transact(lambda connection, _: [connection.execute(each) for each in statements])
@@ -80,8 +81,11 @@ class Replicated:
             t.partition.update().values(partition_epoch=t.partition.c.partition_epoch + 1),
         )
 
-    def catch_up(self, broker, partition=0, **options):
-        return catch_up(self.cluster, self.topic, partition, broker, **options)
+    def catch_up(self, broker, partition=0):
+        with copied_segments() as copied:
+            replica = catch_up(self.cluster, self.topic, partition, broker)
+        self.segments_copied = len(copied)
+        return replica
 
     def copying(self, broker, **options):
         return ReplicaCopy(self.cluster, self.topic, 0, broker, **options)
@@ -133,10 +137,8 @@ def test_followers_copy_records_of_acks_1_and_the_high_watermark_advances(replic
     replicated.append(large("c"))
     assert replicated.ends() == {1: 3, 2: 0, 3: 0}
     assert replicated.partition().high_watermark == 0
-    sizes = []
-    done = replicated.catch_up(2, progress=sizes.append)
-    assert (done.log_end_offset, done.in_sync, done.segments_copied, done.segments_verified) == (3, True, 2, 0)
-    assert done.bytes_copied == sum(sizes) == sum(path.stat().st_size for path in replicated.files(1))
+    done = replicated.catch_up(2)
+    assert (done.log_end_offset, done.in_sync, replicated.segments_copied) == (3, True, 2)
     assert replicated.partition().high_watermark == 0, "broker 3 has nothing yet, and is in sync"
     replicated.is_whole()
     replicated.catch_up(3)
@@ -144,8 +146,7 @@ def test_followers_copy_records_of_acks_1_and_the_high_watermark_advances(replic
     assert replicated.partition().high_watermark == 3
     replicated.is_whole()
     assert [value for _, _, value in read_all(replicated.log, replicated.topic)] == replicated.values
-    again = replicated.catch_up(3)
-    assert (again.segments_copied, again.segments_verified, again.log_end_offset) == (0, 0, 3)
+    assert (replicated.catch_up(3).log_end_offset, replicated.segments_copied) == (3, 0)
     replicated.append(large("d"), acks="all")
 
 
@@ -163,7 +164,7 @@ def test_a_replica_joins_the_isr_only_when_it_has_every_segment(replicated, monk
     after = step.commit(state, replica, pieces)
     assert (after.replica(3).log_end_offset, after.replica(3).in_sync) == (1, False)
     done = replicated.catch_up(3)
-    assert (done.log_end_offset, done.in_sync, done.segments_copied) == (3, True, 2)
+    assert (done.log_end_offset, done.in_sync, replicated.segments_copied) == (3, True, 2)
     assert replicated.isr() == [1, 3]
     assert replicated.partition().leader_epoch == epoch.leader_epoch
     replicated.is_whole()
@@ -179,7 +180,7 @@ def test_blobs_need_no_copy_but_wait_for_the_files_before_them(replicated):
     replicated.append("blob")
     assert replicated.ends() == {1: 6, 2: 1, 3: 1}
     done = replicated.catch_up(2)
-    assert (done.log_end_offset, done.segments_copied, done.in_sync) == (6, 2, True)
+    assert (done.log_end_offset, replicated.segments_copied, done.in_sync) == (6, 2, True)
     for path in replicated.files(1)[1:]:
         damage(path)
     replicated.files(2)[1].unlink()
@@ -226,7 +227,7 @@ def test_an_existing_wrong_file_is_replaced_and_a_right_one_verified(replicated,
         target.write_bytes(source.read_bytes())
     damage(replicated.files(3)[0], same_size=wrong == "bytes")
     done = replicated.catch_up(3)
-    assert (done.segments_copied, done.segments_verified, done.log_end_offset) == (1, 1, 2)
+    assert (replicated.segments_copied, done.log_end_offset) == (1, 2)
     assert_replicas_are_whole(replicated.cluster)
 
 
@@ -243,7 +244,8 @@ def test_an_existing_file_that_cannot_be_read_is_replaced(replicated, monkeypatc
         return read_blocks(self, relative)
 
     monkeypatch.setattr(LogDir, "read_blocks", bad_sector)
-    assert replicated.catch_up(3).segments_copied == 1
+    replicated.catch_up(3)
+    assert replicated.segments_copied == 1
 
 
 def test_a_log_dir_that_cannot_be_written_stops_the_copy_with_its_error(replicated):
@@ -274,7 +276,7 @@ def test_offsets_deleted_by_retention_are_skipped(replicated):
         replicated.append(large(letter))
     replicated.sql(t.segment.delete().where(SEGMENT.base_offset < 2), t.partition.update().values(log_start_offset=2))
     done = replicated.catch_up(3)
-    assert (done.log_end_offset, done.segments_copied, done.in_sync) == (4, 2, True)
+    assert (done.log_end_offset, replicated.segments_copied, done.in_sync) == (4, 2, True)
     replicated.leave(3)
     replicated.sql(
         t.replica.update().where(t.replica.c.broker_id == 3).values(log_end_offset=0),
@@ -282,7 +284,7 @@ def test_offsets_deleted_by_retention_are_skipped(replicated):
         t.partition.update().values(log_start_offset=4),
     )
     done = replicated.catch_up(3)
-    assert (done.log_end_offset, done.segments_copied, done.in_sync) == (4, 0, True)
+    assert (done.log_end_offset, replicated.segments_copied, done.in_sync) == (4, 0, True)
 
 
 # Changes between the copy and its transaction
@@ -328,8 +330,7 @@ def test_an_election_that_loses_no_record_advances_no_leo_either(replicated):
     elections = elect_leaders(replicated.cluster.store, unfenced)
     assert elections.elected and not elections.truncations
     overtaken(step, *run)
-    done = replicated.catch_up(3)
-    assert (done.log_end_offset, done.segments_verified) == (1, 1)
+    assert (replicated.catch_up(3).log_end_offset, replicated.segments_copied) == (1, 0)
 
 
 def test_a_seal_during_the_copy_advances_no_leo_and_the_next_plan_includes_it(replicated):
@@ -346,8 +347,7 @@ def test_a_seal_during_the_copy_advances_no_leo_and_the_next_plan_includes_it(re
     assert replicated.log.seal(replicated.topic, [0]) == 1
     overtaken(step, *run)
     done = replicated.catch_up(3)
-    assert (done.log_end_offset, done.in_sync) == (5, True)
-    assert (done.segments_copied, done.segments_verified) == (1, 3)
+    assert (done.log_end_offset, done.in_sync, replicated.segments_copied) == (5, True, 1)
     replicated.is_whole()
 
 
@@ -358,7 +358,8 @@ def test_a_move_to_another_log_dir_during_the_copy_advances_no_leo(replicated, t
     other = replicated.cluster.add_log_dir(3, str(tmp_path / "other"))
     replicated.sql(t.replica.update().where(t.replica.c.broker_id == 3).values(log_dir_id=other))
     overtaken(step, *run)
-    assert replicated.catch_up(3).segments_copied == 1
+    replicated.catch_up(3)
+    assert replicated.segments_copied == 1
     assert_replicas_are_whole(replicated.cluster)
 
 
@@ -366,9 +367,11 @@ def test_a_concurrent_copy_costs_one_wasted_copy_at_most(replicated):
     replicated.append(large("a"))
     slow = replicated.copying(3)
     run = copied(slow)
-    assert replicated.catch_up(3).segments_verified == 1
+    assert (replicated.catch_up(3).log_end_offset, replicated.segments_copied) == (1, 0)
     overtaken(slow, *run)
-    assert slow.run().segments_copied == 0
+    with copied_segments() as copied_again:
+        slow.run()
+    assert not copied_again
 
 
 def test_a_deleted_partition_is_not_caught_up(replicated):
@@ -387,15 +390,18 @@ def test_a_deleted_partition_is_not_caught_up(replicated):
 def test_a_stopped_copy_keeps_the_copied_segments(replicated):
     for letter in "abc":
         replicated.append(large(letter))
-    stop, sizes = threading.Event(), []
+    stop, blocks = threading.Event(), []
 
-    def progress(size):
-        sizes.append(size)
-        if len(sizes) == 2:
-            stop.set()
+    class StopsAtThirdBlock(Throttle):
+        def take(self, size):
+            blocks.append(size)
+            if len(blocks) == 3:
+                stop.set()
+            return 0.0
 
-    done = replicated.catch_up(3, progress=progress, stop=stop)
-    assert done.log_end_offset in (1, 2) and done.segments_copied == done.log_end_offset
+    with copied_segments() as copied:
+        done = replicated.copying(3, throttle=StopsAtThirdBlock(1), stop=stop).run()
+    assert done.log_end_offset in (1, 2) and len(copied) == done.log_end_offset
     assert replicated.catch_up(3).log_end_offset == 3
     assert_replicas_are_whole(replicated.cluster)
 
@@ -414,16 +420,19 @@ def test_a_throttled_copy_keeps_to_its_rate(replicated):
     for letter in "abcdef":
         replicated.append(large(letter))
     time, sent = FakeTime(), []
-    throttle = Throttle(1_000, now_s=lambda: time.now_s)
     total = 0
 
-    def progress(size):
-        nonlocal total
-        total += size
-        sent.append((time.now_s, total))
+    class Watched(Throttle):
+        def take(self, size):
+            nonlocal total
+            wait_s = super().take(size)
+            total += size
+            sent.append((time.now_s + wait_s, total))
+            return wait_s
 
+    throttle = Watched(1_000, now_s=lambda: time.now_s)
     for broker in (2, 3):  # they share the rate
-        replicated.catch_up(broker, throttle=throttle, progress=progress, stop=time)
+        replicated.copying(broker, throttle=throttle, stop=time).run()
     assert total == 2 * sum(path.stat().st_size for path in replicated.files(1)) > 10_000
     assert all(so_far <= 1_000 * (at_s + 1) + 1e-3 for at_s, so_far in sent)
     assert time.now_s <= total / 1_000, "and is no slower than it must be"
@@ -446,14 +455,17 @@ def test_a_replica_in_object_storage_catches_up(cluster, log, s3_uri):
     aborted.write(b"half")
     aborted.abort()
     assert directory.sizes([piece.file.path for piece in pieces]) == [pieces[0].file.bytes, None]
-    assert step.copy(replica, pieces).verified == 0
+    with copied_segments() as copied:
+        step.copy(replica, pieces)
+    assert len(copied) == 2
     assert [is_whole(directory, piece.file) for piece in pieces] == [True, True]
     aborted = directory.replace(pieces[1].file.path)
     aborted.write(b"half")
     aborted.abort()
     assert is_whole(directory, pieces[1].file), "what another process has put there stays"
-    done = catch_up(cluster, topic, 0, 2)
-    assert (done.log_end_offset, done.segments_verified, done.in_sync) == (2, 2, True)
+    with copied_segments() as copied:
+        done = catch_up(cluster, topic, 0, 2)
+    assert (done.log_end_offset, len(copied), done.in_sync) == (2, 0, True)
     assert_replicas_are_whole(cluster)
     assert_delta_is_the_log(cluster)
 
@@ -484,7 +496,8 @@ def test_the_next_process_completes_a_copy_that_was_killed(replicated, cluster_a
     assert_replicas_are_whole(replicated.cluster)
     done = replicated.catch_up(3)
     assert (done.log_end_offset, done.in_sync) == (3, True)
-    assert done.segments_verified == {"copy.file-written": 1, "copy.file-written:2": 2}.get(failpoint, 0)
+    expected = {"copy.file-written": 2, "copy.file-written:2": 1, "file.temporary-written": 3}
+    assert replicated.segments_copied == expected.get(failpoint, 0)
     replicated.append(large("d"))
     replicated.catch_up(3)
     replicated.catch_up(2)

@@ -36,7 +36,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
-from tests.support.replicas import every_replica_is_whole
+from tests.support.replicas import copied_segments, every_replica_is_whole
 
 FILES = {"inline.max.bytes": "0"}
 """Every append is a file."""
@@ -146,7 +146,9 @@ def test_a_log_dir_that_returns_empty_is_not_trusted(cluster, log, tmp_path):
     assert min(replica.log_end_offset for replica in state.replicas) == 0
     changed = [i for i, info in cluster.log_dirs().items() if info.uuid != before[i].uuid]
     assert len(changed) == 1, "it is another log dir now"
-    assert catch_up(cluster, topic, 0, 1).segments_copied == 2
+    with copied_segments() as copied:
+        catch_up(cluster, topic, 0, 1)
+    assert len(copied) == 2
     assert set(partition(cluster, topic).isr) == {1, 2, 3}
     shutil.rmtree(tmp_path / "d2")
     shutil.rmtree(tmp_path / "d3")
@@ -188,7 +190,9 @@ def test_a_log_dir_that_returns_with_half_a_file_lacks_its_segment(cluster, log,
     inspect_and_elect(cluster)
     state = partition(cluster, topic)
     assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 3, 2: 1, 3: 3}
-    assert catch_up(cluster, topic, 0, 2).segments_copied == 1, "the third is there, and is only verified"
+    with copied_segments() as copied:
+        catch_up(cluster, topic, 0, 2)
+    assert len(copied) == 1, "the third is there, and is only verified"
 
 
 def test_the_old_disk_may_replace_the_new_one_again(cluster, log, tmp_path):
@@ -204,7 +208,9 @@ def test_the_old_disk_may_replace_the_new_one_again(cluster, log, tmp_path):
     inspect_and_elect(cluster)
     state = partition(cluster, topic)
     assert {r.broker_id: r.log_end_offset for r in state.replicas} == {1: 2, 2: 1, 3: 2}
-    assert catch_up(cluster, topic, 0, 2).segments_copied == 1
+    with copied_segments() as copied:
+        catch_up(cluster, topic, 0, 2)
+    assert len(copied) == 1
     assert set(partition(cluster, topic).isr) == {1, 2, 3}
     every_replica_is_whole(cluster)
 

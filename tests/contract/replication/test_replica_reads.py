@@ -250,9 +250,9 @@ def test_bad_replicas_and_repairs_are_logged_and_counted(stored, caplog):
 
 def test_good_replicas_are_each_read_once(stored, monkeypatch):
     opened = []
-    original = fetcher_module.segment_file.open_segment
+    original = fetcher_module.segment_open.open_segment
     monkeypatch.setattr(
-        fetcher_module.segment_file,
+        fetcher_module.segment_open,
         "open_segment",
         lambda file, expected: opened.append(expected.path) or original(file, expected),
     )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from spark_log.cluster.stores import add_store, list_stores, remove_store
+from spark_log.cluster.store_directory import find_stores
+from spark_log.cluster.stores import add_store, remove_store
 from spark_log.cluster.topics import topics_of_store
 from spark_log.errors import InvalidConfigurationError
 from spark_log.replication.controller.topic_copies import follow_all
@@ -75,4 +76,4 @@ def test_an_addition_is_completed_by_the_same_call(stores, postgres_server, poin
         remove_store(stores, "west")
     delete_topic(stores, "t")
     remove_store(stores, "west")
-    assert [each.name for each in list_stores(stores)] == ["east"]
+    assert [each.name for each in stores.store.read(find_stores)] == ["east"]

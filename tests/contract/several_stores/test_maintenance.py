@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.stores import list_stores, remove_store
+from spark_log.cluster.store_directory import find_stores
+from spark_log.cluster.stores import remove_store
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import InvalidConfigurationError, StoreChangedError
 from spark_log.log.log import Records
@@ -170,7 +171,7 @@ def test_a_removed_store_leaves_no_marker(stores, folder):
         remove_store(stores, "east")
     delete_topic(stores, "far")
     remove_store(stores, "east")
-    assert list_stores(stores) == [] and not list(folder.glob("spark_log_dir-*.json"))
+    assert stores.store.read(find_stores) == [] and not list(folder.glob("spark_log_dir-*.json"))
 
 
 def test_keys_are_erased_and_purged_in_topics_of_both_stores(stores, log, folder):

@@ -21,7 +21,7 @@ from spark_log.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
+from spark_log.groups.committed_offsets import Commit, commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
@@ -425,7 +425,7 @@ def test_a_group_that_the_target_cannot_take_stops_no_other_group(source, target
     ShareMember(target, group="a share group")
     alter_settings(target, {"offset.metadata.max.bytes": "10"})
     commit_offsets(source.store, "a share group", {partition: 4})
-    commit_offsets(source.store, "metadata", {partition: 4}, "x" * 11)
+    commit_offsets(source.store, "metadata", {partition: Commit(4, "x" * 11)})
     commit_offsets(source.store, "z", {partition: 4})
     for copies in ({"z": 1}, {}):
         assert copy_groups(source, target, copied.topics.pairs()) == copies

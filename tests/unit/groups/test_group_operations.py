@@ -53,7 +53,7 @@ def test_invalid_reset_is_refused(to):
 def test_commits_accept_numbers_and_structs_of_kafka_python():
     t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
     given_ = {t0: 5, t1: OffsetAndMetadata(6, "m", 2)}
-    assert check_commits(given_, SETTINGS, "all") == {t0: Commit(5, "all", -1), t1: Commit(6, "m", 2)}
+    assert check_commits(given_, SETTINGS) == {t0: Commit(5, "", -1), t1: Commit(6, "m", 2)}
     assert check_commits({t0: OffsetAndMetadata(6, None, None)}, SETTINGS) == {t0: Commit(6, "", -1)}
 
 

@@ -56,7 +56,7 @@ def schema(fields: str, imports: tuple[tuple[str, str], ...] = ()) -> SchemaText
 def test_a_changed_encoding_of_a_number_is_refused_in_each_direction(level: str) -> None:
     plain, zigzag = schema("int64 a = 1;"), schema("sint64 a = 1;")
     for old, new in ((plain, zigzag), (zigzag, plain)):
-        [first, *_] = incompatibilities(level, new, [(1, old)])
+        [first, *_] = incompatibilities(level, new, 1, old)
         assert "shop.M.a: the type of field 1 is" in first
 
 

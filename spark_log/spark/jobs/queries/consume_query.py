@@ -11,7 +11,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import SparkLogError, redact
 from spark_log.groups.committed_offsets import Commit, commit_offsets
-from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.ids import OffsetRange, TopicPartition, numbers_by_topic
 from spark_log.log.partitions.lineage import UNKNOWN_EPOCH
 from spark_log.spark.datasource.options.offset_json import offsets_to_dict
 from spark_log.spark.datasource.options.source_options import ReadOptions
@@ -119,12 +119,9 @@ def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
         for name, value in options.items()
         if name.lower() not in replaced and not name.lower().startswith(("starting", "ending"))
     }
-    assigned: dict[str, list[int]] = {}
-    for topic, partition in sorted(ranges):
-        assigned.setdefault(topic, []).append(partition)
     return {
         **kept,
-        "assign": json.dumps(assigned),
+        "assign": json.dumps(numbers_by_topic(ranges)),
         "startingOffsets": json.dumps(offsets_to_dict({tp: found.start for tp, found in ranges.items()})),
         "endingOffsets": json.dumps(offsets_to_dict({tp: found.end for tp, found in ranges.items()})),
     }

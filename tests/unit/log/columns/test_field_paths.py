@@ -13,6 +13,7 @@ from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.field_paths import BASE_IDS, FIRST_TYPED_ID, numbered, with_ids, without_ids
 from spark_log.log.columns.topic_columns import changed, from_text, to_text
 from spark_log.log.columns.types import list_of, parse_ddl
+from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import RECORD_SCHEMA, TimestampType, read_schema, segment_schema
 from spark_log.log.records.segment_open import ExpectedSegment, open_segment
 from spark_log.log.records.segment_read import read_slice
@@ -112,10 +113,7 @@ def test_segment_files_have_ids_that_readers_do_not_see():
     }
     file = open_segment(pa.BufferReader(content), ExpectedSegment("s", facts.bytes, 1))
     schema = read_schema(include_headers=True, typed=columns.fields)
-    [batch] = read_slice(
-        file, topic="t", partition=0, base_offset=0, start=0, end=1, timestamp_type=TimestampType.CREATE_TIME,
-        schema=schema,
-    )  # fmt: skip
+    [batch] = read_slice(file, ReadShape("t", 0, 0, TimestampType.CREATE_TIME, schema))
     assert batch.schema.equals(schema, check_metadata=True)
     with pa.ipc.open_stream(_stream(batch)) as stream:
         assert stream.schema.equals(schema, check_metadata=True)

@@ -6,8 +6,11 @@ from itertools import pairwise
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import HEADERS, RECORD_SCHEMA, TIMESTAMP, TimestampType, normalise, read_schema
-from spark_log.log.records.segment_file import ExpectedSegment, SegmentFacts, SegmentWriter, open_segment, read_slice
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment
+from spark_log.log.records.segment_read import read_slice
+from spark_log.log.records.segment_write import SegmentFacts, SegmentWriter
 
 _HEADER = st.fixed_dictionaries({"key": st.text(max_size=5), "value": st.none() | st.binary(max_size=9)})
 _ROWS: st.SearchStrategy[list[tuple[object, ...]]] = st.lists(
@@ -81,17 +84,8 @@ def read_back(
     """Offsets [start, end) of a segment in memory, with headers unless `schema` says otherwise."""
     schema = read_schema(include_headers=True) if schema is None else schema
     file = open_segment(pa.BufferReader(data), ExpectedSegment("a.parquet", facts.bytes, facts.record_count))
-    batches = read_slice(
-        file,
-        topic="orders",
-        partition=3,
-        base_offset=base,
-        start=start,
-        end=end,
-        timestamp_type=TimestampType.CREATE_TIME,
-        schema=schema,
-        path="a.parquet",
-    )
+    shape = ReadShape("orders", 3, base, TimestampType.CREATE_TIME, schema)
+    batches = read_slice(file, shape, start=start, end=end, path="a.parquet")
     return pa.Table.from_batches(list(batches), schema)
 
 

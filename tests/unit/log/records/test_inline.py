@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from spark_log.errors import CorruptRecordError, InvalidConfigurationError, InvalidRecordError
 from spark_log.log.records.inline import InlineBlob, decode, encode, slice_batches
+from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import HEADERS, RECORD_SCHEMA, TIMESTAMP, TimestampType, read_schema
 from tests.unit.log.records.strategies import as_read, example_table, record_tables, table_of
 
@@ -35,16 +36,8 @@ def test_round_trip(table: pa.Table, codec: str) -> None:
 @given(record_tables(), st.integers(0, 1 << 40), st.integers(0, 35), st.integers(0, 35))
 @settings(max_examples=60, deadline=None)
 def test_slices_are_those_of_a_segment(table: pa.Table, base: int, start: int, end: int) -> None:
-    batches = slice_batches(
-        read(encode(table)),
-        topic="orders",
-        partition=3,
-        base_offset=base,
-        start=base + start,
-        end=base + end,
-        timestamp_type=TimestampType.CREATE_TIME,
-        schema=read_schema(include_headers=True),
-    )
+    shape = ReadShape("orders", 3, base, TimestampType.CREATE_TIME, read_schema(include_headers=True))
+    batches = slice_batches(read(encode(table)), shape, start=base + start, end=base + end)
     got = pa.Table.from_batches(list(batches), read_schema(include_headers=True))
     first, last = min(start, table.num_rows), min(end, table.num_rows)
     length = max(0, last - first)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.log.records import segment_footer, segment_open, segment_write
 from spark_log.log.records.schema import SEGMENT_SCHEMA
-from spark_log.log.records.segment_file import ExpectedSegment, open_segment, verify_checksum
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment, verify_checksum
 from tests.unit.log.records.strategies import example_table, read_back, segment_of
 
 CODECS = ["zstd", "none", "lz4", "snappy", "gzip"]

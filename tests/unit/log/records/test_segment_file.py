@@ -14,16 +14,12 @@ from hypothesis import strategies as st
 
 from spark_log.errors import InvalidConfigurationError, InvalidRecordError, MessageSizeTooLargeError
 from spark_log.log.records import segment_write
+from spark_log.log.records.compression_codecs import codec_name
+from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import RECORD_SCHEMA, SEGMENT_SCHEMA, TimestampType, read_schema
-from spark_log.log.records.segment_file import (
-    ExpectedSegment,
-    SegmentWriter,
-    codec_name,
-    first_offset_at_or_after,
-    open_segment,
-    read_slice,
-    verify_checksum,
-)
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment, verify_checksum
+from spark_log.log.records.segment_read import first_offset_at_or_after, read_slice
+from spark_log.log.records.segment_write import SegmentWriter
 from tests.unit.log.records.strategies import as_read, example_table, read_back, record_tables, segment_of, table_of
 
 CODECS = ["zstd", "snappy", "lz4", "gzip", "none"]
@@ -119,18 +115,8 @@ def test_timestamps_prune_row_groups_and_find_offsets() -> None:
     content, facts = segment_of(example_table(), deltas=[i * 2 for i in range(100)])
     file = opened(content, 100)
     first_ms = facts.min_timestamp_ms
-    batches = read_slice(
-        file,
-        topic="t",
-        partition=0,
-        base_offset=10,
-        start=0,
-        end=1000,
-        timestamp_type=TimestampType.LOG_APPEND_TIME,
-        schema=read_schema(),
-        min_timestamp_ms=first_ms + 17,
-        max_timestamp_ms=first_ms + 24,
-    )
+    shape = ReadShape("t", 0, 10, TimestampType.LOG_APPEND_TIME, read_schema())
+    batches = read_slice(file, shape, min_timestamp_ms=first_ms + 17, max_timestamp_ms=first_ms + 24)
     rows = pa.Table.from_batches(list(batches))
     assert rows.column("offset").to_pylist() == [10 + 2 * i for i in range(16, 24)]
     assert set(rows.column("timestampType").to_pylist()) == {1}

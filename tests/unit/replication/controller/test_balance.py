@@ -38,8 +38,8 @@ def test_imbalance_is_the_share_of_preferred_partitions_led_elsewhere():
 
 def test_the_causes_come_largest_first():
     replicas = [replica(number, 1, size=number, records=0) for number in range(1, 8)]
-    (first, _) = balance(replicas, {10: 1, 20: 2}, largest=3).brokers
-    assert [facts.tp.partition for facts in first.largest] == [7, 6, 5]
+    (first, _) = balance(replicas, {10: 1, 20: 2}).brokers
+    assert [facts.tp.partition for facts in first.largest] == [7, 6, 5, 4, 3]
     # 6 and 7 are 1.5 and 1.75 times the mean of 4
     assert [(skew.tp.partition, skew.ratio) for skew in balance(replicas, {10: 1, 20: 2}).skewed] == [
         (7, 1.75),
