@@ -4,6 +4,7 @@ which changes nothing.
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from spark_log.cluster.topics import Topic
@@ -20,6 +21,8 @@ from spark_log.text import count_of
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Several threads are useful: decoding, encoding and disk access do not block other threads."""
+_REGISTRY_THREADS = 8
+"""Number of topics whose external registry is asked at the same time: one that does not answer takes up to 30 s."""
 
 
 def merge_segments(
@@ -54,10 +57,14 @@ def backfill_columns(context: MaintenanceContext) -> Iterator[Report]:
     get the present versions of their subject first.
     """
     with FirstFailure() as failure:
-        for topic in context.topics():
-            if topic.config.schema_registry_url:
-                with failure.attempt():
-                    learn_schemas(context.cluster, topic)
+
+        def learn(topic: Topic) -> None:
+            with failure.attempt():
+                learn_schemas(context.cluster, topic)
+
+        external = [topic for topic in context.topics() if topic.config.schema_registry_url]
+        with ThreadPoolExecutor(_REGISTRY_THREADS, "spark-log-registry") as pool:
+            list(pool.map(learn, external))
         with failure.attempt():
             partitions = _partitions_to_backfill(context)
             for topic, _ in partitions:

@@ -16,11 +16,13 @@ _PAIRS_MAX = 100_000_000
 takes over a second, during which other threads wait.
 """
 _COMPARISONS_MAX = 100_000
-"""The maximum of `_comparisons`. Avro's package compares all pairs of fields, and of branches of a union; more of them
-would take seconds.
+"""The maximum of `_comparisons`. Avro's package compares all pairs of fields, of branches of a union, and of enums with
+all their symbols; more of them would take seconds.
 """
 _FIELDS_PER_BRANCH = 200
 """The number of comparisons of fields that take as long as one comparison of branches of a union."""
+_SYMBOLS_PER_BRANCH = 50
+"""The same for symbols of enums: a union's comparison compares the symbols of each enum with those of all others."""
 
 
 def parse(schema: SchemaText) -> "avro.schema.Schema":
@@ -66,12 +68,28 @@ def problems(reader: SchemaText, writer: SchemaText) -> list[str]:
     """Return the reasons why `reader` cannot read records of `writer` (`schema_types.problems`)."""
     parsed = parse(reader), parse(writer)
     if max(map(_comparisons, parsed)) > _COMPARISONS_MAX:
-        return ["the schemas have so many fields, or unions of so many types, that they cannot be compared"]
-    from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+        return ["the schemas have so many fields, symbols, or unions of so many types, that they cannot be compared"]
+    from avro.compatibility import (
+        ReaderWriterCompatibilityChecker,
+        SchemaCompatibilityResult,
+        SchemaCompatibilityType,
+    )
+
+    class Checker(ReaderWriterCompatibilityChecker):
+        """Keeps each kind of incompatibility of two types once. Avro's package adds those of a type at each use of it,
+        so that types that refer to each other would multiply them.
+        """
+
+        def get_compatibility(self, *arguments: Any, **options: Any) -> SchemaCompatibilityResult:
+            result = super().get_compatibility(*arguments, **options)
+            result.incompatibilities = list(dict.fromkeys(result.incompatibilities))
+            return result
 
     _qualify_aliases(parsed[0])
-    checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
-    result = checker.get_compatibility(*parsed)
+    try:
+        result = Checker().get_compatibility(*parsed)  # type: ignore[no-untyped-call]
+    except RecursionError:
+        return ["the schemas have types within types on so many levels that they cannot be compared"]
     if result.compatibility is SchemaCompatibilityType.compatible:
         return []
     kinds = ", ".join(dict.fromkeys(each.value for each in result.incompatibilities))
@@ -93,15 +111,18 @@ def _qualify_aliases(schema: "avro.schema.Schema") -> None:
 
 def _comparisons(schema: "avro.schema.Schema") -> int:
     """Estimate the cost of comparing the schema with itself, in comparisons of branches of unions."""
-    from avro.schema import RecordSchema, UnionSchema
+    from avro.schema import EnumSchema, RecordSchema, UnionSchema
 
-    fields = branches = 0
-    for each in _nodes(schema):
-        if isinstance(each, RecordSchema):
-            fields += len(each.fields)
-        elif isinstance(each, UnionSchema):
-            branches += len(each.schemas) ** 2
-    return branches + fields**2 // _FIELDS_PER_BRANCH
+    fields = branches = enums = symbols = 0
+    for node in _nodes(schema):
+        if isinstance(node, RecordSchema):
+            fields += len(node.fields)
+        elif isinstance(node, EnumSchema):
+            enums += 1
+            symbols += len(node.symbols)
+        elif isinstance(node, UnionSchema):
+            branches += len(node.schemas) ** 2
+    return branches + fields**2 // _FIELDS_PER_BRANCH + enums * symbols // _SYMBOLS_PER_BRANCH
 
 
 def _nodes(schema: "avro.schema.Schema") -> "Iterator[avro.schema.Schema]":

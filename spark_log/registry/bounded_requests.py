@@ -75,12 +75,40 @@ class _Response(HTTPResponse):
         self.fp = io.BufferedReader(_Received(sock))
 
 
+def _connected(address: tuple[str, int], *_: Any) -> socket.socket:
+    """Return a connection to the first address of the host that answers. Each has the time that is left, so that a host
+    with many addresses takes no longer than one.
+    """
+    failure = OSError(f"no address of {address[0]}")
+    for family, kind, protocol, _name, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        sock = None
+        try:
+            sock = socket.socket(family, kind, protocol)
+            sock.settimeout(_left_s())
+            sock.connect(where)
+            sock.settimeout(_left_s())  # for the handshake and the request
+            return sock
+        except OSError as error:
+            failure = error
+            if sock is not None:
+                sock.close()
+    raise failure
+
+
 class _Connection(HTTPConnection):
     response_class = _Response
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._create_connection = _connected
 
 
 class _TlsConnection(HTTPSConnection):
     response_class = _Response
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._create_connection = _connected
 
 
 class _Http(HTTPHandler):

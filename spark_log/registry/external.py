@@ -11,6 +11,7 @@ from urllib.request import Request
 
 from spark_log.errors import (
     InvalidConfigurationError,
+    InvalidSchemaError,
     SchemaNotFoundError,
     SchemaRegistryError,
     SchemaRegistryUnavailableError,
@@ -19,6 +20,7 @@ from spark_log.errors import (
 )
 from spark_log.metadata.remembered import Remembered
 from spark_log.registry import bounded_requests
+from spark_log.registry.references import with_references
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
 
 P = ParamSpec("P")
@@ -29,30 +31,41 @@ _RETRIABLE = (408, 429)
 _ANSWER_BYTES_MAX = 4 << 20
 _REMEMBERED_CHARACTERS_MAX = 16 << 20
 """The characters of all versions, and of all schemas with an id, that are remembered: servers choose their length."""
-_URLS_MAX = 1_000
+_SUBJECT_CHARACTERS_MAX = 16 << 20
+"""The characters of all versions of a subject with their imports: the limit of the typed columns that have them."""
+_URLS_MAX, _URL_CHARACTERS_MAX = 1_000, 2_000
 _answered: dict[str, str] = {}
-"""The address that answered last, by the text of all addresses."""
+"""The address that answered last, by the text of all addresses, if it is not longer than the limit."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
 def _remembered(function: Callable[P, T]) -> Remembered[P, T]:
-    return Remembered(function, lambda value, *_: len(repr(value)), _REMEMBERED_CHARACTERS_MAX)
+    return Remembered(function, lambda value, url, *_: len(repr(value)) + len(url), _REMEMBERED_CHARACTERS_MAX)
 
 
 def find_subject(url: str, subject: str, version: int | None) -> tuple[RegisteredSchema, list[tuple[int, SchemaText]]]:
     """Return the version, or the latest one for None, and all versions as pairs of schema id and text.
 
     `url` has one or more addresses, separated by commas. Raises SchemaRegistryUnavailableError if none answers in time,
-    SchemaNotFoundError, SchemaRegistryError if the registry refuses the request, and InvalidConfigurationError if an
-    address is not http:// or https://.
+    SchemaNotFoundError, SchemaRegistryError if the registry refuses the request, InvalidConfigurationError if an
+    address is not http:// or https://, and InvalidSchemaError if there are too many or too long schemas.
     """
     with _expected_answers(url), bounded_requests.time_limit():
         numbers = _get(url, f"/subjects/{quote(subject, safe='')}/versions")
-        versions = [_version(url, subject, number) for number in numbers]
-        if version is not None and version not in numbers:
-            versions.append(_version(url, subject, version))
+        versions, texts, characters = [], [], 0
+        for number in [*numbers, version] if version is not None and version not in numbers else numbers:
+            registered = _version(url, subject, number)
+            text = _text(url, registered.schema)
+            characters += len(text.text) + sum(len(name) + len(imported) for name, imported in text.imports)
+            if characters > _SUBJECT_CHARACTERS_MAX:
+                raise InvalidSchemaError(
+                    f"subject {subject!r}: its versions and their imports have more than"
+                    f" {_SUBJECT_CHARACTERS_MAX:,} characters: use a subject with fewer versions"
+                )
+            versions.append(registered)
+            texts.append((registered.id, text))
         chosen = versions[-1] if version is None else next(each for each in versions if each.version == version)
-        return chosen, [(each.id, _text(url, each.schema)) for each in versions]
+        return chosen, texts
 
 
 @_remembered
@@ -94,17 +107,10 @@ def _schema(schema_id: int, answer: Any) -> Schema:
 
 
 def _text(url: str, schema: Schema) -> SchemaText:
-    imports: dict[str, str] = {}
+    def find(reference: Reference) -> Schema:
+        return _version(url, reference.subject, reference.version).schema
 
-    def add(references: tuple[Reference, ...]) -> None:
-        for each in references:
-            if each.name not in imports:
-                found = _version(url, each.subject, each.version).schema
-                add(found.references)
-                imports[each.name] = found.text
-
-    add(schema.references)
-    return SchemaText(schema.type, schema.text, tuple(imports.items()))
+    return with_references(schema.type, schema.text, schema.references, find)
 
 
 def _get(urls: str, path: str) -> Any:
@@ -134,6 +140,8 @@ def _get(urls: str, path: str) -> Any:
 
 
 def _note_answer(urls: str, address: str) -> None:
+    if len(urls) > _URL_CHARACTERS_MAX:
+        return
     if len(_answered) >= _URLS_MAX:
         _answered.clear()
     _answered[urls] = address

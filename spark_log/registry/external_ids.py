@@ -24,7 +24,13 @@ from spark_log.registry.bounded_requests import time_limit
 from spark_log.registry.external import find_id
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.schema_types import column_source
-from spark_log.registry.topic_schemas import SubjectName, external_subjects, subject_name, typed_columns
+from spark_log.registry.topic_schemas import (
+    TYPED_COLUMNS_CHARACTERS_MAX,
+    SubjectName,
+    external_subjects,
+    subject_name,
+    typed_columns,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +107,18 @@ def _schemas_of(
     except (InvalidConfigurationError, InvalidSchemaError, SchemaNotFoundError) as error:
         logger.warning("%s: the schema of its %ss stays as it is: %s", topic.name, source, redact(str(error)))
     texts = dict(schemas.by_id)
+    characters = sum(map(len, texts.values()))
     unknown = sorted(ids - texts.keys())
     # a random choice, so that ids that no schema has cannot hide the others for ever
-    for number in unknown if len(unknown) <= _IDS_MAX else random.sample(unknown, _IDS_MAX):
+    for number in random.sample(unknown, min(len(unknown), _IDS_MAX)):
         try:
-            texts[number] = column_source(find_id(topic.config.schema_registry_url, number), name.message)
+            text = column_source(find_id(topic.config.schema_registry_url, number), name.message)
         except (InvalidSchemaError, SchemaNotFoundError) as error:
             logger.warning("%s: schema id %d: %s", topic.name, number, redact(str(error)))
+            continue
+        characters += len(text)
+        if characters > TYPED_COLUMNS_CHARACTERS_MAX:
+            logger.warning("%s: schema id %d: the schemas of its %ss are too long together", topic.name, number, source)
+            break
+        texts[number] = text
     return replace(schemas, by_id=tuple(texts.items()))

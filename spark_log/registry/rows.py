@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 import sqlalchemy as sa
 
 from spark_log.config.values import can_be_stored
-from spark_log.errors import InvalidSchemaError, SchemaNotFoundError
+from spark_log.errors import SchemaNotFoundError
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import SCHEMA, SUBJECT_CONFIG, SUBJECT_VERSION
+from spark_log.registry.references import with_references
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
 
 ALL_SUBJECTS = ""
@@ -19,9 +20,6 @@ SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 """Error codes of Confluent's registry."""
 
 _ID_MAX = 2**31 - 1
-_REFERENCES_DEPTH_MAX = 100
-_IMPORTS_MAX, _IMPORTS_CHARACTERS_MAX = 1_000, 2 << 20
-"""The limits of all schemas to which one refers, directly or not: a short reference may name a schema of 1 MiB."""
 
 _SCHEMA_COLUMNS = (SCHEMA.schema_id, SCHEMA.type, SCHEMA.text, SCHEMA.imports)
 
@@ -206,26 +204,11 @@ def text_of(connection: sa.Connection, type_: str, text: str, references: Sequen
 
     Raises SchemaNotFoundError for an unknown reference, InvalidSchemaError for too many or too long schemas.
     """
-    imports: dict[str, str] = {}
-    characters = 0
 
-    def add(references: Sequence[Reference], depth: int) -> None:
-        nonlocal characters
-        if depth > _REFERENCES_DEPTH_MAX:
-            raise InvalidSchemaError(f"references: a chain of more than {_REFERENCES_DEPTH_MAX} schemas")
-        for reference in references:
-            if reference.name not in imports:
-                schema = find_version(connection, reference.subject, reference.version, deleted=True).schema
-                characters += len(schema.text)
-                if len(imports) >= _IMPORTS_MAX:
-                    raise InvalidSchemaError(f"references: more than {_IMPORTS_MAX:,} schemas")
-                if characters > _IMPORTS_CHARACTERS_MAX:
-                    raise InvalidSchemaError(f"references: schemas of more than {_IMPORTS_CHARACTERS_MAX:,} characters")
-                add(schema.references, depth + 1)
-                imports[reference.name] = schema.text
+    def find(reference: Reference) -> Schema:
+        return find_version(connection, reference.subject, reference.version, deleted=True).schema
 
-    add(references, 0)
-    return SchemaText(type_, text, tuple(imports.items()))
+    return with_references(type_, text, references, find)
 
 
 def subject_not_found(subject: str) -> SchemaNotFoundError:

@@ -7,7 +7,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
-from threading import Event, Semaphore
+from threading import Barrier, Event, Semaphore
 from time import thread_time
 from urllib.parse import quote, urlsplit
 
@@ -29,11 +29,12 @@ from spark_log.log.columns import definitions
 from spark_log.log.columns.key_and_value import PARTS
 from spark_log.log.columns.protobuf.messages import message_class
 from spark_log.log.records.schema import read_schema
-from spark_log.maintenance import run_tasks
+from spark_log.maintenance import rewrite_tasks, run_tasks
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store
-from spark_log.registry import registrations, topic_schemas
+from spark_log.registry import external_ids, references, registrations, topic_schemas
 from spark_log.registry import rows as registry_rows
+from spark_log.registry.external_ids import learn_schemas
 from spark_log.registry.schema_types import _hash, _problems, problems
 from spark_log.registry.schemas import SchemaText
 from spark_log.replication.controller.topic_operations import alter_configs
@@ -365,6 +366,41 @@ def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere):
         alter_configs(cluster, "orders", {"value.columns": "item"})
 
 
+def external_topic(cluster, url, name):
+    make(
+        cluster, name, value_format="avro", value_framing="confluent", schema_registry_url=url,
+        value_schema="registry:orders-value",
+    )  # fmt: skip
+
+
+def test_schemas_of_ids_are_read_until_they_are_too_long_together(cluster, log, elsewhere, monkeypatch):
+    external = Registry(elsewhere)
+    external.register("orders-value", ONE)
+    longer = {**json.loads(ONE), "doc": "x" * 1_000}
+    ids = {external.register(f"s{number}", json.dumps({**longer, "aliases": [f"A{number}"]})).id for number in range(9)}
+    with serving(elsewhere, "127.0.0.1", 0) as server:
+        external_topic(cluster, server.url, "orders")
+        monkeypatch.setattr(external_ids, "TYPED_COLUMNS_CHARACTERS_MAX", 5_000)
+        learnt = learn_schemas(cluster, log.find_topic("orders"), {"value": ids})
+    assert len(learnt.columns.of("value").schemas_by_id) == 1 + 4
+
+
+def test_a_backfill_asks_the_registries_of_several_topics_at_the_same_time(cluster, elsewhere, monkeypatch):
+    Registry(elsewhere).register("orders-value", ONE)
+    with serving(elsewhere, "127.0.0.1", 0) as server:
+        for name in ("a", "b", "c", "d"):
+            external_topic(cluster, server.url, name)
+    together = Barrier(4)
+
+    def no_answer(*_):
+        together.wait(timeout=20)
+        raise SchemaRegistryUnavailableError("no answer")
+
+    monkeypatch.setattr(rewrite_tasks, "learn_schemas", no_answer)
+    with pytest.raises(SchemaRegistryUnavailableError):
+        list(run_tasks(cluster, ["columns"], now=True))
+
+
 def test_the_name_of_a_reference_is_a_path_and_never_an_option_of_the_compiler(url, tmp_path):
     (tmp_path / "secret").write_text("--password-of-another-user")
     register(url, "imported", PROTO, "PROTOBUF")
@@ -379,7 +415,7 @@ def test_the_name_of_a_reference_is_a_path_and_never_an_option_of_the_compiler(u
 
 
 def test_large_and_deeply_nested_requests_are_refused(url, monkeypatch):
-    monkeypatch.setattr(registry_rows, "_REFERENCES_DEPTH_MAX", 8)
+    monkeypatch.setattr(references, "_DEPTH_MAX", 8)
     union = [json.dumps([{"type": "record", "name": f"{name}{n}", "fields": []} for n in range(800)]) for name in "ab"]
     assert register(url, "union", union[0])[0] == 200
     status, answer = register(url, "union", union[1])
@@ -400,14 +436,14 @@ def test_large_and_deeply_nested_requests_are_refused(url, monkeypatch):
 
 
 def test_references_are_limited_in_number_and_in_total_length(url, monkeypatch):
-    monkeypatch.setattr(registry_rows, "_IMPORTS_MAX", 20)
+    monkeypatch.setattr(references, "_IMPORTS_MAX", 20)
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     large = json.dumps({**schema, "description": "x" * 1_000_000})
     assert request("POST", f"{url}/subjects/large/versions", {"schema": large, "schemaType": "JSON"})[0] == 200
     assert request("POST", f"{url}/subjects/small/versions", {"schema": ONE})[0] == 200
     for subject, count, status in (("large", 2, 200), ("large", 3, 422), ("small", 20, 200), ("small", 21, 422)):
-        references = [{"name": f"n{number}", "subject": subject, "version": 1} for number in range(count)]
-        body = {"schema": json.dumps(schema), "schemaType": "JSON", "references": references}
+        named = [{"name": f"n{number}", "subject": subject, "version": 1} for number in range(count)]
+        body = {"schema": json.dumps(schema), "schemaType": "JSON", "references": named}
         assert request("POST", f"{url}/subjects/s/versions", body)[0] == status
 
 

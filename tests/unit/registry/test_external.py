@@ -1,5 +1,6 @@
-"""Servers that are not a schema registry, although a topic names them as one."""
+"""Servers that are not a schema registry, although a topic names them as one, or one that means harm."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ from urllib.request import Request
 
 import pytest
 
-from spark_log.errors import SchemaRegistryError, SchemaRegistryUnavailableError
-from spark_log.registry import bounded_requests
+from spark_log.errors import InvalidSchemaError, SchemaRegistryError, SchemaRegistryUnavailableError
+from spark_log.registry import bounded_requests, references
 from spark_log.registry.external import find_id, find_subject
 from tests.support.endless_answers import endless_answer
 
@@ -104,3 +105,48 @@ def test_an_address_that_does_not_answer_is_asked_once(url: str, monkeypatch: py
         silent.accept()[0].close()
         with pytest.raises(BlockingIOError):
             silent.accept()
+
+
+def test_versions_that_are_too_long_together_are_not_read(url: str) -> None:
+    Answers.answers = {
+        "/versions": (200, json.dumps([*range(1, 1_000)])),
+        "/versions/20": (500, "this one is not read"),
+        "": (200, json.dumps({"id": 1, "schema": "x" * 1_000_000})),
+    }
+    with pytest.raises(InvalidSchemaError, match=r"subject 'long': .* more than 16,777,216 characters"):
+        find_subject(url, "long", None)
+
+
+def test_imports_are_limited_in_length_number_and_depth(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(text: str, *subjects: str) -> tuple[int, str]:
+        named = [{"name": f"{each}{number}", "subject": each, "version": 1} for number, each in enumerate(subjects)]
+        return 200, json.dumps({"id": 1, "schema": text, "references": named})
+
+    Answers.answers = {
+        "/long/versions/1": answer("x" * 1_000_000),
+        "/short/versions/1": answer("x"),
+        "/itself/versions/1": (
+            200,
+            '{"id": 1, "schema": "", "references": [{"name": "i", "subject": "itself", "version": 1}]}',
+        ),
+        "/ids/11": answer("", *["long"] * 2),
+        "/ids/12": answer("", *["long"] * 3),
+        "/ids/13": answer("", *["short"] * 20),
+        "/ids/14": answer("", *["short"] * 21),
+        "/ids/15": answer("", "itself"),
+    }
+    monkeypatch.setattr(references, "_IMPORTS_MAX", 20)
+    assert [len(find_id(url, number).imports) for number in (11, 13)] == [2, 20]
+    for number, reason in ((12, "2,097,152 characters"), (14, "more than 20 schemas"), (15, "chain of more than 100")):
+        with pytest.raises(InvalidSchemaError, match=reason):
+            find_id(url, number)
+
+
+@pytest.mark.timeout(60)  # ten minutes if each address had the time limit for itself
+def test_all_addresses_of_a_host_have_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_requests, "TOGETHER_S_MAX", 0.6)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.create_connection(server.getsockname()):
+        found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", server.getsockname())
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found] * 1_000)
+        with pytest.raises(SchemaRegistryUnavailableError, match=r"timed out|no complete answer"):
+            find_id("http://registry.example:8081", 1)

@@ -69,7 +69,7 @@ def _reader(kind: AvroType, column: pa.DataType | None, path: str) -> Reader:
     if kind.name in ("string", "bytes"):
         return Bytes(column, path)
     if kind.name == "enum":
-        return Enum(kind.symbols, column, path)
+        return Enum(kind.symbol_texts, column, path)
     if kind.name in ("float", "double"):
         return Floating(4 if kind.name == "float" else 8, column)
     if kind.name == "boolean":
@@ -125,17 +125,19 @@ class Union:
         if len(index) and (index == index[0]).all() and 0 <= index[0] < len(self._branches):
             return self._branches[index[0]].read(cursor)
         arrays, order, count = [], np.full(len(cursor), -1, np.int64), 0
-        for number, branch in enumerate(self._branches):
-            chosen = np.flatnonzero(index == number)
-            if not len(chosen) or isinstance(branch, Null):
+        by_branch = np.argsort(index, kind="stable")  # visits the branches that occur: a union may have thousands
+        pos = cursor.pos.copy()
+        for chosen in np.split(by_branch, np.flatnonzero(np.diff(index[by_branch])) + 1):
+            number = index[chosen[0]] if len(chosen) else -1
+            branch = self._branches[number] if 0 <= number < len(self._branches) else None
+            if branch is None or isinstance(branch, Null):
                 continue
             part = cursor.part(chosen)
             arrays.append(branch.read(part))
-            pos = cursor.pos.copy()
             pos[chosen] = part.pos
-            cursor.pos = pos
             order[chosen] = np.arange(count, count + len(chosen))
             count += len(chosen)
+        cursor.pos = pos
         if self._column is None:
             return None
         return taken(pa.concat_arrays([pa.array([], self._column), *arrays]), order)

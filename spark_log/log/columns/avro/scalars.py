@@ -1,7 +1,5 @@
 """Readers of Avro types that have no parts. See readers.py."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 
@@ -89,8 +87,10 @@ class Boolean:
 
 
 class Enum:
-    def __init__(self, symbols: Sequence[str], column: pa.DataType | None, path: str) -> None:
-        self._symbols, self._column, self._path = pa.array([*symbols, None], pa.string()), column, path
+    """Reads an enum. The last one of `symbols` is null."""
+
+    def __init__(self, symbols: pa.StringArray, column: pa.DataType | None, path: str) -> None:
+        self._symbols, self._column, self._path = symbols, column, path
 
     def read(self, cursor: Cursor) -> pa.Array | None:
         index, count = cursor.numbers(self._path), len(self._symbols) - 1

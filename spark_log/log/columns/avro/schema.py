@@ -16,13 +16,17 @@ array or map of nulls, and an array of values that take no bytes, because it cou
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.column_limits import MAX_DEPTH, check_count, checked
+from spark_log.log.columns.column_limits import MAX_DEPTH, MAX_FIELDS, check_count, checked
 from spark_log.log.columns.types import list_of, type_name
+
+_TYPES_MAX = 16 * MAX_FIELDS
+"""Limit of the types that are read, branches of unions included, because each of them needs a reader."""
 
 _PRIMITIVES = {
     "null": None,
@@ -63,6 +67,11 @@ class AvroType:
     scale: int = 0
     min_bytes: int = 1
 
+    @cached_property
+    def symbol_texts(self) -> pa.StringArray:
+        """The symbols of an enum and a null. All uses of the enum share them."""
+        return pa.array([*self.symbols, None], pa.string())
+
 
 def avro_schema_fields(schema: str) -> pa.StructType:
     """Return the columns of an Avro record, given as the JSON text of its schema. Raise InvalidSchemaError, which names
@@ -84,15 +93,17 @@ def avro_type(schema: str) -> AvroType:
 
 
 class _Reader:
-    """Resolves the references of a schema. It counts the fields that are read, and those of a named type again at each
-    reference: types that refer to each other would otherwise multiply without a limit.
+    """Resolves the references of a schema. It counts the fields and types that are read, and those of a named type
+    again at each reference: types that refer to each other would otherwise multiply without a limit.
     """
 
     def __init__(self) -> None:
-        self._named: dict[str, tuple[AvroType, int] | None] = {}  # with its fields; None while it is being read
-        self._fields = 0
+        self._named: dict[str, tuple[AvroType, int, int] | None] = {}
+        """Types with the number of their fields and types, and None for those that are being read."""
+        self._fields = self._types = 0
 
     def read(self, schema: Any, namespace: str, path: tuple[str, ...]) -> AvroType:
+        self._count(types=1)
         if len(path) > 2 * MAX_DEPTH:
             raise InvalidSchemaError(f"schema: field {'.'.join(path)[:100]}: nested deeper than {MAX_DEPTH} levels")
         if isinstance(schema, list):
@@ -125,19 +136,22 @@ class _Reader:
         known = self._named[full]
         if known is None:
             raise InvalidSchemaError(f"schema: {_place(path)}: a type that contains itself, {full}, cannot be a column")
-        kind, fields = known
-        self._count(fields)
+        kind, fields, types = known
+        self._count(fields, types)
         return kind
 
-    def _count(self, fields: int) -> None:
+    def _count(self, fields: int = 0, types: int = 0) -> None:
         self._fields += fields
+        self._types += types
         check_count(self._fields)
+        if self._types > _TYPES_MAX:
+            raise InvalidSchemaError(f"schema: more than {_TYPES_MAX} types, those of references included")
 
     def _declared(self, schema: Any, name: str, namespace: str, path: tuple[str, ...]) -> AvroType:
         own = schema["name"]
         namespace = own.rpartition(".")[0] if "." in own else schema.get("namespace", namespace)
         full = own if "." in own or not namespace else f"{namespace}.{own}"
-        self._named[full], before = None, self._fields
+        self._named[full], before = None, (self._fields, self._types)
         if name == "enum":
             kind = AvroType(name, pa.string(), symbols=tuple(schema["symbols"]))
         elif name == "fixed":
@@ -150,7 +164,7 @@ class _Reader:
             )
         else:
             kind = self._record(schema["fields"], namespace, path)
-        self._named[full] = kind, self._fields - before
+        self._named[full] = kind, self._fields - before[0], self._types - before[1]
         return kind
 
     def _record(self, fields: Sequence[Any], namespace: str, path: tuple[str, ...]) -> AvroType:

@@ -9,8 +9,8 @@
     allOf                                                     the fields of all
     anything else, such as several types                      STRING: the JSON text of the value
 
-A $ref may refer to a part of the schema (`#/definitions/...`, `#/$defs/...`), or to an imported schema by its name. If
-a schema contains itself, the inner one becomes STRING.
+A $ref may refer to a part of the schema (`#/definitions/...`, `#/$defs/...`), or to an imported schema by its name. In
+an imported schema, `#/...` is a part of that one. If a schema contains itself, the inner one becomes STRING.
 """
 
 import json
@@ -50,11 +50,19 @@ def json_schema_fields(text: str) -> pa.StructType:
     return checked(kind)
 
 
+_Reference = str | tuple[str, str]
+"""The text of a $ref, with the name of the imported schema for a part of the imported schema in which it stands."""
+
+
 class _Schema:
     def __init__(self, root: Any) -> None:
         self._root, self._types = root, 0
+        imports = root.get(IMPORTS) if isinstance(root, dict) else None
+        self._imports: dict[str, Any] = imports if isinstance(imports, dict) else {}
+        for name, document in self._imports.items():
+            _name_own_references(name, document)
 
-    def type_of(self, schema: Any, within: tuple[str, ...]) -> pa.DataType:
+    def type_of(self, schema: Any, within: tuple[_Reference, ...]) -> pa.DataType:
         """Return the type of the column of a schema. `within` has the references that lead to the schema."""
         found = self._resolved(schema, within)
         if found is None:
@@ -73,24 +81,25 @@ class _Schema:
             return pa.binary() if encoded else _STRINGS.get(schema.get("format", ""), pa.string())
         return _SCALARS.get(kind, pa.string())
 
-    def _object(self, schema: Any, within: tuple[str, ...]) -> pa.DataType:
+    def _object(self, schema: Any, within: tuple[_Reference, ...]) -> pa.DataType:
         properties = schema.get("properties") or {}
         if properties:
             return pa.struct([pa.field(name, self.type_of(each, within)) for name, each in properties.items()])
         more = schema.get("additionalProperties")
         return pa.map_(pa.string(), self.type_of(more, within)) if isinstance(more, dict) else pa.string()
 
-    def _resolved(self, schema: Any, within: tuple[str, ...]) -> tuple[Any, tuple[str, ...]] | None:
+    def _resolved(self, schema: Any, within: tuple[_Reference, ...]) -> tuple[Any, tuple[_Reference, ...]] | None:
         """Return the schema with $ref, allOf and unions with null resolved, and the references that lead to it; None if
         it allows several types or contains itself.
         """
         while isinstance(schema, dict):
             self._count(1)
-            if name := schema.get("$ref"):
+            if reference := schema.get("$ref"):
+                name = reference[1] if isinstance(reference, tuple) else reference
                 self._count(len(within) + len(name) // _NAME_CHARACTERS)
-                if name in within:
+                if reference in within:
                     return None
-                schema, within = self._referred(name), (*within, name)
+                schema, within = self._referred(reference), (*within, reference)
             elif "oneOf" in schema or "anyOf" in schema:
                 every = schema.get("oneOf") or schema["anyOf"]
                 self._count(len(every))
@@ -119,14 +128,35 @@ class _Schema:
         if self._types > _TYPES_MAX:
             raise InvalidSchemaError(f"schema: more than {_TYPES_MAX} types, references to references included")
 
-    def _referred(self, name: str) -> Any:
-        document, _, pointer = name.partition("#")
-        imports = self._root.get(IMPORTS, {})
-        if name in imports:
-            return imports[name]
-        place = self._root if not document or document == self._root.get("$id") else imports.get(document)
+    def _referred(self, reference: _Reference) -> Any:
+        if isinstance(reference, tuple):
+            place, name = self._imports[reference[0]], reference[1]
+        elif reference in self._imports:
+            return self._imports[reference]
+        else:
+            name, document = reference, reference.partition("#")[0]
+            own = not document or document == self._root.get("$id")
+            place = self._root if own else self._imports.get(document)
+        try:
+            for part in name.partition("#")[2].split("/")[1:]:
+                place = place[unquote(part).replace("~1", "/").replace("~0", "~")]
+        except (KeyError, TypeError):
+            place = None
         if place is None:
-            raise InvalidSchemaError(f"schema: $ref {name!r}: there is no such schema")
-        for part in pointer.split("/")[1:]:
-            place = place[unquote(part).replace("~1", "/").replace("~0", "~")]
+            raise InvalidSchemaError(f"schema: $ref {name[:100]!r}: there is no such schema")
         return place
+
+
+def _name_own_references(name: str, document: Any) -> None:
+    """Replace each $ref to a part of an imported schema by a pair with the name of the schema."""
+    own = ("", document.get("$id")) if isinstance(document, dict) else ()
+    waiting = [document]
+    while waiting:
+        here = waiting.pop()
+        if isinstance(here, dict):
+            reference = here.get("$ref")
+            if isinstance(reference, str) and reference.partition("#")[0] in own:
+                here["$ref"] = name, reference
+            waiting += here.values()
+        elif isinstance(here, list):
+            waiting += here

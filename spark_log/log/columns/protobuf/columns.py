@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 import pyarrow as pa
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -67,6 +67,8 @@ class _Columns:
         self._errors = errors
         self._counts: dict[int, int] = {}
         """Number of values in the repeated messages of each row."""
+        self._names: dict[str, dict[int, str]] = {}
+        """The names of the values of each enum by number, collected once for all fields that have it."""
 
     def structs(
         self, messages: Sequence[Any], rows: Sequence[int], kind: Descriptor, arrow: pa.StructType, path: str
@@ -138,13 +140,18 @@ class _Columns:
         elif field.message_type is not None:
             return self.structs(values, rows, field.message_type, arrow, path)
         elif field.enum_type is not None:
-            names = {enum_value.number: enum_value.name for enum_value in field.enum_type.values}
+            names = self._enum_names(field.enum_type)
             values = [None if number is None else names.get(number, str(number)) for number in values]
         elif field.type == FieldDescriptor.TYPE_STRING:
             values = [
                 None if text is None else self._text(text, row, path) for row, text in zip(rows, values, strict=True)
             ]
         return pa.array(values, arrow)
+
+    def _enum_names(self, enum: EnumDescriptor) -> dict[int, str]:
+        if enum.full_name not in self._names:
+            self._names[enum.full_name] = {value.number: value.name for value in enum.values}
+        return self._names[enum.full_name]
 
     def _pairs(self, entries: Any, row: int, path: str) -> list[tuple[Any, Any]]:
         try:

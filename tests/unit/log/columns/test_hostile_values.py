@@ -2,14 +2,19 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
 from spark_log.errors import InvalidSchemaError
+from spark_log.log.columns.avro.cursor import Cursor
+from spark_log.log.columns.avro.readers import Union
+from spark_log.log.columns.avro.scalars import Number
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder, schema_fields
 from spark_log.log.columns.protobuf.schema import protobuf_schema
+from spark_log.log.columns.python_columns import Bad
 
 BYTES = 1 << 20
 
@@ -192,3 +197,56 @@ def test_an_avro_schema_that_uses_a_type_up_to_the_limit_is_allowed():
         schema_fields(
             "avro", json.dumps({"type": "record", "name": "R", "fields": [*fields, {"name": "g", "type": "long"}]})
         )
+
+
+def avro_of_uses(kind, count):
+    """A record of so many fields of one named type."""
+    fields = [{"name": f"f{number}", "type": kind if number == 0 else kind["name"]} for number in range(count)]
+    return json.dumps({"type": "record", "name": "R", "fields": fields})
+
+
+def test_branches_of_unions_do_not_multiply_the_readers_of_an_avro_schema():
+    branches = [{"type": "enum", "name": f"E{number}", "symbols": ["a"]} for number in range(1_000)]
+    kind = {"type": "record", "name": "U", "fields": [{"name": "u", "type": branches}]}
+    assert schema_fields("avro", avro_of_uses(kind, 100)).num_fields == 100
+    with pytest.raises(InvalidSchemaError, match="more than 160000 types, those of references included"):
+        schema_fields("avro", avro_of_uses(kind, 2_000))
+
+
+def test_an_avro_schema_of_many_fields_that_may_be_null_is_allowed():
+    fields = [{"name": f"f{number}", "type": ["null", "int", "long"]} for number in range(10_000)]
+    assert schema_fields("avro", json.dumps({"type": "record", "name": "R", "fields": fields})).num_fields == 10_000
+
+
+def test_fields_of_an_avro_enum_share_its_symbols():
+    schema = avro_of_uses({"type": "enum", "name": "E", "symbols": [f"s{number}" for number in range(10_000)]}, 500)
+    before = pa.total_allocated_bytes()
+    assert reasons("avro", schema, b"\0" * 500) == [None]
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_an_avro_union_visits_only_the_branches_that_occur():
+    class Branches(list):
+        def __iter__(self):
+            raise AssertionError("all branches were visited")
+
+    branches = Branches([Number(64, "", pa.int64(), "u")] * 100_000)
+    records = pa.array([avro_long(branch) + avro_long(number) for number, branch in enumerate((7, 99_999, 7))])
+    cursor = Cursor.of(records, np.arange(3), Bad())
+    assert Union(branches, pa.int64(), "u").read(cursor).to_pylist() == [0, 1, 2]
+    assert (cursor.pos == cursor.end).all()
+
+
+@pytest.mark.timeout(60)  # minutes if the names of the values were collected for each field
+def test_fields_of_a_protobuf_enum_share_the_names_of_its_values():
+    file = FileDescriptorProto(name="m.proto", syntax="proto3")
+    enum = file.enum_type.add(name="E")
+    for number in range(30_000):
+        enum.value.add(name=f"V{number}", number=number)
+    message = file.message_type.add(name="M")
+    for number in range(1, 9_001):
+        message.field.add(
+            name=f"f{number}", number=number, type=FieldDescriptorProto.TYPE_ENUM, type_name=".E", label=1
+        )
+    schema = protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
+    assert reasons("protobuf", schema, b"\x08\x05") == [None]

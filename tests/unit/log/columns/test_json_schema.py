@@ -57,6 +57,34 @@ def test_imported_schemas_are_found_by_their_names() -> None:
     assert columns({"f": {"$ref": "line.json#/properties/n"}}, **{"$imports": imports}) == "f BIGINT"
 
 
+def test_references_of_an_imported_schema_are_to_its_own_parts() -> None:
+    address = {
+        "$id": "http://a/address",
+        "type": "object",
+        "properties": {
+            "country": {"$ref": "#/definitions/country"},
+            "city": {"$ref": "http://a/address#/definitions/city"},
+            "part": {"$ref": "part.json"},
+            "inner": {"$ref": "#/definitions/inner"},
+        },
+        "definitions": {
+            "country": {"type": "string"},
+            "city": {"type": "object", "properties": {"n": {}}},
+            "inner": {"type": "object", "properties": {"a": {"$ref": "#/definitions/inner"}}},
+        },
+    }
+    part = {"$ref": "#/definitions/country", "definitions": {"country": {"type": "boolean"}}}
+    imports = {"$imports": {"address.json#": address, "part.json": part}}
+    found = "country: STRING, city: STRUCT<n: STRING>, part: BOOLEAN, inner: STRUCT<a: STRING>"
+    assert columns({"f": {"$ref": "address.json#"}}, **imports) == f"f STRUCT<{found}>"
+    own = {"properties": {"own": {"$ref": "#/definitions/country"}}}
+    definitions = {"country": {"type": "integer"}, "all": {"allOf": [{"$ref": "address.json#"}, own]}}
+    merged = columns({"f": {"$ref": "#/definitions/all"}}, definitions=definitions, **imports)
+    assert merged == f"f STRUCT<{found}, own: BIGINT>"
+    with pytest.raises(InvalidSchemaError, match=r"'#/definitions/country': there is no such schema"):
+        columns({"f": {"$ref": "#/definitions/country"}}, **imports)
+
+
 @pytest.mark.parametrize(
     "text",
     [
