@@ -25,6 +25,7 @@ def appended(console, topic, *values):
         log.close()
 
 
+@pytest.mark.slow
 def test_a_live_tail_shows_what_is_appended(visit, hostile):
     create_topic(hostile.cluster, "live", 1, 1)
     assert visit.page.goto(f"{visit.url}/topics/live/messages").status == 200
@@ -74,6 +75,7 @@ def test_a_search_is_continued_and_its_errors_are_shown(visit, hostile):
     assert "at character" in visit.page.inner_text("main")
 
 
+@pytest.mark.slow
 def test_hostile_values_are_shown_and_downloaded(visit):
     for offset, value in enumerate(VALUES):
         path = f"/topics/{TOPIC}/messages/0/{offset}"

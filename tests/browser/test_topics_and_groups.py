@@ -19,6 +19,7 @@ STATUS = "[role=status]"
 LETTER = [("__dlq.errors.topic", b"shared"), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0")]
 
 
+@pytest.mark.slow
 def test_offsets_are_reset_to_what_the_preview_shows(visit, hostile):
     topic, group = create_topic(hostile.cluster, "reset", 2, 1), f"{MARKUP}/reset"
     log = ClientLog(hostile.cluster)
@@ -68,6 +69,7 @@ def test_a_share_group_is_shown_its_config_is_set_and_its_letter_copied_back(vis
     assert all_stored(hostile.cluster, "shared").count(MARKUP) == 1
 
 
+@pytest.mark.slow
 def test_a_config_is_changed_after_its_preview(visit, hostile):
     create_topic(hostile.cluster, "configs", 1, 1)
     visit.open("/topics/configs")
@@ -88,6 +90,7 @@ def test_a_config_is_changed_after_its_preview(visit, hostile):
     assert hostile.cluster.store.read(lambda connection: find_topic(connection, "configs")).overrides == {}
 
 
+@pytest.mark.slow
 def test_a_topic_is_created_made_a_favourite_sorted_and_deleted(visit, hostile):
     visit.open("/topics")
     visit.page.get_by_label("Name", exact=True).last.fill("zz-new")

@@ -70,6 +70,7 @@ def bills(folder):
         return stored(cluster, "bills")
 
 
+@pytest.mark.slow
 def test_at_most_once_at_least_once_exactly_once(folder):
     """Each program is killed during its work and restarted. All run at the same time, each in its own group."""
     with Cluster.open(str(folder / "log")) as cluster:

@@ -42,6 +42,7 @@ def rows(printed: Sequence[str], first_column: str) -> list[list[str]]:
     return [row for row in cells if row[0] != first_column]
 
 
+@pytest.mark.slow
 def test_iot_windows_writes_each_hour_once_and_drops_the_late_reading(run: Run, tmp_path: Path) -> None:
     printed = run("iot_windows", "--cluster", tmp_path / "iot", "--delta", tmp_path / "hours")
     assert printed[:2] == ["run 1: 0 late readings dropped", "run 2: 1 late reading dropped"]
@@ -52,6 +53,7 @@ def test_iot_windows_writes_each_hour_once_and_drops_the_late_reading(run: Run, 
     assert printed[-1] == "6 rows in the Delta table"
 
 
+@pytest.mark.slow
 def test_order_billing_bills_every_order_once_although_a_process_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "order_billing.py", "--cluster", tmp_path / "shop"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -63,6 +65,7 @@ def test_order_billing_bills_every_order_once_although_a_process_is_killed(tmp_p
     assert summary == "12 orders, 12 bills, no order billed twice"
 
 
+@pytest.mark.slow
 def test_queue_workers_do_every_job_but_one_although_a_worker_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "queue_workers.py", "--cluster", tmp_path / "queue"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)

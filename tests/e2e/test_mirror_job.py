@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
@@ -15,6 +17,7 @@ from tests.support.records import table
 from tests.support.replicas import every_replica_is_whole
 
 
+@pytest.mark.slow
 def test_the_mirror_job_runs_until_sigterm_and_copies_every_record(spark, tmp_path, postgres_url, capsys):
     with (
         Cluster.init(str(tmp_path / "source")) as source,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet
+import pytest
 
 from spark_log import Cluster, Producer, create_topic
 from spark_log.maintenance.client_log import ClientLog
@@ -54,6 +55,7 @@ def pipeline(folder: Path, environment: Mapping[str, str]) -> Iterator[subproces
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_pipeline_has_each_record_once(tmp_path: Path) -> None:
     address = str(tmp_path / "log")
     (tmp_path / "path").mkdir()

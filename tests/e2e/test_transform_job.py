@@ -93,6 +93,7 @@ def test_each_order_is_billed_once_when_the_job_is_killed_between_all_steps(clus
     log.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("started_by", ["python", "spark-submit"])
 def test_sigterm_ends_the_job_and_its_group_membership(cluster, started_by):
     """Also under spark-submit, although the job needs no JVM: the process does not outlive the JVM."""
@@ -121,6 +122,7 @@ def test_sigterm_ends_the_job_and_its_group_membership(cluster, started_by):
     assert all_stored(cluster, "copy") == ["0/0", "0/1", "1/0", "1/1"]
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(cluster):
     for arguments, said in (
         (["--subscribe", "nowhere", *BILL[2:]], "transform: topic 'nowhere': unknown topic or partition"),

@@ -173,6 +173,7 @@ def said_at_its_start(coordinator: subprocess.Popen[str]) -> str:
     return coordinator.stdout.readline()
 
 
+@pytest.mark.slow
 def test_the_coordinator_makes_the_cluster_and_is_healthy_while_it_coordinates(
     compose: dict[str, Any], store_with_password: PostgresServer, tmp_path: Path
 ) -> None:

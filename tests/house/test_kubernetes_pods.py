@@ -147,6 +147,7 @@ def here(tmp_path: Path, authority: Authority) -> Iterator[OnThisMachine]:
         server.remove()
 
 
+@pytest.mark.slow
 def test_pods_make_the_cluster_and_serve_it(here: OnThisMachine, authority: Authority) -> None:
     for words in ("Created cluster", "There is cluster"):  # the second time is an upgrade of the chart
         with here.start(here.container("init")) as process:

@@ -160,6 +160,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         cluster.postgres.remove()
 
 
+@pytest.mark.slow
 def test_its_commands_make_a_cluster_with_tls_and_users(cluster: Cluster) -> None:
     assert cluster.healthy("postgres", 0)
     plain = f"host=localhost port={cluster.postgres.port} user=spark_log dbname=spark_log sslmode=disable"

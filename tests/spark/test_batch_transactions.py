@@ -125,6 +125,7 @@ def test_topics_and_offsets_become_visible_at_once_and_once(
     assert stored(cluster, "a") == stored(cluster, "b") == {0: ["1", "2", "3", "4", "5"]}
 
 
+@pytest.mark.slow
 def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     assert read_state(cluster) == (4, 4, 4)
 
 
+@pytest.mark.slow
 def test_copied_checkpoints_and_foreign_sources_are_refused(
     spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
 ) -> None:
@@ -235,6 +237,7 @@ def sink(frame: DataFrame, cluster: Cluster, name: str = "spark_log", **options:
     writer.options(**options).trigger(availableNow=True).start().awaitTermination()
 
 
+@pytest.mark.slow
 def test_the_sink_commits_offsets_with_its_rows(
     spark: SparkSession,
     cluster: Cluster,

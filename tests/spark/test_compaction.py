@@ -103,6 +103,7 @@ def compacted(spark: SparkSession, cluster: Cluster, log: ClientLog):
     return topic, latest
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_many_partitions_at_once_and_every_kind_of_reader(
     spark: SparkSession, cluster: Cluster, log: ClientLog, compacted, tmp_path

@@ -28,6 +28,7 @@ def over_connect(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @EACH_CASE
 def test_it_works_over_connect(over_connect: dict[str, Any], case: Case) -> None:
     found = over_connect.get(case.__name__)

@@ -33,6 +33,7 @@ def check(spark: SparkSession, cluster: Cluster, topic: str) -> None:
     assert_same_rows(fresh, aggregated)
 
 
+@pytest.mark.slow
 def test_a_read_joins_the_table_with_the_tail(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     topic = make(cluster, "t", 2, **CONFIGS)
     append_keyed(log, topic, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"gone", b"1"), headers=[("h", b"1")])
@@ -66,6 +67,7 @@ def test_a_read_after_the_records_of_the_table_are_deleted(
     assert read_table(spark, cluster, "t").collect() == []
 
 
+@pytest.mark.slow
 def test_readers_agree_on_vectors_of_many_rows(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     """Roaring bitmaps have another container above 4,096 values, and one for each 65,536 rows."""
     topic = make(cluster, "t", 1, **CONFIGS, inline_max_bytes="0")
@@ -81,6 +83,7 @@ def test_readers_agree_on_vectors_of_many_rows(spark: SparkSession, cluster: Clu
         deleted = rows
 
 
+@pytest.mark.slow
 def test_commands_of_delta_delete_no_file_of_the_log(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     topic = make(cluster, "t", 1, **CONFIGS, inline_max_bytes="0")
     for n in range(6):
@@ -97,6 +100,7 @@ def test_commands_of_delta_delete_no_file_of_the_log(spark: SparkSession, cluste
     check(spark, cluster, "t")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["offset", "sequence"])
 def test_a_row_that_an_event_deletes_is_gone(spark: SparkSession, cluster: Cluster, log: ClientLog, order: str) -> None:
     """With and without the table, in files and in the tail. With sequences, older events in the tail change nothing."""

@@ -42,6 +42,7 @@ def test_small_writes_of_a_batch_and_of_a_stream_are_published(
         assert "later" not in _values(cluster, first)
 
 
+@pytest.mark.slow
 def test_a_stream_of_a_table_of_an_earlier_version_continues_over_the_commit_that_changes_its_properties(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_stream_of_a_table_of_an_earlier_version_continues_over_the_commit_tha
     assert _streamed(spark, location, tmp_path) == ["0", "1", "2", "later"]
 
 
+@pytest.mark.slow
 @pytest.mark.on_sqlite
 def test_a_stream_of_a_table_goes_on_23_hours_later(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

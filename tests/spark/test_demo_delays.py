@@ -57,6 +57,7 @@ def send_flights(delays: Any, address: str, flights: pd.DataFrame) -> None:
         producer.send_table("flights", table)
 
 
+@pytest.mark.slow
 def test_the_delays_of_every_hour_equal_those_of_pandas(
     spark: SparkSession, cluster: Cluster, delays: Any, source: Any, tmp_path: Path
 ) -> None:

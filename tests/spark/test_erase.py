@@ -16,6 +16,7 @@ from tests.support.topics import read_stream
 GONE, STAYS = b"key-of-somebody-7f3a", b"key-that-stays"
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_continue(spark, cluster, log, tmp_path):
     topic = create_topic(cluster, "t", 3, configs={"compression.type": "none", "inline.max.bytes": "0"})

@@ -15,6 +15,7 @@ def gateway(cluster, tmp_path):
         yield running
 
 
+@pytest.mark.slow
 def test_sparks_kafka_connector_reads_and_writes(spark, cluster, gateway, tmp_path):
     make(cluster, "t", 2)
     servers = {"kafka.bootstrap.servers": gateway.address}

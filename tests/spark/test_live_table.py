@@ -67,6 +67,7 @@ def run(spark: SparkSession, cluster: Cluster, checkpoint: Path, to: str = "firs
         query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_the_join_sees_changes_during_the_query(
     spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_the_join_sees_changes_during_the_query(
         assert_same_rows(planes.rows(), read_table(spark, cluster, "planes"))
 
 
+@pytest.mark.slow
 def test_inner_and_left_joins_of_a_batch_frame(
     spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None
 ) -> None:
@@ -176,6 +178,7 @@ def dies_at(point: str, count: int) -> Callable[[str], None]:
     return failpoint
 
 
+@pytest.mark.slow
 def test_a_repeated_batch_sees_the_same_table(
     spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def in_order(seen: Seen) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     spark: SparkSession,

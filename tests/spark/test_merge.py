@@ -50,6 +50,7 @@ def test_merges_as_spark_tasks(spark, cluster, log, capsys):
     assert_delta_is_the_log(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_streams_that_lag_see_each_record_once(spark, cluster, log, tmp_path):
     """A Delta stream and one of format("spark_log"), with few files or offsets per batch, and merges in between."""

@@ -31,6 +31,7 @@ def event_log(spark, folder):
         listener.stop()
 
 
+@pytest.mark.slow
 def test_spark_shows_no_password(spark, postgres_server, tmp_path, caplog, capfd):
     """The option `cluster` is once the address, and once a file that has it."""
     caplog.set_level(logging.DEBUG, "spark_log")  # not py4j's, which has all calls

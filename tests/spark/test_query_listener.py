@@ -127,6 +127,7 @@ def test_a_query_that_does_not_read_its_records_is_stalled(spark, cluster, log, 
             query.stop()
 
 
+@pytest.mark.slow
 def test_a_query_goes_on_while_the_store_of_its_reports_is_down(spark, cluster, log, tmp_path):
     topic = create_topic(cluster, "t")
     server = PostgresServer()

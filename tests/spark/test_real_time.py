@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from spark_log import Producer
@@ -14,6 +15,7 @@ BATCH = "10 minutes"
 PATIENCE_S = 240
 
 
+@pytest.mark.slow
 def test_records_arrive_while_the_batch_runs(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
     """In any other mode, the results of a batch of ten minutes would come after its end."""
     for name in ("in", "out"):

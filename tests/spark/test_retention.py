@@ -10,6 +10,7 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.topics import append, make, stored
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_a_lagging_delta_stream_continues_through_retention(spark, cluster, log, tmp_path):
     """Dropped segments are no data change: the stream gets every record once, the deleted ones too."""

@@ -105,6 +105,7 @@ def copy(spark, stores, checkpoint):
     frame.writeStream.format("spark_log").options(**options).trigger(availableNow=True).start().awaitTermination()
 
 
+@pytest.mark.slow
 def test_a_stream_copies_topics_of_both_stores_once(spark, stores, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     copy(spark, stores, checkpoint)
@@ -138,6 +139,7 @@ def pending(stores):
     return [each.store.read(lambda c: c.execute(count).scalar_one()) for each in (stores, stores.at(1))]
 
 
+@pytest.mark.slow
 def test_a_transacted_batch_of_both_stores_is_refused_unless_allowed(spark, stores, tmp_path):
     with fails("allow that with the cluster setting transaction.cross.store=allow"):
         copy_in_transactions(spark, stores, tmp_path / "refused", writes=["topic = 'far'", "topic = 'near'"])
@@ -150,6 +152,7 @@ def test_a_transacted_batch_of_both_stores_is_refused_unless_allowed(spark, stor
     assert pending(stores) == [0, 0] and stored(stores, "near-out") == {}
 
 
+@pytest.mark.slow
 def test_a_transacted_batch_whose_part_has_not_followed_is_completed_by_its_replay(
     spark, stores, tmp_path, monkeypatch
 ):

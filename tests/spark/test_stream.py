@@ -203,6 +203,7 @@ def test_the_rate_limit_is_shared_in_proportion(
     ]
 
 
+@pytest.mark.slow
 def test_available_now_fixes_its_end(
     spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_each_kind_in_a_batch(spark: SparkSession, cluster: Cluster, log: Client
         assert_same_rows(joined.select("id", "item", "paid"), rows)
 
 
+@pytest.mark.slow
 def test_outer_rows_are_emitted_when_the_watermark_passes(
     spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_outer_rows_are_emitted_when_the_watermark_passes(
         query.stop()
 
 
+@pytest.mark.slow
 def test_joins_on_equal_event_times_need_no_bounds_and_keep_the_watermark(
     spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def numbers(spark: SparkSession, cluster: Cluster) -> DataFrame:
     return frame.select("value", F.col("value").cast("string").cast("int").alias("n"))
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_parts_of_a_batch_go_to_several_outputs_once(
     spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -66,6 +67,7 @@ def test_parts_of_a_batch_go_to_several_outputs_once(
     assert "batch 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path) -> None:
     """Mode update into a topic by key and a Delta table by MERGE; mode complete into a table that is replaced."""
@@ -196,6 +198,7 @@ KILLS = (
 )
 
 
+@pytest.mark.slow
 def test_outputs_are_written_once_when_the_driver_is_killed_at_every_step(
     spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:

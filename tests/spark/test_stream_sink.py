@@ -269,6 +269,7 @@ class DoomedSource(SparkLogDataSource):
 WORKER_KILLS = ("file.renamed", "append.committed")
 
 
+@pytest.mark.slow
 def test_rows_are_stored_once_when_workers_are_killed(
     spark: SparkSession,
     cluster: Cluster,

@@ -60,6 +60,7 @@ def check_equal(spark: SparkSession, cluster: Cluster, found: DataFrame, **optio
     assert found.orderBy(order).collect() == wanted.orderBy(order).collect()
 
 
+@pytest.mark.slow
 def test_the_stream_has_each_record_once_across_restarts(
     spark: SparkSession, cluster: Cluster, log: ClientLog, query: Callable[..., DataFrame]
 ) -> None:
@@ -198,6 +199,7 @@ query.awaitTermination()
 """
 
 
+@pytest.mark.slow
 def test_each_record_is_streamed_once_when_the_driver_is_killed_around_the_making_of_the_history(
     spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:

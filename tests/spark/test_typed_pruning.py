@@ -78,6 +78,7 @@ def files_read(frame):
     return sum(leaves.apply(number).metrics().apply("numFiles").value() for number in range(leaves.size()))
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_a_filter_reads_fewer_files_and_finds_the_same_records(spark, cluster, orders, pushdown):
     [location] = delta_tables(cluster, orders).values()

@@ -52,6 +52,7 @@ def duck():
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_delta_readers_see_the_same_rows_before_and_after_each_change(spark, cluster, log, orders):
     [location] = delta_tables(cluster, orders).values()
@@ -70,6 +71,7 @@ def test_delta_readers_see_the_same_rows_before_and_after_each_change(spark, clu
     assert [row["note"] for row in first] == ["a", None, "b", "b", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_a_delta_stream_ends_at_a_new_column_and_goes_on_after_a_restart(spark, cluster, log, orders, tmp_path):
     [location] = delta_tables(cluster, orders).values()

@@ -144,6 +144,7 @@ def test_column_record_needs_one_typed_topic(spark, cluster, orders):
         read_topic(spark, cluster, "plain", record=True)
 
 
+@pytest.mark.slow
 @pytest.mark.delta_jars
 def test_the_delta_table_is_readable_before_and_after_a_reset(spark, cluster, orders):
     list(run_tasks(cluster, ["seal"], now=True))

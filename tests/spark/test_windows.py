@@ -104,6 +104,7 @@ def results(cluster: Cluster) -> list[Result]:
     return [(r["window_start"][11:16], r["window_end"][11:16], r["k"], r["count"], r["total"]) for r in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "expected", "late"),
     [
@@ -126,6 +127,7 @@ def test_windows_with_late_and_duplicate_records(
     assert sorted(results(cluster)) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_changed_windows_and_groups_over_restarts(
     spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:

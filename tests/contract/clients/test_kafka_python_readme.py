@@ -64,6 +64,7 @@ KafkaConsumer = functools.partial(Consumer, auto_offset_reset="earliest", consum
 """
 
 
+@pytest.mark.slow
 @pytest.mark.on_sqlite
 def test_consumers(cluster, cluster_address, log):
     for name, partitions in (("my_favorite_topic", 2), ("foobar", 3), ("json-foo", 1), ("txn_topic", 1)):

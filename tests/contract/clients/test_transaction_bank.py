@@ -76,6 +76,7 @@ AT_RANDOM = ["kill"] * 3
 COUNT = 30
 
 
+@pytest.mark.slow
 def test_transfers_are_atomic_when_clients_are_killed_at_any_point(cluster, cluster_address, clients):
     """At the first pass of a failpoint, at a later pass, during other work, and at random moments."""
     open_bank(cluster, cluster_address)
@@ -112,6 +113,7 @@ def let_time_out(cluster, client):
 FENCED = [["fenced", call, "ProducerFencedError"] for call in ("commit", "abort", "begin", "send")]
 
 
+@pytest.mark.slow
 def test_transfers_are_atomic_when_clients_are_stopped_with_an_open_transaction(cluster, cluster_address, clients):
     """One transaction times out, one client is fenced, and one is both; another client continues their work."""
     open_bank(cluster, cluster_address)
@@ -176,6 +178,7 @@ def in_sync(cluster, count):
     return all(len(p.isr) == count for topic in describe_topics(cluster, BRANCHES) for p in topic.partitions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_brokers, clients, tmp_path, monkeypatch):
     """Transactions are open meanwhile: at the commit, the log dirs of their files are missing or replaced.
@@ -227,6 +230,7 @@ def lose_and_get_back(cluster, client, log_dir, *, new_disk):
     until(lambda: in_sync(cluster, 3), cluster.store)
 
 
+@pytest.mark.slow
 def test_transfers_are_atomic_when_postgresql_crashes(own_postgres_server, tmp_path):
     """Registrations are not forced to disk: if a crash loses some of them, the rest must not be committed."""
     server = own_postgres_server

@@ -70,6 +70,7 @@ COPYING = [point for point in POINTS if point.startswith(("transaction.", "appen
 LATER = ["append.decided:3", "append.committed:3", "transaction.registered:5"]
 
 
+@pytest.mark.slow
 @pytest.mark.on_sqlite
 def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluster, log, fill, copiers):
     """A static member keeps its partitions, so that each life continues at once."""

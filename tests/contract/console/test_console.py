@@ -130,6 +130,7 @@ def test_unknown_paths_are_not_found(console):
     assert console.facts("/nowhere", 404) == {"error": "There is no such page."}
 
 
+@pytest.mark.slow
 def test_a_restarted_postgresql_is_survived(own_postgres_server, tmp_path, monkeypatch):
     for name in ("AGE_S_MAX", "READS_PER_AGE"):
         monkeypatch.setattr(f"spark_log.console.snapshots.{name}", 0.0)

@@ -54,6 +54,7 @@ def answers(cluster, tmp_path):
     return fetch
 
 
+@pytest.mark.slow
 def test_a_topic_that_no_pattern_matches_is_nowhere(answers):
     assert sum(TOPIC in text for path, text in answers("") if TOPIC not in path) >= 12, "others see it on many pages"
     asked = (TOPIC, encode_segment(TOPIC))

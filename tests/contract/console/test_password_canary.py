@@ -55,6 +55,7 @@ def command_lines():
     return "\n".join(found)
 
 
+@pytest.mark.slow
 def test_passwords_are_found_nowhere(address_file, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG, "spark_log")
     monkeypatch.setenv("SPARK_LOG_CLUSTER_FILE", str(address_file))

@@ -4,6 +4,8 @@ asynchronous replication.
 
 from dataclasses import replace
 
+import pytest
+
 from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
@@ -21,6 +23,7 @@ def findings_of(address, check):
     return [(each.severity, each.seen) for each in examine(address) if each.check == check]
 
 
+@pytest.mark.slow
 def test_the_doctor_asks_each_host_of_each_store(tmp_path, monkeypatch):
     with postgres_pair() as pair:
         pair.primary.execute(f"CREATE ROLE {ROLE} LOGIN")

@@ -98,6 +98,7 @@ def test_a_server_that_is_stopped(own_postgres_server, tmp_path, monkeypatch):
         assert "spark-log doctor" in shown.stderr
 
 
+@pytest.mark.slow
 def test_servers_end_although_the_store_is_away(own_postgres_server, tmp_path):
     """Within the 60 s that Kubernetes waits (terminationGracePeriodSeconds of the chart)."""
     address = own_postgres_server.create_database()

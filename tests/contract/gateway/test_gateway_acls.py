@@ -129,6 +129,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_every_api_with_every_right_alone_missing_or_denied(tmp_path):
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         put_users(cluster, [user for _, _, user, _, _, _ in CASES])

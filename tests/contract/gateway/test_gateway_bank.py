@@ -1,5 +1,7 @@
 """The bank of the transaction tests, with Kafka clients (librdkafka) as its tellers and gateways that are killed."""
 
+import pytest
+
 from tests.support.bank import Auditor, open_bank
 from tests.support.gateway_process import GatewayProcess
 from tests.support.wire_bank import Clients, killed_in_turn
@@ -8,6 +10,7 @@ COUNT, KILLS = 8, 2
 TELLERS = ["a", "b"]
 
 
+@pytest.mark.slow
 def test_transfers_are_atomic_while_gateways_are_killed(cluster, cluster_address, tmp_path):
     open_bank(cluster, cluster_address)
     gateways = [GatewayProcess(tmp_path, cluster_address) for _ in range(2)]

@@ -437,6 +437,7 @@ class Rolling:
         return Counter(value for each in self.readers for value in each.seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster_address", "classic"),
     [pytest.param("postgres", CLASSIC, id="postgres-cooperative"), pytest.param("sqlite", EAGER, id="sqlite-eager")],

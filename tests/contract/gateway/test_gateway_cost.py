@@ -122,6 +122,7 @@ def check(gateway, good, cluster_address):
         assert [int(record.value) for record in consumer] == list(range(good.sent))
 
 
+@pytest.mark.slow
 def test_costly_requests_of_one_client_leave_the_others_served(address, tmp_path):
     with gateway_on(address, tmp_path) as gateway:
         good = attack(gateway, seed=28, share=0.05)

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 
 import confluent_kafka as rdkafka
+import pytest
 
 from spark_log.cluster.cluster import Cluster
 from tests.support.gateway_process import GatewayProcess
@@ -19,6 +20,7 @@ JAVA = 10_000_000
 """The number of the first record of the Java client."""
 
 
+@pytest.mark.slow
 def test_each_acknowledged_record_is_there_once_and_reaches_a_group(own_postgres_server, tmp_path):
     address = own_postgres_server.create_database()
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:

@@ -160,6 +160,7 @@ class Asking:
         return b""
 
 
+@pytest.mark.slow
 def test_no_response_has_a_name_that_the_client_may_not_describe(gateway, cluster):
     topics = cluster.store.read(lambda connection: find_topics(connection, None))
     ids = {name: uuid.UUID(hex=topic.uuid) for name, topic in topics.items()}

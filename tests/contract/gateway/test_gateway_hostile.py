@@ -83,6 +83,7 @@ def mutated(data, chosen):
     return struct.pack(">i", HEADER_BYTES - 4 + len(body)) + data[4:HEADER_BYTES] + body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 @pytest.mark.parametrize("mutations", MUTATIONS)
 def test_damaged_requests_of_each_api_do_not_end_a_gateway(cluster, gateway, mutations):
@@ -107,6 +108,7 @@ def test_damaged_requests_of_each_api_do_not_end_a_gateway(cluster, gateway, mut
     assert "Traceback" not in gateway.output, gateway.output[-4000:]
 
 
+@pytest.mark.slow
 def test_idle_clients_and_one_that_does_not_read_leave_others_served(gateway_on_sqlite):
     gateway = gateway_on_sqlite
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -185,6 +185,7 @@ def test_a_new_certificate_is_used_by_new_connections_and_ends_none(tmp_path, au
             assert [each.name for each in older.exchange(MetadataRequest(topics=None), 1).topics] == ["t"]
 
 
+@pytest.mark.slow
 def test_damaged_files_are_not_used_until_they_are_whole(tmp_path, authority):
     """The files as they are while something writes them: cut off, of another key, gone."""
     server, other = authority.issue("server", CN="first"), authority.issue("other", CN="other")

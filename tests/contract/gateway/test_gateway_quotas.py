@@ -150,6 +150,7 @@ def test_connecting_again_does_not_pass_a_quota(gateway, cluster_address, tmp_pa
     check_rate(began_s, answered_s, more=3)  # one, and one for each gateway that does not know of it yet
 
 
+@pytest.mark.slow
 @pytest.mark.on_sqlite
 def test_more_connections_do_not_pass_a_quota(gateway):
     limit(gateway.port, producer_byte_rate=float(RATE), consumer_byte_rate=float(RATE))

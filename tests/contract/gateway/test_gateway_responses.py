@@ -97,6 +97,7 @@ def test_a_response_above_the_limit_closes_its_connection_and_the_log_says_why(g
         assert connection.exchange(MetadataRequest(topics=None), 1).brokers
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_read_descriptions_leave_memory_to_others(gateway_of):
     gateway = gateway_of("queued.max.request.bytes=20000000")
     names = ["a", "b", "c", "d"]  # more than the kernel takes of a response that is not read

@@ -402,6 +402,7 @@ STEPS = [
 RECORDS = 40
 
 
+@pytest.mark.slow
 def test_each_record_is_transformed_once_when_the_gateway_is_killed_at_each_step(postgres_server, tmp_path):
     """It is killed at one step after the other. Each fifth transaction is aborted and done again."""
     address = postgres_server.create_prepared_database()

@@ -52,6 +52,7 @@ began.wait()
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_work_in_progress_is_finished_when_a_program_ends(tmp_path, name):
     assert run_python(PROGRAMS[name], str(tmp_path / "cluster")) == "sealed\n"

@@ -68,6 +68,7 @@ def everything_is_right(cluster, log, topic, values):
     assert_replicas_are_whole(cluster)
 
 
+@pytest.mark.slow
 def test_one_bad_response_is_retried(cluster, log, proxy):
     topic = create_topic(cluster, "t", configs=FILES)
     faults = [
@@ -117,6 +118,7 @@ def test_objects_are_created_where_they_are_read(s3_server):
         assert log_dir.sizes(["t/x y/v1.json"]) == [1], prefix
 
 
+@pytest.mark.slow
 def test_an_iceberg_table_has_each_file_once_whatever_a_put_answers(cluster, log, proxy, s3_server):
     topic = create_topic(cluster, "t", configs={**FILES, "table.formats": "delta,iceberg"})
     faults = [

@@ -170,6 +170,7 @@ EVERY = 5
 """A run checks each fifth of some hundred states, of all steps and fates in turn; `make test-long` checks them all."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "check", "every"),
     [

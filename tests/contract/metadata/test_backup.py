@@ -197,6 +197,7 @@ def producer_id(address):
         return cluster.store.read(lambda c: c.execute(sa.select(sa.func.max(PRODUCER.producer_id))).scalar_one())
 
 
+@pytest.mark.slow
 def test_drill(backup, tmp_path):
     log_dir = None if isinstance(backup, SqliteBackup) else str(backup.log_dir)
     acked = {}

@@ -112,6 +112,7 @@ def check(cluster, told, flushes=FLUSHES):
     log.close()
 
 
+@pytest.mark.slow
 def test_eight_processes_append_at_once(cluster, cluster_address):
     create_topic(cluster, "t", PARTITIONS, configs=CONFIGS)
     told = run(cluster, cluster_address)
@@ -120,6 +121,7 @@ def test_eight_processes_append_at_once(cluster, cluster_address):
     assert min(when_the_first_was_done) >= FLUSHES // 10, f"a writer starved: {when_the_first_was_done}"
 
 
+@pytest.mark.slow
 def test_appends_survive_crashes_of_postgresql_under_load(own_postgres_server, tmp_path):
     """Two crashes and recoveries only delay the appends."""
     address = own_postgres_server.create_database()

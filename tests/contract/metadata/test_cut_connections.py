@@ -98,6 +98,7 @@ class Calls:
             consumer.commit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in vars(Calls) if not name.startswith("_")])
 def test_a_call_succeeds_whichever_transaction_loses_its_connection(postgres_server, postgres_url, tmp_path, name):
     with (

@@ -191,6 +191,7 @@ def accept_long_ago(cluster, topic):
     cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(accepted_ms=earlier)))
 
 
+@pytest.mark.slow
 def test_lost_records_are_sent_again_from_unnamed_files(tmp_path):
     """As the guide says: list the files, and run its script. The dry run of clean-up refuses as the run does."""
     address, backup = str(tmp_path / "cluster"), tmp_path / "backup.sqlite"

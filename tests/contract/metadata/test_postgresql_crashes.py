@@ -3,6 +3,8 @@
 import threading
 from itertools import count
 
+import pytest
+
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
@@ -15,6 +17,7 @@ DELAYED = {"commit_delay": 30_000, "commit_siblings": 0, "wal_writer_delay": "10
 """A commit waits 30 ms for others before the flush, and nothing else flushes: a crash loses many commits."""
 
 
+@pytest.mark.slow
 def test_every_acknowledged_record_survives_crashes_that_lose_unflushed_commits(own_postgres_server, tmp_path):
     server = own_postgres_server
     address = server.create_database()

@@ -206,6 +206,7 @@ def case(request, tmp_path):
     return older, newer, request.getfixturevalue("postgres_server").create_database()
 
 
+@pytest.mark.slow
 def test_versions_side_by_side(case, tmp_path):
     older, newer, address = case
     goes_on = older.revision >= newer.oldest

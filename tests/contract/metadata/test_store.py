@@ -323,6 +323,7 @@ print(*[use(number) for number in range(4)])
 """
 
 
+@pytest.mark.slow
 def test_closed_objects_leave_no_file_open(cluster_address, tmp_path):
     """A program may open any number of clusters, producers and consumers, one after the other."""
     counts = output_of(OPEN_AND_CLOSE, cluster_address, tmp_path).split()

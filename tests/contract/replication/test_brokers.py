@@ -145,6 +145,7 @@ def check(world, log, producers, consumer):
     every_replica_is_whole(world.cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_leaders_followers_and_controllers_are_killed(world, log):
     """One store is enough: test_failover and test_group_crashes have elections and killed coordinators on both."""
@@ -172,6 +173,7 @@ def test_leaders_followers_and_controllers_are_killed(world, log):
     check(world, log, producers, consumer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_brokers_are_stopped_for_longer_than_their_lease(world, log):
     """On SQLite a process that is stopped inside a transaction holds the lock of the file and blocks all others."""
@@ -191,6 +193,7 @@ def test_brokers_are_stopped_for_longer_than_their_lease(world, log):
     check(world, log, producers, consumer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_a_log_dir_is_moved_away_and_brought_back_empty(world, log, tmp_path):
     """Only the storage fails here, so one store is enough; test_failover has it on both."""

@@ -512,6 +512,7 @@ def catch_up_in_a_process(address, start, runs):
             catch_up(cluster, topic, 0, 3)
 
 
+@pytest.mark.slow
 def test_three_processes_copy_the_same_replica_without_harm(replicated, cluster_address):
     for _ in range(20):
         replicated.append(large("x"))

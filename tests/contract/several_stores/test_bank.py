@@ -37,6 +37,7 @@ def servers():
             server.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1], ids=["home", "data stores"])
 def test_transfers_are_whole_after_kills_of_servers_and_clients(servers, tmp_path, killed):
     near, far = servers

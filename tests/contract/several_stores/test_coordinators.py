@@ -46,6 +46,7 @@ def states(stores):
     }
 
 
+@pytest.mark.slow
 def test_a_coordinator_ends_what_killed_processes_began(stores):
     address = stores.store.address.with_password
     create_topic(stores, "moved")
@@ -60,6 +61,7 @@ def test_a_coordinator_ends_what_killed_processes_began(stores):
     assert stored(stores, "moved") == {0: ["a", "b"]}
 
 
+@pytest.mark.slow
 def test_each_store_refuses_an_old_coordinator(stores):
     """A holder of the leases of a data store was stopped, and another one has taken them meanwhile."""
     topic = create_topic(stores, "t", configs={"retention.ms": "0", "inline.max.bytes": "0"}, store="east")

@@ -54,6 +54,7 @@ def test_a_later_transaction_without_parts_does_not_commit_those_of_a_killed_one
     assert [stored(three, name) for name in NAMES] == [{0: ["later"]}, {}, {}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["coordinator", "next producer"])
 def test_a_killed_producer(three, by):
     address = three.store.address.with_password

@@ -35,6 +35,7 @@ def both(stores):
     return stores
 
 
+@pytest.mark.slow
 def test_a_gateway_is_killed_at_each_step(both, tmp_path):
     gateway = GatewayProcess(tmp_path, both.store.address.with_password)
     committed = []
@@ -80,6 +81,7 @@ def test_the_next_producer_drops_the_pending_records_of_the_older_one_in_the_dat
     assert stored(both, "far") == {}
 
 
+@pytest.mark.slow
 def test_clients_repeat_the_end_of_a_transaction_until_the_data_store_is_back(
     postgres_server, own_postgres_server, tmp_path
 ):

@@ -220,6 +220,7 @@ def move_to_and_fro(address, start):
                 move_topic(cluster, "t", store)
 
 
+@pytest.mark.slow
 def test_processes_move_a_topic_at_once_while_it_is_written(stores, address):
     topic = create(stores)
     start = forkserver.Barrier(3)

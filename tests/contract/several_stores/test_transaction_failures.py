@@ -78,6 +78,7 @@ def test_a_store_that_is_down(far, own_postgres_server, monkeypatch):
     assert stored(far, "there") == {0: ["a"]}
 
 
+@pytest.mark.slow
 def test_a_crash_that_loses_registrations(far, own_postgres_server):
     writer = own_postgres_server.query("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")
     os.kill(int(writer), signal.SIGSTOP)  # it would flush the registration if its 10 s are over just now

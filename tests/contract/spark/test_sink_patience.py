@@ -62,6 +62,7 @@ def test_a_write_waits_for_replicas_in_sync(cluster, monkeypatch):
     assert stored(cluster, "t") == {0: ["a"]}
 
 
+@pytest.mark.slow
 def test_a_query_outlasts_a_store_that_is_away_for_longer_than_others_wait(own_postgres_server, tmp_path, monkeypatch):
     server = own_postgres_server
     with Cluster.init(server.create_database(), log_dir=str(tmp_path / "log-dir")) as cluster:

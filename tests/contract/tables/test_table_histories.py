@@ -186,6 +186,7 @@ class Histories(RuleBasedStateMachine):
             self.left.close()
 
 
+@pytest.mark.slow
 def test_the_readers_see_the_fold_over_the_log():
     run_state_machine_as_test(
         Histories,

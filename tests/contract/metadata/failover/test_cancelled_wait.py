@@ -57,6 +57,7 @@ def waiting_pids(pair):
     return set(pair.primary.query(f"SELECT string_agg(pid::text, ' ') {WAITING}").split())
 
 
+@pytest.mark.slow
 def test_a_record_is_not_acknowledged_before_the_standby_has_it(cluster, standby_away):
     log = ClientLog(cluster)
     topic = log.find_topic("t")
@@ -110,6 +111,7 @@ def test_a_repeated_spark_batch_is_not_acknowledged_before_the_standby_has_it(cl
     log.close()
 
 
+@pytest.mark.slow
 def test_commits_without_a_standby_do_not_take_all_connections(cluster, standby_away, monkeypatch):
     """The session of each commit that no standby confirms waits on when its client has gone."""
 

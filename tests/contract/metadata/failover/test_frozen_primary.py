@@ -25,6 +25,7 @@ def files_in(folder):
     return {path for path in folder.rglob("*.parquet") if "_segments" in path.parts}
 
 
+@pytest.mark.slow
 def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(pair, tmp_path):
     url = pair.primary.create_database()
     address, log_dir = pair.address(url), tmp_path / "log-dir"

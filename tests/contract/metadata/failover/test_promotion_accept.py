@@ -87,6 +87,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.delta
 def test_only_a_failover_without_loss_is_accepted(pair, clusters, tmp_path):
     cluster, folder = clusters["failover"], tmp_path / "failover"

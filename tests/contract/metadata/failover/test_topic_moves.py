@@ -30,6 +30,7 @@ def place(cluster):
     return cluster.home.store.read(lambda connection: find_topic(connection, "t")).store_id
 
 
+@pytest.mark.slow
 def test_a_server_without_its_standby_is_not_copied(cluster, pair, monkeypatch):
     """It answers reads, as an old primary does after the promotion of its standby."""
     append_to(cluster, create_topic(cluster, "t"), "a")
