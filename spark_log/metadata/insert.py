@@ -6,8 +6,10 @@ from typing import Any
 import sqlalchemy as sa
 
 
-def insert_if_missing(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> None:
-    """Insert a row unless it violates a unique key (ON CONFLICT DO NOTHING)."""
+def insert_if_missing(
+    connection: sa.Connection, table: sa.Table, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> None:
+    """Insert a row, or several in one statement, unless it violates a unique key (ON CONFLICT DO NOTHING)."""
     connection.execute(_insert(connection, table).values(values).on_conflict_do_nothing())
 
 

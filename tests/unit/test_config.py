@@ -105,6 +105,11 @@ def test_bad_value_names_config_value_and_what_is_expected(name: str, text: str)
     assert len(message) < 400
 
 
+def test_words_are_split_in_time_in_proportion_to_the_text() -> None:
+    with pytest.raises(InvalidConfigurationError, match=r"cleanup\.policy"):
+        TopicConfig.from_overrides({"cleanup.policy": " " * 2**20 + "x"})
+
+
 @pytest.mark.parametrize("value", [True, 5, None, 1.5, b"5", ["5"]])
 def test_values_are_text(value: object) -> None:
     with pytest.raises(InvalidConfigurationError, match=r"retention.ms.*expected text"):

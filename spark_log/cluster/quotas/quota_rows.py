@@ -1,14 +1,15 @@
 """Stores the quotas of a cluster and their use."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log.cluster.quotas.rules import Bucket, Entity, Quotas, used_until_s
 from spark_log.metadata import tables as t
-from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.sql_columns import CLIENT_QUOTA, QUOTA_USAGE
 from spark_log.metadata.store import Attempt, Store
 
@@ -47,24 +48,30 @@ def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]
 
     Returns for each bucket the time in seconds after which its use is paid for.
     """
-    keys = {_key(bucket): bucket for bucket in use}
+    keys = {_key(bucket): bucket for bucket in sorted(use, key=_key)}  # gateways insert and lock in this order
+    query = sa.select(QUOTA_USAGE.bucket, QUOTA_USAGE.used_until_us, QUOTA_USAGE.clock_epoch)
+    query = query.where(QUOTA_USAGE.bucket.in_(list(keys))).order_by(QUOTA_USAGE.bucket)
 
     def body(connection: sa.Connection, _attempt: Attempt) -> dict[Bucket, float]:
         now = store.clock(connection)
         now_us = now.lease_ms * 1000
         new = {"used_until_us": now_us, "clock_epoch": now.clock_epoch}
+        locked: Sequence[sa.Row[Any, Any, Any]] = ()
+        while len(locked) < len(keys):  # `delete_old_use` may delete a row again
+            known = {row.bucket for row in connection.execute(query)}
+            if missing := [{"bucket": key, **new} for key in keys if key not in known]:
+                insert_if_missing(connection, t.quota_usage, missing)
+            locked = connection.execute(query.with_for_update()).all()
         left: dict[Bucket, float] = {}
-        for key in sorted(keys):  # all gateways lock in this order, which prevents deadlocks
-            bucket, here = keys[key], QUOTA_USAGE.bucket == key
-            query = sa.select(QUOTA_USAGE.used_until_us, QUOTA_USAGE.clock_epoch).where(here).with_for_update()
-            while (found := connection.execute(query).one_or_none()) is None:  # `delete_old_use` may delete it again
-                insert_if_missing(connection, t.quota_usage, {"bucket": key, **new})
-            before_us, clock_epoch = found
+        rows = []
+        for key, before_us, clock_epoch in locked:
+            bucket = keys[key]
             before_s = (before_us - now_us) / _US if clock_epoch == now.clock_epoch else 0.0
             left[bucket] = used_until_s(before_s, 0.0, use[bucket], rate=1.0)
             until_us = now_us + round(left[bucket] * _US)
-            values = {"used_until_us": until_us, "clock_epoch": now.clock_epoch}
-            connection.execute(t.quota_usage.update().where(here).values(values))
+            rows.append({"bucket": key, "used_until_us": until_us, "clock_epoch": now.clock_epoch})
+        if rows:
+            insert_or_replace(connection, t.quota_usage, rows)
         return left
 
     return store.transact(body)

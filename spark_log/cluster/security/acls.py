@@ -69,9 +69,9 @@ def remove_acls(store: Store, filters: Sequence[AclFilter]) -> list[list[Acl]]:
     return store.transact(body)
 
 
-def read_acls(store: Store) -> list[Acl]:
-    """Return all ACLs, in a fixed order."""
-    return store.read(_read)
+def read_acls(store: Store, timeout_ms: int | None = None) -> list[Acl]:
+    """Return all ACLs, in a fixed order. `timeout_ms` is that of `Store.read`."""
+    return store.read(_read, timeout_ms=timeout_ms)
 
 
 def _read(connection: sa.Connection) -> list[Acl]:

@@ -1,5 +1,6 @@
 """The columns of one batch of records that a filter names. Uses Arrow and NumPy without a loop over records."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -16,33 +17,34 @@ class BatchColumns:
     """A batch of a `read_schema` with its derived columns. Each derived column is computed once."""
 
     batch: pa.RecordBatch
-    _made: dict[Any, pa.Array] = field(default_factory=dict)
+    _made: dict[Any, Any] = field(default_factory=dict)
 
     def stored(self, name: str) -> pa.Array:
         return self.batch.column(name)
 
     def text(self, name: str) -> pa.Array:
         """Return column key or value as text, with null where it is not UTF-8."""
-        return self._once(("text", name), lambda: text_of(self.batch.column(name)))
+        return self.once(("text", name), lambda: text_of(self.batch.column(name)))
 
     def header(self, name: str) -> pa.Array:
         """Return the value of the last header of this name as text, or null where there is none."""
-        return self._once(("header", name), lambda: text_of(last_header(self.batch.column("headers"), name)))
+        return self.once(("header", name), lambda: text_of(last_header(self.batch.column("headers"), name)))
 
     def typed(self, path: tuple[str, ...]) -> pa.Array:
         """Return a field of a typed column, with null where a struct around it is null."""
         whole = self.batch.column(path[0])
-        return self._once(("typed", path), lambda: pc.struct_field(whole, list(path[1:]))) if path[1:] else whole
+        return self.once(("typed", path), lambda: pc.struct_field(whole, list(path[1:]))) if path[1:] else whole
 
     def json(self, source: str, path: tuple[str, ...], kind: pa.DataType) -> pa.Array:
         """Return a field of the JSON objects in key or value, with null where it is missing or not of this type."""
-        return self._once(("json", source, path, kind), lambda: self._json(source, path, kind))
+        return self.once(("json", source, path, kind), lambda: self._json(source, path, kind))
 
     def _json(self, source: str, path: tuple[str, ...], kind: pa.DataType) -> pa.Array:
         values = self.batch.column(source)
         return pc.struct_field(_json_decoder(path, kind).decode(values).record, list(path))
 
-    def _once(self, name: Any, make: Any) -> pa.Array:
+    def once(self, name: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned when it was called first for this batch and this name."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]

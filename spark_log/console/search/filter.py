@@ -7,7 +7,7 @@ DOUBLE, and a division by zero is null.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -190,9 +190,17 @@ def _comparison(function: Any, compiler: _Compiler, node: exp.Expr) -> Evaluate:
     return _compared(function, compiler.operand(node.this), compiler.operand(node.expression))
 
 
+def _once(value: Operand) -> Operand:
+    """Return an operand that is evaluated once for a batch, although several comparisons use it. Otherwise each level
+    of conditions in conditions would multiply the work.
+    """
+    name = object()
+    return replace(value, evaluate=lambda batch: batch.once(name, lambda: value.evaluate(batch)))
+
+
 def _between(compiler: _Compiler, node: exp.Expr) -> Evaluate:
     _only(node, "this", "low", "high")
-    value = compiler.operand(node.this)
+    value = _once(compiler.operand(node.this))
     low = _compared(pc.greater_equal, value, compiler.operand(node.args["low"]))
     high = _compared(pc.less_equal, value, compiler.operand(node.args["high"]))
     return lambda batch: pc.and_kleene(low(batch), high(batch))
@@ -200,7 +208,7 @@ def _between(compiler: _Compiler, node: exp.Expr) -> Evaluate:
 
 def _in(compiler: _Compiler, node: exp.Expr) -> Evaluate:
     _only(node, "this", "expressions")
-    value = compiler.operand(node.this)
+    value = _once(compiler.operand(node.this))
     equal = [_compared(pc.equal, value, compiler.operand(expression)) for expression in node.expressions]
     if not equal:
         raise _not_allowed(node)

@@ -1,6 +1,8 @@
 """Parses the text of a filter to the syntax tree of one condition, with sqlglot. Pure. Nothing is evaluated.
 
 The text is split into tokens before it is parsed, so that neither its length nor its nesting can exhaust the parser.
+sqlglot's parser tries a word before a bracket as a type first and then as a function, which doubles its work at each
+level: brackets are parsed only where a filter can have them, and there they have one meaning.
 Names and literals keep their place in the text, which errors name.
 """
 
@@ -19,6 +21,14 @@ DEPTH_MAX = 20
 """The maximum number of levels of parentheses and brackets."""
 JSON_PATHS_MAX = 8
 """The maximum number of different fields of JSON in a filter."""
+
+_BEFORE_PARENTHESIS = {
+    TokenType.L_PAREN, TokenType.COMMA, TokenType.EQ, TokenType.NEQ, TokenType.LT, TokenType.LTE, TokenType.GT,
+    TokenType.GTE, TokenType.PLUS, TokenType.DASH, TokenType.STAR, TokenType.SLASH, TokenType.AND, TokenType.OR,
+    TokenType.NOT, TokenType.IN, TokenType.LIKE, TokenType.ILIKE, TokenType.BETWEEN,
+}  # fmt: skip
+_FUNCTIONS = {"LENGTH", "LOWER", "UPPER"}
+_OF_BRACKET = [TokenType.L_BRACKET, TokenType.STRING, TokenType.R_BRACKET]
 
 ALLOWED = (
     "a filter has the columns key, value, offset, partition, timestamp, headers['name'], record.*, key_record.*,"
@@ -84,6 +94,20 @@ def _check(tokens: list[sqlglot.Token]) -> None:
             raise error(f"nested deeper than {DEPTH_MAX} levels", token.start)
         if token.token_type is TokenType.SEMICOLON:
             raise error("a second statement", token.start)
+    for index, token in enumerate(tokens):
+        if token.token_type is TokenType.L_PAREN and index:
+            _check_before_parenthesis(tokens[index - 1])
+        if token.token_type is TokenType.L_BRACE:
+            raise error("{ is not allowed", token.start)
+        following = [each.token_type for each in tokens[index : index + 3]]
+        if token.token_type is TokenType.L_BRACKET and following != _OF_BRACKET:
+            raise error("[ ] is for headers['name'] only", token.start)
+
+
+def _check_before_parenthesis(before: sqlglot.Token) -> None:
+    is_function = before.token_type is TokenType.VAR and before.text.upper() in _FUNCTIONS
+    if not is_function and before.token_type not in _BEFORE_PARENTHESIS:
+        raise error(f"{before.text[:50]}( is not allowed", before.start)
 
 
 def _syntax_error(failure: SqlglotError, text: str) -> FilterError:

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from spark_log import clock
 from spark_log.cluster.security.acl_rules import CLUSTER_NAME, Operation, ResourceType, Rights
@@ -11,6 +12,9 @@ from spark_log.gateway.access.sasl import Call
 from spark_log.metadata.store import Store
 
 _FRESH_S = 1.0
+_WAIT_S = 1.0
+_KNOWN_TIMEOUT_MS = 1_000
+"""How long a read is retried if older ACLs are known."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,11 @@ EVERYTHING = Access()
 
 
 class Authorizer:
-    """Caches the ACLs of the store for a second. While the store is unavailable, the last ACLs apply."""
+    """Caches the ACLs of the store for a second. While the store is unavailable, the last ACLs apply.
+
+    All requests wait for the same read. Once ACLs are known they wait for `_WAIT_S` at most, and if that is over or the
+    read has failed, no request waits until a read succeeds or `forget` is called.
+    """
 
     def __init__(self, store: Store, call: Call, super_users: frozenset[str], everyone: bool) -> None:
         self._store, self._call = store, call
@@ -45,29 +53,46 @@ class Authorizer:
         self._rights: Rights | None = None
         self._read_s = -_FRESH_S
         self._changes = 0
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._is_down = False
 
     def forget(self) -> None:
         """Read the ACLs again before the next request, although a read that has begun may not have ended."""
         self._read_s = -_FRESH_S
         self._changes += 1
+        self._is_down = False
 
     async def access(self, principal: str, host: str) -> Access:
         """Return the rights of a client. Raises ConnectionAbortedError while the ACLs have never been read."""
         if clock.monotonic_s() - self._read_s >= _FRESH_S:
-            async with self._reading:
-                if clock.monotonic_s() - self._read_s >= _FRESH_S:
-                    await self._read()
+            await self._wait_for_read()
+        if self._rights is None:
+            raise ConnectionAbortedError("the ACLs cannot be read now")
         return Access(self._rights, principal, host)
 
+    async def _wait_for_read(self) -> None:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        reading, changes = self._reading, self._changes
+        if self._rights is not None and self._is_down:
+            return
+        await asyncio.wait([reading], timeout=None if self._rights is None else _WAIT_S)
+        if reading.done():
+            reading.result()
+        elif changes == self._changes:
+            self._is_down = True
+
     async def _read(self) -> None:
-        began_s, changes = clock.monotonic_s(), self._changes
-        try:
-            acls = await self._call(lambda: read_acls(self._store))
-        except MetadataStoreUnavailableError as error:
-            if self._rights is None:
-                raise ConnectionAbortedError("the ACLs cannot be read now") from error
-        else:
+        """Read the ACLs, again if they change meanwhile."""
+        began_s, changes = 0.0, -1
+        while changes != self._changes:
+            began_s, changes = clock.monotonic_s(), self._changes
+            timeout_ms = None if self._rights is None else _KNOWN_TIMEOUT_MS
+            try:
+                acls = await self._call(partial(read_acls, self._store, timeout_ms=timeout_ms))
+            except MetadataStoreUnavailableError:
+                if self._rights is not None and changes == self._changes:
+                    self._is_down, self._read_s = True, clock.monotonic_s()
+                return
             self._rights = Rights(acls, self._super_users, self._everyone)
-        if changes == self._changes:
-            self._read_s = began_s
+        self._is_down, self._read_s = False, began_s

@@ -9,12 +9,16 @@ A gateway charges at once, against the use that it knows. A few times a second i
 gateways in the metadata store, and reads the sum. Clients may therefore exceed a rate by what the gateways accept
 within that interval. They wait for this debt afterwards, so the rate over a longer time is exact. While the store is
 unavailable, each gateway continues with the use that it knows.
+
+A gateway shares a limited number of buckets at a time, those of the largest charges, because each is a row of the store
+and clients choose their ids. The charges of the others are shared later, if they are not paid for by then.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from heapq import nlargest
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -44,6 +48,8 @@ _REFUSAL_S_MAX = 10.0
 """The longest time that a connection is held before it is refused."""
 _CPU_S_OF_FIRST = 0.001
 """The CPU seconds that the first request of a bucket is charged until it has ended."""
+_SHARED_MAX = 100
+"""The number of buckets that are shared at a time."""
 _CLIENTS_MAX = 10_000
 """The number of clients whose limits are remembered."""
 
@@ -67,12 +73,12 @@ class QuotaBudgets:
 
     async def load(self) -> None:
         """Read the quotas again."""
+        now_s = clock.monotonic_s()
+        self._until_s = {bucket: until_s for bucket, until_s in self._until_s.items() if until_s > now_s}
         self._quotas = await self._call(read_quotas, self._store)
         self._buckets.clear()
         if self._quotas:
             await self._call(delete_old_use, self._store)
-            now_s = clock.monotonic_s()
-            self._until_s = {bucket: until_s for bucket, until_s in self._until_s.items() if until_s > now_s}
 
     async def admit(
         self, config: str, user: str, client_id: str, units: float, is_gone: Callable[[], bool] = lambda: False
@@ -169,9 +175,16 @@ class QuotaBudgets:
 
     async def _share(self) -> None:
         self._charged.clear()
-        shared_s, self._unshared_s = self._unshared_s, {}
-        if not shared_s:
+        used_s = self._unshared_s
+        if not used_s:
             return
+        most = nlargest(_SHARED_MAX, used_s, key=lambda bucket: abs(used_s[bucket]))
+        shared_s, now_s = {bucket: used_s.pop(bucket) for bucket in most}, clock.monotonic_s()
+        self._unshared_s = {
+            bucket: seconds for bucket, seconds in used_s.items() if self._until_s.get(bucket, 0.0) > now_s
+        }
+        if self._unshared_s:
+            self._charged.set()
         try:
             left_s: dict[Bucket, float] = await self._call(record_use, self._store, shared_s)
         except SparkLogError:

@@ -244,6 +244,20 @@ def test_gateways_add_up_what_they_have_charged(cluster):
     assert record_use(store, {PRODUCER: 0.0})[PRODUCER] > BURST_S, "use that is not paid for yet stays"
 
 
+def test_gateways_that_share_the_same_buckets_at_once_lose_no_use(cluster):
+    buckets = [Bucket("producer_byte_rate", (("user", str(number)),), rate=1.0) for number in range(60)]
+
+    def gateway(number):
+        for step in range(5):
+            first = (number * 7 + step * 13) % 30
+            record_use(cluster.store, dict.fromkeys(buckets[first : first + 30], 1_000.0))
+
+    with ThreadPoolExecutor(4) as gateways:
+        list(gateways.map(gateway, range(4)))
+    shared = sum(record_use(cluster.store, dict.fromkeys(buckets, 0.0)).values())
+    assert 4 * 5 * 30 * 1_000.0 == pytest.approx(shared, rel=0.1), "less the time since then"
+
+
 def test_quotas_are_stored_as_they_were_set(cluster):
     both = entity_of([("user", 'a"\u00e9'), ("client-id", None)])
     write_quotas(cluster.store, [(both, {"producer_byte_rate": 1.0, "request_percentage": 0.25})])

@@ -217,11 +217,14 @@ def test_comparisons_of_typed_columns_prune():
         ("record.prize > 1", 1, "record has price, n"),
         ("key = 'a' b", 11, "not a condition"),
         ("key = 'a'; key = 'b'", 10, "second statement"),
-        ("__import__('os')", None, "Anonymous is not allowed"),
+        ("__import__('os')", 1, r"__import__\( is not allowed"),
         ("key IN (SELECT 1)", None, "not allowed"),
         ("key LIKE 'a' ESCAPE '/'", 1, "Escape is not allowed"),
         ("key::int = 1", 1, "Cast is not allowed"),
-        ("CAST(key AS INT) = 1", None, "Cast is not allowed"),
+        ("CAST(key AS INT) = 1", 1, r"CAST\( is not allowed"),
+        ("key = 'a' (1)", 7, r"a\( is not allowed"),
+        ("headers[key] = 'a'", 8, r"\[ \] is for headers"),
+        ("{key} = 'a'", 1, r"\{ is not allowed"),
         ("LENGTH(key, 1) = 1", None, "not allowed"),
         ("key LIKE value", 10, "not a text in quotes"),
         ("record.tags = 1", None, "struct, array or map"),
@@ -251,6 +254,26 @@ def test_a_filter_has_at_most_eight_fields_of_json():
     assert compile_filter(repeated).columns == {"value"}
     with pytest.raises(FilterError, match="more than 8 fields of JSON"):
         compile_filter(" AND ".join([*fields, "key.f0 = 1"]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("STRUCT(", ")"), ("DECIMAL(", ")"), ("OBJECT(", ")"), ("timestamp (", ")"), ("UNION(", ")"), ("DATE[", "]"),
+     ("1 = NULL[", "]"), ("key::ABS[", "]"), ("1 = IF{", "}")],
+)  # fmt: skip
+def test_types_in_types_do_not_multiply_the_work_of_the_parser(before, after):
+    with pytest.raises(FilterError, match=r"at character \d+: "):
+        compile_filter(before * 20 + "1" + after * 20)
+
+
+@pytest.mark.parametrize("condition", ["({}) IN (FALSE, TRUE, FALSE, TRUE)", "({}) BETWEEN FALSE AND TRUE"])
+def test_conditions_in_conditions_do_not_multiply_the_work_on_a_batch(condition):
+    text = "key = 'a'"
+    for _ in range(20):
+        text = condition.format(text)
+    batch = batch_of([("a", None, 0, None), ("b", None, 0, None), (None, None, 0, None)] * 10_000)
+    expected = [True, True, False] * 10_000  # null is neither
+    assert compile_filter(text).mask(batch).to_pylist() == expected
 
 
 words = st.sampled_from(

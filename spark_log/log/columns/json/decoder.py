@@ -17,7 +17,7 @@ have are ignored; the last of several fields with the same name counts.
 
 Each record is decoded to an object of a class that is created for the schema; msgspec checks the types while it parses.
 A record that does not fit the class is decoded again field by field. This finds the reason, and accepts valid values
-that the class does not, such as a number in a STRING.
+that the class does not, such as a number in a STRING. A record of very many keys is decoded field by field only.
 """
 
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_log.log.columns.column_limits import walk
 from spark_log.log.columns.decoded import Decoded, concatenated
@@ -38,6 +39,10 @@ from spark_log.log.columns.value_bytes import bytes_of, data_of, parts
 
 _ROWS, _FIELDS = 2048, 1 << 20
 """Limits of the records, and of their fields, that exist as Python objects at the same time."""
+_COMPARISONS = 1 << 24
+"""Limit of the comparisons of names while one record is parsed to its class, about 0.1 s in which no other thread runs:
+msgspec compares each key that is unknown, or not in the schema's order, with all fields of the class.
+"""
 
 
 class JsonDecoder:
@@ -50,6 +55,7 @@ class JsonDecoder:
         self._fields, self._framed = fields, framed
         self._rows = min(_ROWS, max(1, _FIELDS // sum(1 for _ in walk(fields))))
         self._width, self._widest = struct_width(fields), widest_item(fields)
+        self._most_fields = max(kind.num_fields for _, kind, _ in walk(fields) if pa.types.is_struct(kind))
         classes = RecordClasses()
         self._parse = msgspec.json.Decoder(classes.of(fields)).decode
         self._field_by_field = FieldByField(fields, classes)
@@ -78,14 +84,15 @@ class JsonDecoder:
             framed, (values, ids) = values, unframed(values)
             for row in np.flatnonzero((ids == NOT_FRAMED) & framed.is_valid().to_numpy(zero_copy_only=False)).tolist():
                 bad.add(row, NO_FRAMING)
-        parse, plain = self._parse, self._is_plain(values)
+        parse, plain, short = self._parse, self._is_plain(values), self._are_short(values)
         objects: list[Any] = bytes_of(values)
         for row, value in enumerate(objects):
             if value is not None:
                 try:
                     if not plain:
                         self._field_by_field.check(value)
-                    objects[row] = parse(value)
+                    is_parsed = short or value.count(b":") * self._most_fields <= _COMPARISONS
+                    objects[row] = parse(value) if is_parsed else self._second_look(value, row, bad)
                 except (ValueError, RecursionError, BadRecordError):
                     objects[row] = self._second_look(value, row, bad)
         record = self._columns.array(objects, bad)
@@ -103,6 +110,11 @@ class JsonDecoder:
         except pa.ArrowInvalid:
             return False
         return not self._field_by_field.needs_check(values)
+
+    def _are_short(self, values: pa.BinaryArray) -> bool:
+        """Return whether no value is so long that its keys may exceed _COMPARISONS."""
+        length = pc.max(pc.binary_length(values)).as_py()
+        return length is None or length * self._most_fields <= _COMPARISONS
 
     def _second_look(self, value: bytes, row: int, bad: Bad) -> Any:
         try:

@@ -88,13 +88,10 @@ class FieldByField:
 
     def _struct(self, kind: pa.StructType, path: str) -> _Field:
         record = self._classes.of(kind)
-        fields = [
-            (f"f{position}", field.name, self._field(field.type, f"{path}.{field.name}".lstrip(".")))
-            for position, field in enumerate(kind)
-        ]
+        fields = [(field.name, self._field(field.type, f"{path}.{field.name}".lstrip("."))) for field in kind]
 
-        def struct(items: dict[str, msgspec.Raw]) -> Any:
-            return record(**{own: field(bytes(items[name])) for own, name, field in fields if name in items})
+        def struct(items: dict[str, msgspec.Raw]) -> Any:  # by position, because msgspec searches for each keyword
+            return record(*[field(bytes(items[name])) if name in items else None for name, field in fields])
 
         return _nested(dict[str, msgspec.Raw], kind, path, struct)
 

@@ -72,7 +72,8 @@ _ARROW_CHARACTERS_MAX = 38
 """Arrow's cast of longer texts overflows, and its cast of exponents such as 1e-99999 reads beyond a table."""
 _WIDE_DIGITS = 76
 """Digits of a DECIMAL of 256 bits: 38 before the point and 38 after it."""
-_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?)0*([0-9]*))?")
+_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?)([0-9]*))?")
+"""No two of its parts match the same character: the search takes time in proportion to the text."""
 _EXPONENT_DIGITS_MAX = 9
 
 
@@ -84,7 +85,7 @@ def _plain(text: str | None) -> str | None:
     if parts is None or not (parts[2] or parts[3]) or (parts[4] is not None and text[-1] in "eE+-"):
         raise ValueError("not a number")
     sign, whole, fraction, minus, exponent = (part or "" for part in parts.groups())
-    digits = (whole + fraction).strip("0")
+    digits, exponent = (whole + fraction).strip("0"), exponent.lstrip("0")
     if not digits:
         return "0"
     if len(exponent) > _EXPONENT_DIGITS_MAX or len(digits) > _ARROW_CHARACTERS_MAX:

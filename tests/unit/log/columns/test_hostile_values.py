@@ -13,6 +13,9 @@ from spark_log.log.columns.avro.readers import Union
 from spark_log.log.columns.avro.scalars import Number
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder, schema_fields
+from spark_log.log.columns.json.decoder import JsonDecoder
+from spark_log.log.columns.json.field_by_field import FieldByField
+from spark_log.log.columns.json.record_classes import RecordClasses
 from spark_log.log.columns.protobuf.schema import protobuf_schema
 from spark_log.log.columns.python_columns import Bad
 
@@ -28,11 +31,42 @@ def reasons(format_, schema, *values):
 @pytest.mark.parametrize(
     "number",
     [b"1e-999999999", b"1e999999999", b"1e" + b"9" * BYTES, b"9" * BYTES, b"0." + b"0" * BYTES + b"1",
-     b"340282366920938463463374607431768211461", b"595310700986708910060260050042600200", b'"1e-99999"'],
+     b"340282366920938463463374607431768211461", b"595310700986708910060260050042600200", b'"1e-99999"',
+     b'"1e' + b"0" * BYTES + b'x"'],
+    ids=lambda number: number[:12].decode(),
 )  # fmt: skip
 def test_a_decimal_that_arrow_would_wrap_around_or_crash_on_is_bad(number):
     bad, good = reasons("json", "d DECIMAL(38,10)", b'{"d": ' + number + b"}", b'{"d": 1.5e3}')
     assert (bad, good) == ("d: not a number that DECIMAL(38, 10) holds exactly", None)
+
+
+def fields_of(count):
+    return pa.struct([(f"field{number}", pa.int64()) for number in range(count)])
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["record", "array"])
+def test_many_json_keys_are_not_compared_with_many_fields(nested):
+    fields, several = fields_of(10_000), 20_000
+    keys = {**{f"other{number}": 1 for number in range(several)}, "field9": 7, "field5": 8}
+    decoder, parsed = JsonDecoder(pa.struct([("a", pa.list_(fields))]) if nested else fields), []
+    parse = decoder._parse
+    decoder._parse = lambda value: parsed.append(value) or parse(value)
+    values = [json.dumps({"a": [each]} if nested else each).encode() for each in (keys, {"field1": 1, "other": 1})]
+    found = decoder.decode(pa.array(values, pa.binary()))
+    assert sum(value.count(b":") for value in parsed) * len(fields) <= 1 << 24
+    assert found.reasons is None
+    structs = [each["a"][0] for each in found.record.to_pylist()] if nested else found.record.to_pylist()
+    known = [{name: value for name, value in struct.items() if value is not None} for struct in structs]
+    assert known == [{"field5": 8, "field9": 7}, {"field1": 1}]
+
+
+def test_many_json_fields_are_not_compared_with_each_other_when_their_record_is_decoded_again():
+    """msgspec compares each keyword of a class with all its fields: 100,000 of them would take minutes."""
+    classes = RecordClasses()
+    record = FieldByField(fields_of(100_000), classes).record(
+        json.dumps({f"field{number}": number for number in reversed(range(100_000))}).encode()
+    )
+    assert (record.f0, record.f99999) == (0, 99_999)
 
 
 def test_many_bad_elements_of_one_value_are_searched_once():
