@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -75,12 +76,13 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
         for source, schemas in learnt.items():
             try:
                 text = typed_columns(connection, config, text, {source: schemas}, [source])
-            except IncompatibleSchemaError as error:
+            except (IncompatibleSchemaError, InvalidSchemaError) as error:
                 logger.warning("%s: the schema of its %ss stays as it is: %s", topic.name, source, redact(str(error)))
                 known = None if present.columns is None else present.columns.of(source)
                 assert known is not None
                 own = replace(schemas, schema=known.schema)
-                text = typed_columns(connection, config, text, {source: own}, [source])
+                with suppress(IncompatibleSchemaError, InvalidSchemaError):  # also with its schema they are too long
+                    text = typed_columns(connection, config, text, {source: own}, [source])
         if text is not None and text != present.typed_columns:
             set_typed_columns(connection, topic.topic_id, text)
         return find_topic(connection, topic.name)

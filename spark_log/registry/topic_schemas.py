@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from spark_log.log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
 
 TYPED_COLUMNS_CHARACTERS_MAX = 16 << 20
-"""The maximum length of column topic.typed_columns after a new version of a subject. With framing confluent the column
-contains the texts of all versions, and every process that uses the topic reads it.
+"""The maximum length of column topic.typed_columns after a change. Every process that uses the topic reads the column,
+which has the paths of all fields, and with framing confluent the texts of all versions of a subject.
 """
 
 _PREFIX = "registry:"
@@ -130,8 +130,8 @@ def typed_columns(
     Only the columns of the parts `sources` change. `external` has the schemas of the subjects of an external registry.
     `reset` is passed to `define`. If a part names a subject of the cluster's registry, the registry must be locked.
 
-    Raises InvalidConfigurationError for a schema that cannot be read, IncompatibleSchemaError for one that does not fit
-    the columns of the topic, and SchemaNotFoundError.
+    Raises InvalidConfigurationError and InvalidSchemaError for a schema that cannot be read or is too large,
+    IncompatibleSchemaError for one that does not fit the columns of the topic, and SchemaNotFoundError.
     """
     if sources and config.value_envelope != "none" and config.value_format not in ("json", "avro"):
         raise InvalidConfigurationError(f"value.envelope={config.value_envelope} needs value.format=json or avro")
@@ -142,7 +142,17 @@ def typed_columns(
         for part in config.parts
         if part.source in sources
     ]
-    return _columns_text(config.parts, current, tuple(subjects), reset)
+    return _limited(_columns_text(config.parts, current, tuple(subjects), reset), current)
+
+
+def _limited(text: str | None, current: str | None) -> str | None:
+    """Return the text. Raise InvalidSchemaError if it is too long, and longer than the current one."""
+    if text is not None and len(text) > max(TYPED_COLUMNS_CHARACTERS_MAX, len(current or "")):
+        raise InvalidSchemaError(
+            "schema: the typed columns, with the paths of the fields and the texts of the versions, would have more"
+            f" than {TYPED_COLUMNS_CHARACTERS_MAX:,} characters: use fewer fields, shorter names or framing none"
+        )
+    return text
 
 
 @lru_cache(maxsize=16)
@@ -186,13 +196,7 @@ class FollowingTopic(NamedTuple):
         """
         current = self.topic.typed_columns
         with _errors_of(self.topic, self.subject):
-            text = _columns_text(self.topic.config.parts, current, self.subjects, False)
-        if text is not None and len(text) > max(TYPED_COLUMNS_CHARACTERS_MAX, len(current or "")):
-            raise IncompatibleSchemaError(
-                f"topic {self.topic.name} follows the subject {self.subject!r}: its typed columns, with the texts of"
-                f" the versions, would have more than {TYPED_COLUMNS_CHARACTERS_MAX:,} characters"
-            )
-        return text
+            return _limited(_columns_text(self.topic.config.parts, current, self.subjects, False), current)
 
 
 def following_topics(

@@ -34,7 +34,7 @@ from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.registry import registrations, topic_schemas
 from spark_log.registry import rows as registry_rows
-from spark_log.registry.schema_types import _hash, _problems, problems
+from spark_log.registry.schema_types import _hash, _problems, problems, schema_hash
 from spark_log.registry.schemas import SchemaText
 from spark_log.replication.controller.topic_operations import alter_configs
 from tests.contract.registry.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
@@ -330,7 +330,7 @@ def elsewhere(tmp_path):
         yield other
 
 
-def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere):
+def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere, monkeypatch):
     external, where = Registry(elsewhere), context("orders")
     with serving(elsewhere, "127.0.0.1", 0) as server, SchemaRegistryClient({"url": server.url}) as client:
         port, first = int(server.url.rpartition(":")[2]), AvroSerializer(client, ONE)({"item": "tea"}, where)
@@ -360,6 +360,11 @@ def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere):
         external.set_compatibility("NONE")
         external.register("orders-value", avro(("item", "long")))
         assert len(rows(cluster, log, "orders")) == 4, "a version that does not fit the columns changes nothing"
+        external.register("orders-value", avro(ITEM, ("inner", {"type": "array", "items": "Order"})))
+        assert len(rows(cluster, log, "orders")) == 4, "a version that cannot be columns changes nothing"
+        monkeypatch.setattr(topic_schemas, "TYPED_COLUMNS_CHARACTERS_MAX", 1)
+        external.register("orders-value", avro(ITEM, COUNT))
+        assert len(rows(cluster, log, "orders")) == 4, "versions of too many characters change nothing"
     alter_configs(cluster, "orders", {"value.bad.records": "reject"})
     with pytest.raises(SchemaRegistryUnavailableError):
         alter_configs(cluster, "orders", {"value.columns": "item"})
@@ -582,6 +587,13 @@ def test_a_protobuf_file_is_read_once_for_all_of_its_messages():
     began_s = thread_time()
     assert problems(reader, writer) == []
     assert thread_time() - began_s < 10
+
+
+def test_long_names_do_not_multiply_with_the_fields_of_a_protobuf_schema():
+    fields = " ".join(f"M f{number} = {number};" for number in range(1, 400))
+    text = f'syntax = "proto3"; message {"n" * 50_000} {{ message M {{ int32 a = 1; }} {fields} }}'
+    with pytest.raises(InvalidSchemaError, match="its descriptor has more than 16,777,216 bytes"):
+        schema_hash(SchemaText("PROTOBUF", text), ())
 
 
 def register(url, subject, schema, type_="AVRO", references=()):

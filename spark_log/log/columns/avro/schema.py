@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.column_limits import MAX_DEPTH, check_count, checked
+from spark_log.log.columns.column_limits import MAX_DEPTH, check_count, check_path, checked
 from spark_log.log.columns.types import list_of, type_name
 
 _PRIMITIVES = {
@@ -137,6 +137,7 @@ class _Reader:
         own = schema["name"]
         namespace = own.rpartition(".")[0] if "." in own else schema.get("namespace", namespace)
         full = own if "." in own or not namespace else f"{namespace}.{own}"
+        check_path(len(full), full)  # each use of a name within a namespace makes the full name
         self._named[full], before = None, self._fields
         if name == "enum":
             kind = AvroType(name, pa.string(), symbols=tuple(schema["symbols"]))

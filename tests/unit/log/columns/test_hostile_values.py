@@ -192,3 +192,46 @@ def test_an_avro_schema_that_uses_a_type_up_to_the_limit_is_allowed():
         schema_fields(
             "avro", json.dumps({"type": "record", "name": "R", "fields": [*fields, {"name": "g", "type": "long"}]})
         )
+
+
+LONG = "n" * 2_000
+"""The paths of the fields below a field repeat its name: a longer one would take gigabytes."""
+
+
+def protobuf_of_long_names(field="f", message="M"):
+    file = FileDescriptorProto(name="m.proto", syntax="proto3")
+    file.message_type.add(name=message).field.add(name="a", number=1, type=FieldDescriptorProto.TYPE_INT64, label=1)
+    file.message_type.add(name="R").field.add(
+        name=field, number=1, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=f".{message}", label=1
+    )
+    return protobuf_schema("R", FileDescriptorSet(file=[file]).SerializeToString())
+
+
+def avro_of_long_names(field="f", namespace="n"):
+    inner = {"type": "record", "name": "M", "fields": [{"name": "a", "type": "long"}], "namespace": namespace}
+    return json.dumps({"type": "record", "name": "R", "fields": [{"name": field, "type": inner}]})
+
+
+@pytest.mark.parametrize(
+    ("format_", "schema"),
+    [
+        ("json", f"{LONG} STRUCT<a: INT>"),
+        ("json", "STRUCT<".join(f"{LONG[:400]} " for _ in range(4)) + "INT" + ">" * 3),
+        ("json", f"a MAP<STRING, ARRAY<STRUCT<{LONG}: INT>>>"),
+        ("json", json.dumps({"type": "object", "properties": {LONG: {"type": "string"}}})),
+        ("avro", avro_of_long_names(field=LONG)),
+        ("avro", avro_of_long_names(namespace=LONG)),
+        ("protobuf", protobuf_of_long_names(field=LONG)),
+        ("protobuf", protobuf_of_long_names(message=LONG)),
+    ],
+    ids=["DDL", "path", "map", "JSON Schema", "Avro", "Avro's namespace", "Protobuf", "Protobuf's message"],
+)
+def test_long_names_do_not_multiply_with_the_fields_below_them(format_, schema):
+    with pytest.raises(InvalidSchemaError, match="has more than 1,000 characters") as caught:
+        schema_fields(format_, schema)
+    assert len(str(caught.value)) < 2_000
+
+
+def test_a_path_of_a_thousand_characters_is_allowed():
+    fields = schema_fields("json", f"{LONG[:998]} STRUCT<a: INT>")
+    assert fields.field(0).type.num_fields == 1
