@@ -9,6 +9,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from spark_log.errors import InvalidSchemaError
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder, schema_fields
+from spark_log.log.columns.field_paths import part_on_paths
 from spark_log.log.columns.protobuf.schema import protobuf_schema
 
 BYTES = 1 << 20
@@ -235,3 +236,8 @@ def test_long_names_do_not_multiply_with_the_fields_below_them(format_, schema):
 def test_a_path_of_a_thousand_characters_is_allowed():
     fields = schema_fields("json", f"{LONG[:998]} STRUCT<a: INT>")
     assert fields.field(0).type.num_fields == 1
+
+
+def test_the_paths_of_chosen_columns_do_not_multiply_with_the_fields():
+    fields = pa.struct([(f"f{number}", pa.int64()) for number in range(10_000)])
+    assert part_on_paths(fields, [("f7",), ("f5",)] * 200_000).names == ["f5", "f7"]
