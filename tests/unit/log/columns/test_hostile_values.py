@@ -241,3 +241,22 @@ def test_a_path_of_a_thousand_characters_is_allowed():
 def test_the_paths_of_chosen_columns_do_not_multiply_with_the_fields():
     fields = pa.struct([(f"f{number}", pa.int64()) for number in range(10_000)])
     assert part_on_paths(fields, [("f7",), ("f5",)] * 200_000).names == ["f5", "f7"]
+
+
+@pytest.mark.parametrize("part", ["'\\", '"\\', "/*x", "``", "'", "`", "--\n", "'' ", "(", "a"])
+def test_the_text_of_a_ddl_is_searched_once(part):
+    with pytest.raises(InvalidSchemaError, match=r"expected .* at character \d+, got|cannot be a column") as caught:
+        schema_fields("json", "a " + part * (BYTES // len(part) - 2))
+    assert len(str(caught.value)) < 200
+
+
+def test_a_ddl_has_a_limit_of_its_length():
+    schema_fields("json", "a INT " + " " * (BYTES - 6))
+    with pytest.raises(InvalidSchemaError, match="a DDL of more than 1,048,576 characters"):
+        schema_fields("json", "a INT " + " " * (BYTES - 5))
+
+
+def test_quotes_and_comments_of_a_ddl_hide_each_other():
+    text = """a INT COMMENT 'it\\'s /* '"--`", -- c /* d '
+        `e/*` INT /* f ' -- ` */, g INT COMMENT '*/'"""
+    assert schema_fields("json", text).names == ["a", "e/*", "g"]
