@@ -33,6 +33,7 @@ _WORD_BY_WORD = {
     "STRING": pa.string(),
 }
 _MAX_PRECISION = 38
+_DIGITS_MAX = 10
 
 
 def parsed(text: str) -> pa.StructType:
@@ -99,7 +100,7 @@ class _Parser:
             return self._decimal(field)
         if word in ("CHAR", "CHARACTER", "VARCHAR"):
             self._expect("(")
-            self._take("number", "a length")
+            self._number("a length")
             self._expect(")")
             return pa.string()
         if word not in _WORD_BY_WORD:
@@ -130,9 +131,9 @@ class _Parser:
     def _decimal(self, field: str) -> pa.DataType:
         precision, scale = 10, 0
         if self._accept("("):
-            precision = int(self._take("number", "a precision"))
+            precision = self._number("a precision")
             if self._accept(","):
-                scale = int(self._take("number", "a scale"))
+                scale = self._number("a scale")
             self._expect(")")
         if not (1 <= precision <= _MAX_PRECISION and scale <= precision):
             raise InvalidSchemaError(
@@ -140,6 +141,11 @@ class _Parser:
                 "the scale 0 to the precision"
             )
         return pa.decimal128(precision, scale)
+
+    def _number(self, what: str) -> int:
+        if len(self._token[1]) > _DIGITS_MAX:
+            self._refuse(f"{what} of at most {_DIGITS_MAX} digits")
+        return int(self._take("number", what))
 
     def _accept(self, token: str) -> bool:
         """Consume the next token if it is `token`, and return whether it is."""

@@ -76,7 +76,7 @@ def avro_type(schema: str) -> AvroType:
     try:
         parsed = json.loads(schema)
         kind = _Reader().read(parsed, "", ())
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidSchemaError(f"schema: not an Avro schema: {error!r}") from error
     if kind.name != "record":
         raise InvalidSchemaError(f"schema: expected an Avro record, got {kind.name}")
@@ -175,7 +175,10 @@ def _union(branches: list[AvroType], path: tuple[str, ...]) -> AvroType:
 
 def _decimal(schema: Any) -> pa.Decimal128Type | None:
     """Return the type of a decimal, None if it is not valid: Avro's specification ignores the logical type then."""
-    precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
+    try:
+        precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
+    except (KeyError, OverflowError, TypeError, ValueError):  # 1e999 is infinite
+        return None
     return pa.decimal128(precision, scale) if 1 <= precision <= 38 and 0 <= scale <= precision else None
 
 

@@ -260,3 +260,36 @@ def test_quotes_and_comments_of_a_ddl_hide_each_other():
     text = """a INT COMMENT 'it\\'s /* '"--`", -- c /* d '
         `e/*` INT /* f ' -- ` */, g INT COMMENT '*/'"""
     assert schema_fields("json", text).names == ["a", "e/*", "g"]
+
+
+FIXED = {"type": "fixed", "name": "F", "size": 4, "logicalType": "decimal"}
+BYTES_DECIMAL = {"type": "bytes", "logicalType": "decimal"}
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", '"x"', "[]", "null", "9" * 4_000])
+@pytest.mark.parametrize(
+    ("kind", "key", "column"),
+    [(FIXED, "precision", pa.binary()), (BYTES_DECIMAL, "precision", pa.binary()),
+     (BYTES_DECIMAL | {"precision": 4}, "scale", pa.binary()), (FIXED, "size", None)],
+    ids=["fixed", "bytes", "scale", "size"],
+)  # fmt: skip
+def test_a_number_of_an_avro_schema_that_is_none(kind, key, column, number):
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind | {key: "?"}}]})
+    schema = schema.replace('"?"', number)
+    if column is None:
+        with pytest.raises(InvalidSchemaError):
+            schema_fields("avro", schema)
+    else:
+        assert schema_fields("avro", schema).field("a").type == column, "the logical type is ignored"
+
+
+def test_an_avro_decimal_without_a_precision_is_bytes():
+    record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": BYTES_DECIMAL}]}
+    assert schema_fields("avro", json.dumps(record)).field("a").type == pa.binary()
+
+
+@pytest.mark.parametrize("kind", ["DECIMAL({})", "DECIMAL(5, {})", "VARCHAR({})"])
+def test_a_number_of_a_ddl_has_few_digits(kind):
+    with pytest.raises(InvalidSchemaError, match=r"expected .* at character") as caught:
+        schema_fields("json", "a " + kind.format("1" * 5_000))
+    assert len(str(caught.value)) < 200
