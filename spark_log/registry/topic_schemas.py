@@ -8,7 +8,6 @@ registry changes the definitions in the transaction that registers a schema. An 
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
@@ -26,6 +25,7 @@ from spark_log.metadata.sql_columns import TOPIC
 from spark_log.registry import rows
 from spark_log.registry.schema_types import column_source
 from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText
+from spark_log.remembered import Remembered
 
 if TYPE_CHECKING:
     from spark_log.log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
@@ -155,17 +155,13 @@ def _limited(text: str | None, current: str | None) -> str | None:
     return text
 
 
-@lru_cache(maxsize=16)
-def _columns_text(
+def _derived(
     parts: tuple[PartConfigs, ...],
     current: str | None,
     subjects: "tuple[tuple[str, SubjectSchemas | None], ...]",
     reset: bool,
 ) -> str | None:
-    """Return the value for `typed_columns`. `subjects` has a pair for each part that changes.
-
-    It is cached, because large schemas may take long.
-    """
+    """Return the value for `typed_columns`. `subjects` has a pair for each part that changes."""
     from spark_log.log.columns.definitions import define
     from spark_log.log.columns.topic_columns import changed, from_text, to_text
 
@@ -179,6 +175,22 @@ def _columns_text(
         definitions[part.source] = known
     after = changed(before, **definitions)
     return None if after is None else to_text(after)
+
+
+def _characters(
+    text: str | None,
+    parts: tuple[PartConfigs, ...],
+    current: str | None,
+    subjects: "tuple[tuple[str, SubjectSchemas | None], ...]",
+    _reset: bool,
+) -> int:
+    by_id = [pair for _, subject in subjects if subject is not None for pair in subject.by_id]
+    texts = [text or "", current or "", *(part.schema for part in parts), *(each for _, each in by_id)]
+    return 200 + sum(map(len, texts))
+
+
+_columns_text = Remembered(_derived, _characters, 128 << 20)
+"""Remembered, because large schemas may take long, and a transaction must not wait for that."""
 
 
 class FollowingTopic(NamedTuple):

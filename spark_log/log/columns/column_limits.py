@@ -51,6 +51,11 @@ def check_count(fields: int) -> None:
         raise InvalidSchemaError(f"schema: more than {MAX_FIELDS} fields")
 
 
+def count_of(fields: pa.StructType) -> int:
+    """Return the number of fields at any depth."""
+    return sum(1 for _ in walk(fields))
+
+
 def check_path(characters: int, path: str) -> None:
     """Raise InvalidSchemaError for a dotted path, or a full name, of more characters than the limit."""
     if characters > _PATH_CHARACTERS_MAX:

@@ -522,7 +522,7 @@ def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(
             inside.append((_problems.cache_info().misses - before[0], len(defined) - before[1]))
 
     _problems.cache_clear()
-    topic_schemas._columns_text.cache_clear()
+    topic_schemas._columns_text.forget()
     registry = Registry(cluster)
     registry.register("s", avro(ITEM))
     for name in ("a", "b"):
@@ -564,9 +564,9 @@ def test_schemas_of_topics_are_parsed_before_the_transaction(cluster, defined_un
     for number, (format_, schema) in enumerate([("json", "a{} INT"), ("avro", "registry:s")]):
         configs = {"value.format": format_, "value.schema": schema.format(0)}
         check_new_topic(cluster, "checked", configs=configs)
-        topic_schemas._columns_text.cache_clear()
+        topic_schemas._columns_text.forget()
         create_topic(cluster, f"made{number}", configs=configs)
-        topic_schemas._columns_text.cache_clear()
+        topic_schemas._columns_text.forget()
         for validate_only in (True, False):
             configs = {"value.format": format_, "value.schema": schema.format(1 + validate_only)}
             alter_configs(cluster, "plain", configs, validate_only=validate_only, reset=True)
