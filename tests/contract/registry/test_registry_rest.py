@@ -41,6 +41,7 @@ from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.registry import registrations, topic_schemas
 from spark_log.registry import rows as registry_rows
+from spark_log.registry.protobuf_schemas import _files
 from spark_log.registry.schema_types import _hash, _problems, problems, schema_hash
 from spark_log.registry.schemas import SchemaText
 from spark_log.replication.controller.topic_operations import alter_configs, check_new_topic, create_topic
@@ -573,6 +574,26 @@ def test_schemas_of_topics_are_parsed_before_the_transaction(cluster, defined_un
     assert defined_under_locks == []
     with pytest.raises(TopicAlreadyExistsError):  # whatever its schema is
         create_topic(cluster, "plain", configs={"value.format": "json", "value.schema": "a"})
+
+
+def test_no_schema_of_a_subject_is_compiled_under_the_lock(cluster, monkeypatch):
+    transact, compiled = Store.transact, []
+
+    def spied(*arguments, **others):
+        _files.cache_clear()  # as if other subjects had filled it
+        try:
+            return transact(*arguments, **others)
+        finally:
+            compiled.append(_files.cache_info().misses)
+
+    registry = Registry(cluster)
+    registry.set_compatibility("NONE")
+    registry.register("p", PROTO, "PROTOBUF")
+    registry.register("p", 'syntax = "proto3"; package shop; message Gift { string item = 1; }', "PROTOBUF")
+    monkeypatch.setattr(Store, "transact", spied)
+    make(cluster, "made", value_format="protobuf", value_framing="confluent", value_schema="registry:p@1#shop.Order")
+    alter_configs(cluster, "made", {"value.columns": "item"})
+    assert compiled == [0, 0]
 
 
 def test_nothing_is_parsed_under_the_lock_if_the_caches_have_other_schemas(cluster, monkeypatch):
