@@ -3,9 +3,9 @@
 import difflib
 import json
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.sql_columns import PARTITION, TOPIC
 from spark_log.metadata.store_clock import StoreClock
+from spark_log.remembered import Remembered
 
 if TYPE_CHECKING:
     from spark_log.log.columns.topic_columns import TopicColumns
@@ -46,7 +47,7 @@ class Topic:
     @property
     def columns(self) -> "TopicColumns | None":
         """Return the typed columns of new segment files, None if key.format and value.format are bytes."""
-        return None if self.typed_columns is None else _decodable(self.typed_columns)
+        return None if self.typed_columns is None else _columns(self.typed_columns).decodable
 
     @property
     def all_columns(self) -> "TopicColumns | None":
@@ -88,27 +89,28 @@ class StatedTopic(NamedTuple):
         return {self.topic.store_id} if self.move is None else {self.topic.store_id, self.move.to}
 
 
-@lru_cache(maxsize=1024)
 def topic_config(overrides_json: str) -> TopicConfig:
-    """Return the configs of a topic from column topic.configs. Cached, because every append needs them."""
-    return TopicConfig.from_stored(json.loads(overrides_json))
+    """Return the configs of a topic from column topic.configs. Every append needs them."""
+    return _stored_configs(overrides_json)
 
 
-@lru_cache(maxsize=1024)
-def _config_of(overrides: frozenset[tuple[str, str]]) -> TopicConfig:
-    return TopicConfig.from_stored(dict(overrides))
-
-
-@lru_cache(maxsize=1024)
-def _columns(text: str) -> "TopicColumns":
+def _from_text(text: str) -> "TopicColumns":
     from spark_log.log.columns.topic_columns import from_text  # imports pyarrow
 
     return from_text(text)
 
 
-@lru_cache(maxsize=1024)
-def _decodable(text: str) -> "TopicColumns | None":
-    return _columns(text).decodable
+_stored_configs: Callable[[str], TopicConfig] = Remembered(
+    lambda overrides_json: TopicConfig.from_stored(json.loads(overrides_json)),
+    lambda _config, overrides_json: 2 * len(overrides_json),
+    32 << 20,
+)
+_config_of: Callable[[frozenset[tuple[str, str]]], TopicConfig] = Remembered(
+    lambda overrides: TopicConfig.from_stored(dict(overrides)),
+    lambda _config, overrides: 200 + sum(len(name) + len(value) for name, value in overrides),
+    32 << 20,
+)
+_columns = Remembered(_from_text, lambda _columns, text: 4 * len(text), 128 << 20)
 
 
 _TOPIC_COLUMNS = (

@@ -73,6 +73,6 @@ def _sortable(value: Any) -> Any:
 
 def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
     text = query.get(name) or str(default)
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:12]) <= most:
-        raise InvalidConfigurationError(f"{name}: expected a number from 1 to {most}, got {text!r}")
+    if not text.isascii() or not text.isdecimal() or len(text) > 12 or not 1 <= int(text) <= most:
+        raise InvalidConfigurationError(f"{name}: expected a number from 1 to {most}, got {text[:40]!r}")
     return int(text)

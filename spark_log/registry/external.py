@@ -18,10 +18,10 @@ from spark_log.errors import (
     SparkLogError,
     redact,
 )
-from spark_log.metadata.remembered import Remembered
 from spark_log.registry import bounded_requests
 from spark_log.registry.references import with_references
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
+from spark_log.remembered import Remembered
 
 P = ParamSpec("P")
 T = TypeVar("T")

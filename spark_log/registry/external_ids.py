@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topic, set_typed_columns
+from spark_log.config import TopicConfig
 from spark_log.errors import (
     IncompatibleSchemaError,
     InvalidConfigurationError,
@@ -69,7 +70,11 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
             if definition is not None and name is not None:
                 asked = ids.get(part.source, frozenset())
                 learnt[part.source] = _schemas_of(topic, part.source, definition, name, asked)
-    if not learnt:
+    try:  # parsing may take long, so it is done before the transaction, for which other writers wait
+        fitting = cluster.store.read(lambda c: _fitting(c, find_topic(c, topic.name), config, learnt))
+    except UnknownTopicOrPartitionError:  # deleted meanwhile
+        return topic
+    if not fitting:
         return topic
 
     def store(connection: sa.Connection, _attempt: object) -> Topic:
@@ -78,15 +83,11 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
         if present.topic_id != topic.topic_id or present.overrides != topic.overrides:
             return topic  # it was recreated, or altered, which reads the registry itself
         text = present.typed_columns
-        for source, schemas in learnt.items():
-            try:
+        try:
+            for source, schemas in fitting.items():
                 text = typed_columns(connection, config, text, {source: schemas}, [source])
-            except IncompatibleSchemaError as error:
-                logger.warning("%s: the schema of its %ss stays as it is: %s", topic.name, source, redact(str(error)))
-                known = None if present.columns is None else present.columns.of(source)
-                assert known is not None
-                own = replace(schemas, schema=known.schema)
-                text = typed_columns(connection, config, text, {source: own}, [source])
+        except (IncompatibleSchemaError, InvalidSchemaError):
+            return present  # its columns were changed meanwhile: the next call learns the schemas
         if text is not None and text != present.typed_columns:
             set_typed_columns(connection, topic.topic_id, text)
         return find_topic(connection, topic.name)
@@ -95,6 +96,27 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
         return cluster.store.transact(store)
     except UnknownTopicOrPartitionError:  # deleted meanwhile
         return topic
+
+
+def _fitting(
+    connection: sa.Connection, present: Topic, config: TopicConfig, learnt: Mapping[str, SubjectSchemas]
+) -> dict[str, SubjectSchemas]:
+    """Return the schemas of `learnt` that the topic can have, by part: with the topic's own schema instead of a new one
+    that does not fit its columns, and none of a part if they would be too long.
+    """
+    text, fitting = present.typed_columns, {}
+    for source, schemas in learnt.items():
+        known = None if present.columns is None else present.columns.of(source)
+        own = [] if known is None else [replace(schemas, schema=known.schema)]
+        for candidate in (schemas, *own):
+            try:
+                text = typed_columns(connection, config, text, {source: candidate}, [source])
+            except (IncompatibleSchemaError, InvalidSchemaError) as error:
+                logger.warning("%s: the schema of its %ss stays as it is: %s", present.name, source, redact(str(error)))
+            else:
+                fitting[source] = candidate
+                break
+    return fitting
 
 
 def _schemas_of(

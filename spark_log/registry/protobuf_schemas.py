@@ -24,6 +24,9 @@ from spark_log.registry.schemas import SchemaText
 _USER = "a Protobuf schema in the registry"
 _FILE = "schema.proto"
 _COMPILE_S_MAX = 60
+_COMPILED_BYTES_MAX = 16 << 20
+"""Of a file's descriptor, in which each field has the full name of its type: a text is much shorter if names are long.
+"""
 _NAME_BYTES_MAX = 200
 _MESSAGES_MAX, _COMPARE_S_MAX = 2_000, 10.0
 """The maximum number of messages of a file to compare, and the maximum CPU time of the comparison."""
@@ -199,6 +202,10 @@ def _compiled(text: str, name: str, imports: list[Any]) -> Any:
         if done.returncode:
             reason = " ".join(done.stderr.replace(f"{folder}/", "").split())
             raise InvalidSchemaError(f"not a Protobuf schema: {reason[:500]}")
+        if compiled.stat().st_size > _COMPILED_BYTES_MAX:
+            raise InvalidSchemaError(
+                f"not a Protobuf schema: its descriptor has more than {_COMPILED_BYTES_MAX:,} bytes: use shorter names"
+            )
         [file] = FileDescriptorSet.FromString(compiled.read_bytes()).file
         return file
 

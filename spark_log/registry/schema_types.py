@@ -7,10 +7,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from subprocess import TimeoutExpired
 
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidSchemaError
 from spark_log.registry.schemas import Reference, SchemaText
+from spark_log.remembered import Remembered
 
 SCHEMA_CHARACTERS_MAX = 1 << 20
 """The maximum length of a schema. Confluent's registry stores schemas in records of at most 1 MiB."""
@@ -120,19 +122,45 @@ def _problems(reader_key: CacheKey, writer_key: CacheKey) -> list[str]:
 def column_source(schema: SchemaText, message: str = "") -> str:
     """Return the text from which `log.columns.decoding.schema_fields` makes columns: the schema with all its imports.
 
-    `message` is the full name of a Protobuf message. If it is empty, the first one of the file is used.
+    `message` is the full name of a Protobuf message. If it is empty, the first one of the file is used. Raises
+    InvalidSchemaError.
     """
-    if schema.type == "AVRO":
-        from spark_log.registry.avro_schemas import column_source as source
+    key = CacheKey(schema)
+    try:
+        text, error = _column_source(key, message)
+    finally:
+        key.forget_text()
+    if error:
+        raise InvalidSchemaError(error)
+    return text
 
-        return source(schema)
-    if schema.type == "JSON":
-        from spark_log.registry.json_schemas import column_source as json_source
 
-        return json_source(schema)
-    from spark_log.registry.protobuf_schemas import column_source as proto_source
+def _source_or_error(key: CacheKey, message: str) -> tuple[str, str]:
+    schema = key.schema
+    try:
+        if schema.type == "AVRO":
+            from spark_log.registry.avro_schemas import column_source as source
 
-    return proto_source(schema, message)
+            return source(schema), ""
+        if schema.type == "JSON":
+            from spark_log.registry.json_schemas import column_source as json_source
+
+            return json_source(schema), ""
+        from spark_log.registry.protobuf_schemas import column_source as proto_source
+
+        return proto_source(schema, message), ""
+    except InvalidSchemaError as error:
+        if isinstance(error.__cause__, TimeoutExpired):  # of protoc: it may be faster the next time
+            raise
+        return "", str(error)
+
+
+_column_source = Remembered(
+    _source_or_error, lambda found, _key, message: 200 + len(found[0]) + len(found[1]) + len(message), 64 << 20
+)
+"""Remembered, because transactions ask for the texts of all versions of a subject: other writers must not wait while
+each is compiled.
+"""
 
 
 def _sorted_json(text: str) -> str:

@@ -8,7 +8,6 @@ registry changes the definitions in the transaction that registers a schema. An 
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
@@ -26,13 +25,14 @@ from spark_log.metadata.sql_columns import TOPIC
 from spark_log.registry import rows
 from spark_log.registry.schema_types import column_source
 from spark_log.registry.schemas import FORMATS, RegisteredSchema, SchemaText
+from spark_log.remembered import Remembered
 
 if TYPE_CHECKING:
     from spark_log.log.columns.definitions import SubjectSchemas  # not at run time: it imports pyarrow
 
 TYPED_COLUMNS_CHARACTERS_MAX = 16 << 20
-"""The maximum length of column topic.typed_columns after a new version of a subject. With framing confluent the column
-contains the texts of all versions, and every process that uses the topic reads it.
+"""The maximum length of column topic.typed_columns after a change. Every process that uses the topic reads the column,
+which has the paths of all fields, and with framing confluent the texts of all versions of a subject.
 """
 
 _PREFIX = "registry:"
@@ -130,8 +130,8 @@ def typed_columns(
     Only the columns of the parts `sources` change. `external` has the schemas of the subjects of an external registry.
     `reset` is passed to `define`. If a part names a subject of the cluster's registry, the registry must be locked.
 
-    Raises InvalidConfigurationError for a schema that cannot be read, IncompatibleSchemaError for one that does not fit
-    the columns of the topic, and SchemaNotFoundError.
+    Raises InvalidConfigurationError and InvalidSchemaError for a schema that cannot be read or is too large,
+    IncompatibleSchemaError for one that does not fit the columns of the topic, and SchemaNotFoundError.
     """
     if sources and config.value_envelope != "none" and config.value_format not in ("json", "avro"):
         raise InvalidConfigurationError(f"value.envelope={config.value_envelope} needs value.format=json or avro")
@@ -142,20 +142,26 @@ def typed_columns(
         for part in config.parts
         if part.source in sources
     ]
-    return _columns_text(config.parts, current, tuple(subjects), reset)
+    return _limited(_columns_text(config.parts, current, tuple(subjects), reset), current)
 
 
-@lru_cache(maxsize=16)
-def _columns_text(
+def _limited(text: str | None, current: str | None) -> str | None:
+    """Return the text. Raise InvalidSchemaError if it is too long, and longer than the current one."""
+    if text is not None and len(text) > max(TYPED_COLUMNS_CHARACTERS_MAX, len(current or "")):
+        raise InvalidSchemaError(
+            "schema: the typed columns, with the paths of the fields and the texts of the versions, would have more"
+            f" than {TYPED_COLUMNS_CHARACTERS_MAX:,} characters: use fewer fields, shorter names or framing none"
+        )
+    return text
+
+
+def _derived(
     parts: tuple[PartConfigs, ...],
     current: str | None,
     subjects: "tuple[tuple[str, SubjectSchemas | None], ...]",
     reset: bool,
 ) -> str | None:
-    """Return the value for `typed_columns`. `subjects` has a pair for each part that changes.
-
-    It is cached, because large schemas may take long.
-    """
+    """Return the value for `typed_columns`. `subjects` has a pair for each part that changes."""
     from spark_log.log.columns.definitions import define
     from spark_log.log.columns.topic_columns import changed, from_text, to_text
 
@@ -169,6 +175,22 @@ def _columns_text(
         definitions[part.source] = known
     after = changed(before, **definitions)
     return None if after is None else to_text(after)
+
+
+def _characters(
+    text: str | None,
+    parts: tuple[PartConfigs, ...],
+    current: str | None,
+    subjects: "tuple[tuple[str, SubjectSchemas | None], ...]",
+    _reset: bool,
+) -> int:
+    by_id = [pair for _, subject in subjects if subject is not None for pair in subject.by_id]
+    texts = [text or "", current or "", *(part.schema for part in parts), *(each for _, each in by_id)]
+    return 200 + sum(map(len, texts))
+
+
+_columns_text = Remembered(_derived, _characters, 128 << 20)
+"""Remembered, because large schemas may take long, and a transaction must not wait for that."""
 
 
 class FollowingTopic(NamedTuple):
@@ -186,13 +208,7 @@ class FollowingTopic(NamedTuple):
         """
         current = self.topic.typed_columns
         with _errors_of(self.topic, self.subject):
-            text = _columns_text(self.topic.config.parts, current, self.subjects, False)
-        if text is not None and len(text) > max(TYPED_COLUMNS_CHARACTERS_MAX, len(current or "")):
-            raise IncompatibleSchemaError(
-                f"topic {self.topic.name} follows the subject {self.subject!r}: its typed columns, with the texts of"
-                f" the versions, would have more than {TYPED_COLUMNS_CHARACTERS_MAX:,} characters"
-            )
-        return text
+            return _limited(_columns_text(self.topic.config.parts, current, self.subjects, False), current)
 
 
 def following_topics(

@@ -132,7 +132,7 @@ class TopicFacts:
     has_dead_letters: bool
 
 
-_COLUMNS = tuple(field.name for field in fields(PartitionRow))
+_COLUMNS = tuple(field.name for field in fields(PartitionRow) if field.name not in ("replicas", "isr"))
 
 
 def _facts(call: Call) -> TopicFacts:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from spark_log.groups.consumer.rules import EpochState, Partitions, TopicFacts
 from spark_log.ids import TopicPartition, numbers_by_topic
-from spark_log.metadata.remembered import Remembered
+from spark_log.remembered import Remembered
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.prepared import Answer, Prepared, in_list
-from spark_log.metadata.remembered import Remembered
 from spark_log.metadata.sql_columns import GROUP_CONFIG, PARTITION, SHARE_DELAYED, SHARE_PARTITION
 from spark_log.metadata.store_clock import StoreClock
+from spark_log.remembered import Remembered
 
 _DUE_MAX = 500
 """The number of due records of a partition that one poll considers."""

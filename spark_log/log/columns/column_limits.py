@@ -16,6 +16,10 @@ MAX_FIELDS = 10_000
 """Number of fields of a schema, including nested fields."""
 MAX_DEPTH = 32
 """Levels of structs, arrays and maps of a schema, including the record itself."""
+_PATH_CHARACTERS_MAX = 1_000
+"""Length of the dotted path of a field. Ids, readers and changes of columns have the path of each field, which repeats
+the names above it.
+"""
 
 _NOT_IN_NAMES = re.compile(r"[\s\x00-\x1f\x7f,;{}()=.`\"\\]")
 _SCALARS = {pa.int64(), pa.float64(), pa.timestamp("us", "UTC"), pa.date32(), pa.bool_(), pa.binary(), pa.string()}
@@ -47,6 +51,19 @@ def check_count(fields: int) -> None:
         raise InvalidSchemaError(f"schema: more than {MAX_FIELDS} fields")
 
 
+def count_of(fields: pa.StructType) -> int:
+    """Return the number of fields at any depth."""
+    return sum(1 for _ in walk(fields))
+
+
+def check_path(characters: int, path: str) -> None:
+    """Raise InvalidSchemaError for a dotted path, or a full name, of more characters than the limit."""
+    if characters > _PATH_CHARACTERS_MAX:
+        raise InvalidSchemaError(
+            f"schema: {path[:100]}...: the name with those above it has more than {_PATH_CHARACTERS_MAX:,} characters"
+        )
+
+
 def is_column_name(name: str) -> bool:
     return bool(name) and not _NOT_IN_NAMES.search(name)
 
@@ -74,8 +91,10 @@ def _check_names(struct: pa.StructType, path: tuple[str, ...]) -> None:
     if not struct.num_fields:
         raise InvalidSchemaError(f"schema: {_place(path)}: a struct needs at least one field")
     seen: dict[str, str] = {}
+    above = sum(len(name) + 1 for name in path)
     for field in struct:
         name = field.name
+        check_path(above + len(name), name)
         if not is_column_name(name):
             raise InvalidSchemaError(
                 f"schema: {_place(path)}: the name {name!r} is empty, or has whitespace or one of "

@@ -1,24 +1,28 @@
 """Parser of Spark's DDL for columns: the grammar's rule `colTypeList`, with the types that columns can have."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.column_limits import MAX_DEPTH, check_count
+from spark_log.log.columns.column_limits import MAX_DEPTH, check_count, check_path
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|--[^\r\n]*|/\*.*?\*/)
     | (?P<quoted>`(?:[^`]|``)*`)
     | (?P<text>(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")+)
+    | (?P<open>(?:['"`]|/\*).*)
     | (?P<number>\d+(?![A-Za-z0-9_]))
     | (?P<word>[A-Za-z0-9_]+)
     | (?P<sign>[<>(),:])
     | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
+"""`open` is a quote or comment without an end, with all that follows: else each later one would search the rest again.
+"""
+_CHARACTERS_MAX = 1 << 20
 _WORD_BY_WORD = {
     "BOOLEAN": pa.bool_(),
     **dict.fromkeys(("TINYINT", "BYTE", "SMALLINT", "SHORT", "INT", "INTEGER", "BIGINT", "LONG"), pa.int64()),
@@ -29,30 +33,36 @@ _WORD_BY_WORD = {
     "STRING": pa.string(),
 }
 _MAX_PRECISION = 38
+_DIGITS_MAX = 10
 
 
 def parsed(text: str) -> pa.StructType:
     """Return the struct that the text declares. Raise InvalidSchemaError, which names the position or the field of the
     first error.
     """
+    if len(text) > _CHARACTERS_MAX:
+        raise InvalidSchemaError(f"schema: a DDL of more than {_CHARACTERS_MAX:,} characters")
     return _Parser(text).schema()
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
+    """Yield the kind, text and position of each token."""
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup != "space":
+            yield match.lastgroup or "", match.group(), match.start()
+    yield "end", "", len(text)
 
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        self._tokens = [
-            (match.lastgroup or "", match.group(), match.start())
-            for match in _TOKEN.finditer(text)
-            if match.lastgroup != "space"
-        ]
-        self._tokens.append(("end", "", len(text)))
-        self._next = 0
+        self._following = _tokens(text)
+        self._token = next(self._following)
         self._fields = 0
         self._depth = 1
 
     def schema(self) -> pa.StructType:
         fields = self._comma_separated(self._field)
-        if self._tokens[self._next][0] != "end":
+        if self._token[0] != "end":
             self._refuse("a comma or the end")
         return pa.struct(fields)
 
@@ -75,10 +85,11 @@ class _Parser:
         return pa.field(name, kind)
 
     def _name(self) -> str:
-        kind, token, _ = self._tokens[self._next]
+        kind, token, _ = self._token
         if kind not in ("word", "quoted") or re.fullmatch(r"\d+[eE]\d+", token):
             self._refuse("a name (other characters than letters, digits and _ require backticks)")
-        self._next += 1
+        check_path(len(token), token)
+        self._token = next(self._following)
         return token[1:-1].replace("``", "`") if kind == "quoted" else token
 
     def _type(self, field: str) -> pa.DataType:
@@ -89,12 +100,12 @@ class _Parser:
             return self._decimal(field)
         if word in ("CHAR", "CHARACTER", "VARCHAR"):
             self._expect("(")
-            self._take("number", "a length")
+            self._number("a length")
             self._expect(")")
             return pa.string()
         if word not in _WORD_BY_WORD:
             hint = ": use TIMESTAMP" if word.startswith(("TIMESTAMP", "DATETIME")) else ""
-            raise InvalidSchemaError(f"schema: field {field}: type {word} cannot be a column{hint}")
+            raise InvalidSchemaError(f"schema: field {field}: type {word[:40]} cannot be a column{hint}")
         return _WORD_BY_WORD[word]
 
     def _nested(self, word: str, field: str) -> pa.DataType:
@@ -120,9 +131,9 @@ class _Parser:
     def _decimal(self, field: str) -> pa.DataType:
         precision, scale = 10, 0
         if self._accept("("):
-            precision = int(self._take("number", "a precision"))
+            precision = self._number("a precision")
             if self._accept(","):
-                scale = int(self._take("number", "a scale"))
+                scale = self._number("a scale")
             self._expect(")")
         if not (1 <= precision <= _MAX_PRECISION and scale <= precision):
             raise InvalidSchemaError(
@@ -131,11 +142,17 @@ class _Parser:
             )
         return pa.decimal128(precision, scale)
 
+    def _number(self, what: str) -> int:
+        if len(self._token[1]) > _DIGITS_MAX:
+            self._refuse(f"{what} of at most {_DIGITS_MAX} digits")
+        return int(self._take("number", what))
+
     def _accept(self, token: str) -> bool:
         """Consume the next token if it is `token`, and return whether it is."""
-        kind, text, _ = self._tokens[self._next]
+        kind, text, _ = self._token
         found = kind in ("word", "sign") and text.upper() == token
-        self._next += found
+        if found:
+            self._token = next(self._following)
         return found
 
     def _expect(self, token: str) -> None:
@@ -143,12 +160,13 @@ class _Parser:
             self._refuse(token)
 
     def _take(self, kind: str, what: str) -> str:
-        if self._tokens[self._next][0] != kind:
+        found, text, _ = self._token
+        if found != kind:
             self._refuse(what)
-        self._next += 1
-        return self._tokens[self._next - 1][1]
+        self._token = next(self._following)
+        return text
 
     def _refuse(self, expected: str) -> NoReturn:
-        kind, token, position = self._tokens[self._next]
+        kind, token, position = self._token
         got = "the end" if kind == "end" else repr(token[:40])
         raise InvalidSchemaError(f"schema: expected {expected} at character {position + 1}, got {got}")

@@ -1,15 +1,17 @@
 """Selects the decoder of a definition, and finds the columns of a schema, by its format."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError, needing
+from spark_log.log.columns.column_limits import count_of
 from spark_log.log.columns.decoded import ColumnsDefinition, Decoder
 from spark_log.log.columns.envelope import DEBEZIUM, EnvelopeDecoder
 from spark_log.log.columns.types import parse_ddl
+from spark_log.remembered import Remembered
 
 if TYPE_CHECKING:
     from spark_log.log.columns.schema_id_decoder import Read
@@ -39,12 +41,15 @@ def schema_fields(format: str, schema: str) -> pa.StructType:
     raise InvalidSchemaError(f"format {format!r}: cannot be decoded")
 
 
-@lru_cache(maxsize=64)
 def decoder(definition: ColumnsDefinition) -> Decoder:
-    """Return the decoder of the definition. Each process caches the last 64 decoders.
+    """Return the decoder of the definition. Each process remembers those that it used last.
 
     Raises InvalidSchemaError if the format cannot be decoded, InvalidConfigurationError if a package is missing.
     """
+    return _decoders(definition)
+
+
+def _decoder(definition: ColumnsDefinition) -> Decoder:
     if definition.previous is not None:
         from spark_log.log.columns.resets import ResetDecoder
 
@@ -67,6 +72,15 @@ def decoder(definition: ColumnsDefinition) -> Decoder:
         reader = partial(protobuf_reader, framed=framed)
         return _with_schemas(definition, reader, protobuf_values_per_byte, ROWS)
     raise InvalidSchemaError(f"format {definition.format!r}: cannot be decoded")
+
+
+def _size(_decoder: Decoder, definition: ColumnsDefinition) -> int:
+    """Return about the number of bytes of a decoder: of its texts, and of each field in the reader of each schema."""
+    texts = [definition.schema, *definition.schemas_by_id.values()]
+    return sum(map(len, texts)) + (4_000 + 1_000 * len(definition.schemas_by_id)) * count_of(definition.fields)
+
+
+_decoders = Remembered(_decoder, _size, 128 << 20)
 
 
 def _with_schemas(

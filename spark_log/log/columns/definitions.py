@@ -1,17 +1,18 @@
 """Derives the definition of the typed columns of keys or values from the topic's configs. Pure."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import pyarrow as pa
 
 from spark_log.config import PartConfigs
 from spark_log.errors import IncompatibleSchemaError, InvalidConfigurationError, InvalidSchemaError
+from spark_log.log.columns.column_limits import count_of
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import schema_fields
 from spark_log.log.columns.envelope import DEBEZIUM, OP, SEQUENCE, row_fields, sequence_path, with_event
 from spark_log.log.columns.field_paths import has_path, part_on_paths
 from spark_log.log.columns.resets import columns_after
+from spark_log.remembered import Remembered
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,16 @@ def define(
     return replace(after, schemas_by_id=by_id if framing == "confluent" else {})
 
 
-@lru_cache(maxsize=1024)
-def _version_fields(format: str, schema: str, envelope: str) -> pa.StructType:
-    """Return the columns of a schema, without those of the envelope. The cache is there because each new version of a
-    subject needs the fields of all earlier versions.
-    """
+def _without_envelope(format: str, schema: str, envelope: str) -> pa.StructType:
+    """Return the columns of a schema, without those of the envelope."""
     fields = schema_fields(format, schema)
     return row_fields(format, fields) if envelope == DEBEZIUM else fields
+
+
+_version_fields = Remembered(
+    _without_envelope, lambda fields, _format, schema, _envelope: len(schema) + 300 * count_of(fields), 64 << 20
+)
+"""Remembered, because each new version of a subject needs the fields of all earlier versions."""
 
 
 def _check_change_of_envelope(before: ColumnsDefinition, *, reset: bool) -> None:

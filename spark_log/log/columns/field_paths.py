@@ -67,12 +67,12 @@ def part_on_paths(kind: pa.DataType, paths: list[tuple[str, ...]]) -> pa.DataTyp
         return kind
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(part_on_paths(kind.value_type, paths)))
-    found = []
-    for field in kind:
-        below = [path[1:] for path in paths if path[0] == field.name]
-        if below:
-            found.append(field.with_type(part_on_paths(field.type, below)))
-    return pa.struct(found)
+    below: dict[str, list[tuple[str, ...]]] = {}
+    for name, *rest in paths:
+        below.setdefault(name, []).append(tuple(rest))
+    return pa.struct(
+        [field.with_type(part_on_paths(field.type, below[field.name])) for field in kind if field.name in below]
+    )
 
 
 def numbered(fields: Iterable[pa.Field], ids: Mapping[str, int]) -> dict[str, int]:

@@ -55,7 +55,7 @@ class TopicColumns:
         """The ids of the fields within the typed columns, by path (`field_paths`)."""
         return numbered(self.fields, self.earlier_ids)
 
-    @property
+    @cached_property
     def decodable(self) -> "TopicColumns | None":
         """The columns without the parts whose format is bytes now, which are not decoded any more; None if no part is
         left.

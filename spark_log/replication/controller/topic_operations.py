@@ -149,17 +149,25 @@ def _plan_topic(
     if store != HOME_NAME:
         cluster.at(cluster.store.read(lambda connection: find_active_store(connection, store)).store_id)  # it answers
 
-    def plan(connection: sa.Connection) -> _NewTopic:
-        store_id = HOME if store == HOME_NAME else lock_active_store(connection, store).store_id
-        lock_subjects(connection, config)
+    def columns(connection: sa.Connection) -> str | None:
         taken = connection.execute(sa.select(TOPIC.name).where(TOPIC.collision_key == collision_key(name))).scalar()
         if taken is not None:
             collision = f"Topic {name!r} collides with existing topic {taken!r}: '.' and '_' count as the same."
             raise TopicAlreadyExistsError(_exists_already(name) if taken == name else collision)
+        return typed_columns(connection, config, None, external)
+
+    if any(part.format != "bytes" for part in config.parts):
+        # Parsing may take long. In the transaction, for which other writers wait, the result is remembered.
+        cluster.store.read(columns)
+
+    def plan(connection: sa.Connection) -> _NewTopic:
+        store_id = HOME if store == HOME_NAME else lock_active_store(connection, store).store_id
+        lock_subjects(connection, config)
+        typed = columns(connection)
         loads = read_loads(connection, cluster.store.clock(connection))
         factor = min(replication_factor, max(1, len(loads))) if fewer_replicas else replication_factor
         placement = place_replicas(loads, partitions, factor)
-        return _NewTopic(store_id, placement, factor, overrides, typed_columns(connection, config, None, external))
+        return _NewTopic(store_id, placement, factor, overrides, typed)
 
     return plan
 
@@ -238,6 +246,13 @@ def alter_configs(
             sources = ()
         external = external_subjects(config, sources)
 
+    def new_columns(connection: sa.Connection, topic: Topic) -> str | None:
+        config = _merged(topic, changes)[1]
+        return typed_columns(connection, config, topic.typed_columns, external, sources, reset=reset)
+
+    if sources:
+        cluster.store.read(lambda c: new_columns(c, find_topic(c, name)))  # as in _plan_topic, before the transaction
+
     def alter(connection: sa.Connection, _attempt: Attempt) -> Topic:
         if sources:
             lock_registry(connection)
@@ -246,7 +261,7 @@ def alter_configs(
             raise MetadataConflictError(f"topic {name!r}: its configs were changed at the same time")
         overrides, config = _merged(topic, changes)
         _check_min_isr(config, topic.replication_factor)
-        columns = typed_columns(connection, config, topic.typed_columns, external, sources, reset=reset)
+        columns = new_columns(connection, topic)
         if validate_only:
             return replace(topic, overrides=overrides, typed_columns=columns)
         set_overrides(connection, topic.topic_id, overrides, columns)

@@ -114,6 +114,10 @@ def test_topics_are_those_of_the_command_line_and_can_be_searched_and_sorted(con
     assert console.facts("/topics?size=1&page=9")["listing"]["page"] == 2
     assert "there is no column" in console.facts("/topics?sort=nothing", 400)["error"]
     assert "page" in console.facts("/topics?page=-1", 400)["error"]
+    assert "size" in console.facts(f"/topics?size={'0' * 11}1000000", 400)["error"]
+    assert "page" in console.facts(f"/topics?page={'0' * 5_000}1", 400)["error"]
+    for column in ("isr", "replicas"):
+        assert "there is no column" in console.facts(f"/topics/seen?sort={column}", 400)["error"]
     assert [row["topic"] for row in rows(console, "/topics?internal=1&q=__")] == ["__audit"]
 
 

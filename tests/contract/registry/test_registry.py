@@ -20,7 +20,7 @@ from spark_log.log.columns.types import to_ddl
 from spark_log.registry import rows, topic_schemas
 from spark_log.registry.protobuf_schemas import serialized
 from spark_log.registry.schemas import SchemaText
-from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.replication.controller.topic_operations import alter_configs, check_new_topic, create_topic
 from tests.support.python_process import PythonProcess
 from tests.support.topics import make
 
@@ -377,7 +377,9 @@ def test_the_typed_columns_of_a_topic_that_follows_a_subject_do_not_grow_without
     monkeypatch.setattr(topic_schemas, "TYPED_COLUMNS_CHARACTERS_MAX", len(present) + 1000)
     registry.register("s", TWO)
     followed = columns(cluster)
-    with pytest.raises(IncompatibleSchemaError, match=r"topic orders follows the subject 's': its typed columns"):
+    with pytest.raises(
+        IncompatibleSchemaError, match=r"topic orders follows the subject 's': schema: the typed columns"
+    ):
         registry.register("s", avro(ITEM, COUNT, ("note", "string", "x" * 1000)))
     assert columns(cluster) == followed and registry.versions("s") == [1, 2], "nothing was changed"
 
@@ -386,6 +388,22 @@ def test_the_typed_columns_of_a_topic_that_follows_a_subject_do_not_grow_without
     assert registry.delete_version("s", 2) == 2
     assert registry.register("s", TWO).version == 3, "a schema that the topic has does not make its columns longer"
     assert {*columns(cluster).value.schemas_by_id} == {1, 2}
+
+
+def test_the_typed_columns_of_a_topic_without_a_subject_have_the_same_limit(cluster, monkeypatch):
+    make(cluster, "orders", value_format="json", value_schema="item STRING")
+    present = columns(cluster)
+    monkeypatch.setattr(topic_schemas, "TYPED_COLUMNS_CHARACTERS_MAX", 1_000)
+    long = {"value.format": "json", "value.schema": ", ".join(f"f{number} INT" for number in range(100))}
+    for change in (
+        lambda: create_topic(cluster, "new", configs=long),
+        lambda: check_new_topic(cluster, "new", configs=long),
+        lambda: alter_configs(cluster, "orders", long),
+        lambda: alter_configs(cluster, "orders", long, validate_only=True),
+    ):
+        with pytest.raises(InvalidSchemaError, match="would have more than 1,000 characters"):
+            change()
+    assert columns(cluster) == present and [topic.name for topic in list_topics(cluster)] == ["orders"]
 
 
 def test_topics_that_are_changed_while_versions_are_registered_know_all_of_them(cluster, registry):

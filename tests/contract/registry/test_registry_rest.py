@@ -3,6 +3,7 @@
 import gc
 import json
 import signal
+import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -23,7 +24,13 @@ from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from spark_log import Cluster, Consumer, Registry
-from spark_log.errors import InvalidRecordError, InvalidSchemaError, SchemaNotFoundError, SchemaRegistryUnavailableError
+from spark_log.errors import (
+    InvalidRecordError,
+    InvalidSchemaError,
+    SchemaNotFoundError,
+    SchemaRegistryUnavailableError,
+    TopicAlreadyExistsError,
+)
 from spark_log.gateway.registry.server import serving
 from spark_log.log.columns import definitions
 from spark_log.log.columns.key_and_value import PARTS
@@ -35,9 +42,10 @@ from spark_log.metadata.store import Store
 from spark_log.registry import external_ids, references, registrations, topic_schemas
 from spark_log.registry import rows as registry_rows
 from spark_log.registry.external_ids import learn_schemas
-from spark_log.registry.schema_types import _hash, _problems, problems
+from spark_log.registry.protobuf_schemas import _files
+from spark_log.registry.schema_types import _hash, _problems, problems, schema_hash
 from spark_log.registry.schemas import SchemaText
-from spark_log.replication.controller.topic_operations import alter_configs
+from spark_log.replication.controller.topic_operations import alter_configs, check_new_topic, create_topic
 from tests.contract.registry.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
 from tests.support.descriptors import Order
 from tests.support.python_process import PythonProcess
@@ -331,7 +339,7 @@ def elsewhere(tmp_path):
         yield other
 
 
-def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere):
+def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere, monkeypatch, defined_under_locks):
     external, where = Registry(elsewhere), context("orders")
     with serving(elsewhere, "127.0.0.1", 0) as server, SchemaRegistryClient({"url": server.url}) as client:
         port, first = int(server.url.rpartition(":")[2]), AvroSerializer(client, ONE)({"item": "tea"}, where)
@@ -361,6 +369,12 @@ def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere):
         external.set_compatibility("NONE")
         external.register("orders-value", avro(("item", "long")))
         assert len(rows(cluster, log, "orders")) == 4, "a version that does not fit the columns changes nothing"
+        external.register("orders-value", avro(ITEM, ("inner", {"type": "array", "items": "Order"})))
+        assert len(rows(cluster, log, "orders")) == 4, "a version that cannot be columns changes nothing"
+        monkeypatch.setattr(topic_schemas, "TYPED_COLUMNS_CHARACTERS_MAX", 1)
+        external.register("orders-value", avro(ITEM, COUNT))
+        assert len(rows(cluster, log, "orders")) == 4, "versions of too many characters change nothing"
+    assert defined_under_locks == []
     alter_configs(cluster, "orders", {"value.bad.records": "reject"})
     with pytest.raises(SchemaRegistryUnavailableError):
         alter_configs(cluster, "orders", {"value.columns": "item"})
@@ -545,7 +559,7 @@ def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(
             inside.append((_problems.cache_info().misses - before[0], len(defined) - before[1]))
 
     _problems.cache_clear()
-    topic_schemas._columns_text.cache_clear()
+    topic_schemas._columns_text.forget()
     registry = Registry(cluster)
     registry.register("s", avro(ITEM))
     for name in ("a", "b"):
@@ -557,6 +571,65 @@ def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(
         registry.register("s", avro(ITEM, *fields))
     assert inside == [(0, 0)] * 3 and _problems.cache_info().misses == 3
     assert len(defined) == 3, "topics with the same columns share them"
+
+
+@pytest.fixture
+def defined_under_locks(monkeypatch):
+    """The columns that were defined within a transaction, for which other writers wait."""
+    define, transact, inside, found = definitions.define, Store.transact, threading.local(), []
+
+    def spied_define(configs, *arguments, **others):
+        if getattr(inside, "transaction", False):
+            found.append(configs)
+        return define(configs, *arguments, **others)
+
+    def spied_transact(*arguments, **others):
+        inside.transaction = True
+        try:
+            return transact(*arguments, **others)
+        finally:
+            inside.transaction = False
+
+    monkeypatch.setattr(definitions, "define", spied_define)
+    monkeypatch.setattr(Store, "transact", spied_transact)
+    return found
+
+
+def test_schemas_of_topics_are_parsed_before_the_transaction(cluster, defined_under_locks):
+    Registry(cluster).register("s", avro(ITEM))
+    make(cluster, "plain")
+    for number, (format_, schema) in enumerate([("json", "a{} INT"), ("avro", "registry:s")]):
+        configs = {"value.format": format_, "value.schema": schema.format(0)}
+        check_new_topic(cluster, "checked", configs=configs)
+        topic_schemas._columns_text.forget()
+        create_topic(cluster, f"made{number}", configs=configs)
+        topic_schemas._columns_text.forget()
+        for validate_only in (True, False):
+            configs = {"value.format": format_, "value.schema": schema.format(1 + validate_only)}
+            alter_configs(cluster, "plain", configs, validate_only=validate_only, reset=True)
+    assert defined_under_locks == []
+    with pytest.raises(TopicAlreadyExistsError):  # whatever its schema is
+        create_topic(cluster, "plain", configs={"value.format": "json", "value.schema": "a"})
+
+
+def test_no_schema_of_a_subject_is_compiled_under_the_lock(cluster, monkeypatch):
+    transact, compiled = Store.transact, []
+
+    def spied(*arguments, **others):
+        _files.cache_clear()  # as if other subjects had filled it
+        try:
+            return transact(*arguments, **others)
+        finally:
+            compiled.append(_files.cache_info().misses)
+
+    registry = Registry(cluster)
+    registry.set_compatibility("NONE")
+    registry.register("p", PROTO, "PROTOBUF")
+    registry.register("p", 'syntax = "proto3"; package shop; message Gift { string item = 1; }', "PROTOBUF")
+    monkeypatch.setattr(Store, "transact", spied)
+    make(cluster, "made", value_format="protobuf", value_framing="confluent", value_schema="registry:p@1#shop.Order")
+    alter_configs(cluster, "made", {"value.columns": "item"})
+    assert compiled == [0, 0]
 
 
 def test_nothing_is_parsed_under_the_lock_if_the_caches_have_other_schemas(cluster, monkeypatch):
@@ -618,6 +691,13 @@ def test_a_protobuf_file_is_read_once_for_all_of_its_messages():
     began_s = thread_time()
     assert problems(reader, writer) == []
     assert thread_time() - began_s < 10
+
+
+def test_long_names_do_not_multiply_with_the_fields_of_a_protobuf_schema():
+    fields = " ".join(f"M f{number} = {number};" for number in range(1, 400))
+    text = f'syntax = "proto3"; message {"n" * 50_000} {{ message M {{ int32 a = 1; }} {fields} }}'
+    with pytest.raises(InvalidSchemaError, match="its descriptor has more than 16,777,216 bytes"):
+        schema_hash(SchemaText("PROTOBUF", text), ())
 
 
 def register(url, subject, schema, type_="AVRO", references=()):

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_log.errors import InvalidSchemaError
-from spark_log.log.columns.column_limits import MAX_DEPTH, MAX_FIELDS, check_count, checked
+from spark_log.log.columns.column_limits import MAX_DEPTH, MAX_FIELDS, check_count, check_path, checked
 from spark_log.log.columns.types import list_of, type_name
 
 _TYPES_MAX = 16 * MAX_FIELDS
@@ -85,7 +85,7 @@ def avro_type(schema: str) -> AvroType:
     try:
         parsed = json.loads(schema)
         kind = _Reader().read(parsed, "", ())
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidSchemaError(f"schema: not an Avro schema: {error!r}") from error
     if kind.name != "record":
         raise InvalidSchemaError(f"schema: expected an Avro record, got {kind.name}")
@@ -151,6 +151,7 @@ class _Reader:
         own = schema["name"]
         namespace = own.rpartition(".")[0] if "." in own else schema.get("namespace", namespace)
         full = own if "." in own or not namespace else f"{namespace}.{own}"
+        check_path(len(full), full)  # each use of a name within a namespace makes the full name
         self._named[full], before = None, (self._fields, self._types)
         if name == "enum":
             kind = AvroType(name, pa.string(), symbols=tuple(schema["symbols"]))
@@ -188,7 +189,10 @@ def _union(branches: list[AvroType], path: tuple[str, ...]) -> AvroType:
 
 def _decimal(schema: Any) -> pa.Decimal128Type | None:
     """Return the type of a decimal, None if it is not valid: Avro's specification ignores the logical type then."""
-    precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
+    try:
+        precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
+    except (KeyError, OverflowError, TypeError, ValueError):  # 1e999 is infinite
+        return None
     return pa.decimal128(precision, scale) if 1 <= precision <= 38 and 0 <= scale <= precision else None
 
 

@@ -1,6 +1,5 @@
 """Messages and fields of Protobuf, from a descriptor set."""
 
-from functools import lru_cache
 from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory
@@ -9,15 +8,19 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from google.protobuf.message import DecodeError
 
 from spark_log.errors import InvalidOptionError
+from spark_log.remembered import Remembered
 
 _TIMESTAMP = "google.protobuf.Timestamp"
 
 
-@lru_cache(maxsize=64)
 def message_class(name: str, descriptor_set: bytes) -> Any:
-    """Return the class of the message with this full name. Each process caches the last 64 classes. Raise
-    InvalidOptionError if the descriptor set is not valid or does not have the message.
+    """Return the class of the message with this full name. Raise InvalidOptionError if the descriptor set is not valid
+    or does not have the message.
     """
+    return _classes(name, descriptor_set)
+
+
+def _message_class(name: str, descriptor_set: bytes) -> Any:
     pool = descriptor_pool.DescriptorPool()
     try:
         for file in FileDescriptorSet.FromString(descriptor_set).file:
@@ -30,6 +33,9 @@ def message_class(name: str, descriptor_set: bytes) -> Any:
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     except KeyError as error:
         raise InvalidOptionError(f"message {name!r}: not in the descriptor") from error
+
+
+_classes = Remembered(_message_class, lambda _class, _name, descriptor_set: 8 * len(descriptor_set), 64 << 20)
 
 
 def is_map(field: FieldDescriptor) -> bool:

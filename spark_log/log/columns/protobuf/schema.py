@@ -22,7 +22,7 @@ import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from spark_log.errors import InvalidOptionError, InvalidSchemaError
-from spark_log.log.columns.column_limits import MAX_DEPTH, checked
+from spark_log.log.columns.column_limits import MAX_DEPTH, check_path, checked
 from spark_log.log.columns.protobuf.messages import below, is_map, is_timestamp, message_class
 from spark_log.log.columns.types import list_of
 
@@ -92,6 +92,8 @@ class _Types:
         self._known: dict[str, pa.StructType] = {}
 
     def struct(self, message: Descriptor, path: str, within: tuple[str, ...]) -> pa.StructType:
+        for text in (path, message.full_name):  # each field and each use of the message would make a copy of it
+            check_path(len(text), text)
         place = f"field {path}" if path else "the record"
         if message.full_name in within:
             raise InvalidSchemaError(

@@ -13,6 +13,7 @@ from spark_log.log.columns.avro.readers import Union
 from spark_log.log.columns.avro.scalars import Number
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder, schema_fields
+from spark_log.log.columns.field_paths import part_on_paths
 from spark_log.log.columns.json.decoder import JsonDecoder
 from spark_log.log.columns.json.field_by_field import FieldByField
 from spark_log.log.columns.json.record_classes import RecordClasses
@@ -284,3 +285,103 @@ def test_fields_of_a_protobuf_enum_share_the_names_of_its_values():
         )
     schema = protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
     assert reasons("protobuf", schema, b"\x08\x05") == [None]
+
+
+LONG = "n" * 2_000
+"""The paths of the fields below a field repeat its name: a longer one would take gigabytes."""
+
+
+def protobuf_of_long_names(field="f", message="M"):
+    file = FileDescriptorProto(name="m.proto", syntax="proto3")
+    file.message_type.add(name=message).field.add(name="a", number=1, type=FieldDescriptorProto.TYPE_INT64, label=1)
+    file.message_type.add(name="R").field.add(
+        name=field, number=1, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=f".{message}", label=1
+    )
+    return protobuf_schema("R", FileDescriptorSet(file=[file]).SerializeToString())
+
+
+def avro_of_long_names(field="f", namespace="n"):
+    inner = {"type": "record", "name": "M", "fields": [{"name": "a", "type": "long"}], "namespace": namespace}
+    return json.dumps({"type": "record", "name": "R", "fields": [{"name": field, "type": inner}]})
+
+
+@pytest.mark.parametrize(
+    ("format_", "schema"),
+    [
+        ("json", f"{LONG} STRUCT<a: INT>"),
+        ("json", "STRUCT<".join(f"{LONG[:400]} " for _ in range(4)) + "INT" + ">" * 3),
+        ("json", f"a MAP<STRING, ARRAY<STRUCT<{LONG}: INT>>>"),
+        ("json", json.dumps({"type": "object", "properties": {LONG: {"type": "string"}}})),
+        ("avro", avro_of_long_names(field=LONG)),
+        ("avro", avro_of_long_names(namespace=LONG)),
+        ("protobuf", protobuf_of_long_names(field=LONG)),
+        ("protobuf", protobuf_of_long_names(message=LONG)),
+    ],
+    ids=["DDL", "path", "map", "JSON Schema", "Avro", "Avro's namespace", "Protobuf", "Protobuf's message"],
+)
+def test_long_names_do_not_multiply_with_the_fields_below_them(format_, schema):
+    with pytest.raises(InvalidSchemaError, match="has more than 1,000 characters") as caught:
+        schema_fields(format_, schema)
+    assert len(str(caught.value)) < 2_000
+
+
+def test_a_path_of_a_thousand_characters_is_allowed():
+    fields = schema_fields("json", f"{LONG[:998]} STRUCT<a: INT>")
+    assert fields.field(0).type.num_fields == 1
+
+
+def test_the_paths_of_chosen_columns_do_not_multiply_with_the_fields():
+    fields = pa.struct([(f"f{number}", pa.int64()) for number in range(10_000)])
+    assert part_on_paths(fields, [("f7",), ("f5",)] * 200_000).names == ["f5", "f7"]
+
+
+@pytest.mark.parametrize("part", ["'\\", '"\\', "/*x", "``", "'", "`", "--\n", "'' ", "(", "a"])
+def test_the_text_of_a_ddl_is_searched_once(part):
+    with pytest.raises(InvalidSchemaError, match=r"expected .* at character \d+, got|cannot be a column") as caught:
+        schema_fields("json", "a " + part * (BYTES // len(part) - 2))
+    assert len(str(caught.value)) < 200
+
+
+def test_a_ddl_has_a_limit_of_its_length():
+    schema_fields("json", "a INT " + " " * (BYTES - 6))
+    with pytest.raises(InvalidSchemaError, match="a DDL of more than 1,048,576 characters"):
+        schema_fields("json", "a INT " + " " * (BYTES - 5))
+
+
+def test_quotes_and_comments_of_a_ddl_hide_each_other():
+    text = """a INT COMMENT 'it\\'s /* '"--`", -- c /* d '
+        `e/*` INT /* f ' -- ` */, g INT COMMENT '*/'"""
+    assert schema_fields("json", text).names == ["a", "e/*", "g"]
+
+
+FIXED = {"type": "fixed", "name": "F", "size": 4, "logicalType": "decimal"}
+BYTES_DECIMAL = {"type": "bytes", "logicalType": "decimal"}
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", '"x"', "[]", "null", "9" * 4_000])
+@pytest.mark.parametrize(
+    ("kind", "key", "column"),
+    [(FIXED, "precision", pa.binary()), (BYTES_DECIMAL, "precision", pa.binary()),
+     (BYTES_DECIMAL | {"precision": 4}, "scale", pa.binary()), (FIXED, "size", None)],
+    ids=["fixed", "bytes", "scale", "size"],
+)  # fmt: skip
+def test_a_number_of_an_avro_schema_that_is_none(kind, key, column, number):
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind | {key: "?"}}]})
+    schema = schema.replace('"?"', number)
+    if column is None:
+        with pytest.raises(InvalidSchemaError):
+            schema_fields("avro", schema)
+    else:
+        assert schema_fields("avro", schema).field("a").type == column, "the logical type is ignored"
+
+
+def test_an_avro_decimal_without_a_precision_is_bytes():
+    record = {"type": "record", "name": "R", "fields": [{"name": "a", "type": BYTES_DECIMAL}]}
+    assert schema_fields("avro", json.dumps(record)).field("a").type == pa.binary()
+
+
+@pytest.mark.parametrize("kind", ["DECIMAL({})", "DECIMAL(5, {})", "VARCHAR({})"])
+def test_a_number_of_a_ddl_has_few_digits(kind):
+    with pytest.raises(InvalidSchemaError, match=r"expected .* at character") as caught:
+        schema_fields("json", "a " + kind.format("1" * 5_000))
+    assert len(str(caught.value)) < 200

@@ -1,6 +1,6 @@
 """A function remembers the values that were used last, up to a size."""
 
-from spark_log.metadata.remembered import Remembered
+from spark_log.remembered import Remembered
 
 
 def test_the_values_that_were_used_last_are_remembered_up_to_a_size() -> None:
@@ -18,5 +18,11 @@ def test_the_values_that_were_used_last_are_remembered_up_to_a_size() -> None:
     remembered("bb", 2)
     assert calls == ["aa", "bb", "cc", "bb"]
     assert remembered("x" * 6, 2) == "x" * 12, "a value above the limit is returned all the same"
+    remembered("x" * 6, 2)
+    assert calls[-2:] == ["bb", "x" * 6], "and remembered until the next one"
     remembered("bb", 2)
-    assert calls[-1] == "bb"
+    remembered("x" * 6, 2)
+    assert calls[-2:] == ["bb", "x" * 6]
+    remembered.forget()
+    remembered("x" * 6, 2)
+    assert calls[-1] == "x" * 6 and len(calls) == 8

@@ -15,7 +15,9 @@ T = TypeVar("T")
 class Remembered(Generic[P, T]):
     """A function that remembers the values that were used last.
 
-    `size_of(value, *arguments)` is the size of a value with its arguments; all sizes together are at most `size_max`.
+    `size_of(value, *arguments)` is the size of a value with its arguments; all sizes together are at most `size_max`. A
+    value above it is remembered alone, until the next one. It cannot be pickled: what Spark's tasks call has to be a
+    plain function around it.
     """
 
     def __init__(self, function: Callable[P, T], size_of: Callable[..., int], size_max: int) -> None:
@@ -36,6 +38,11 @@ class Remembered(Generic[P, T]):
             if key not in self._values:
                 self._values[key] = value, size
                 self._size += size
-                while self._size > self._size_max:
+                while self._size > self._size_max and len(self._values) > 1:
                     self._size -= self._values.popitem(last=False)[1][1]
         return value
+
+    def forget(self) -> None:
+        with self._lock:
+            self._values.clear()
+            self._size = 0
