@@ -3,10 +3,12 @@
 Clients choose the texts that such a function parses, or the server that it reads.
 """
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
+from weakref import WeakSet
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +27,7 @@ class Remembered(Generic[P, T]):
         self._lock = threading.Lock()
         self._values: OrderedDict[tuple[object, ...], tuple[T, int]] = OrderedDict()
         self._size = 0
+        _every.add(self)
 
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> T:
         key = arguments, tuple(named.items())
@@ -46,3 +49,15 @@ class Remembered(Generic[P, T]):
         with self._lock:
             self._values.clear()
             self._size = 0
+
+
+_every: WeakSet[Remembered[Any, Any]] = WeakSet()
+
+
+def _forget_threads_of_parent() -> None:
+    for each in list(_every):  # a thread that held a lock does not exist in the child
+        each._lock = threading.Lock()
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_forget_threads_of_parent)

@@ -71,6 +71,7 @@ def needing(user: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         if error.name is None or error.name.startswith("spark_log"):
             raise
+        state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported: {error}"
         raise InvalidConfigurationError(
-            f"{user} needs a package that is not installed ({error.name}): {install_extra(extra)}"
+            f"{user} needs a package that {state} ({error.name}): {install_extra(extra)}"
         ) from error

@@ -4,7 +4,6 @@ which changes nothing.
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from spark_log.cluster.topics import Topic
@@ -15,6 +14,7 @@ from spark_log.maintenance.rewrite.column_backfill import backfill, files_to_bac
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.segment_merge import merge, partitions_to_merge, runs_of
 from spark_log.maintenance.rewrite.segment_rewrite import Write
+from spark_log.process import in_parallel
 from spark_log.registry.external_ids import learn_schemas
 from spark_log.tables.publication import publish_above_tails
 from spark_log.text import count_of
@@ -63,8 +63,7 @@ def backfill_columns(context: MaintenanceContext) -> Iterator[Report]:
                 learn_schemas(context.cluster, topic)
 
         external = [topic for topic in context.topics() if topic.config.schema_registry_url]
-        with ThreadPoolExecutor(_REGISTRY_THREADS, "spark-log-registry") as pool:
-            list(pool.map(learn, external))
+        in_parallel(learn, external, _REGISTRY_THREADS, "spark-log-registry")
         with failure.attempt():
             partitions = _partitions_to_backfill(context)
             for topic, _ in partitions:

@@ -201,7 +201,9 @@ def _compiled(text: str, name: str, imports: list[Any]) -> Any:
             raise InvalidSchemaError(f"not a Protobuf schema: protoc took more than {_COMPILE_S_MAX} s") from error
         if done.returncode:
             reason = " ".join(done.stderr.replace(f"{folder}/", "").split())
-            raise InvalidSchemaError(f"not a Protobuf schema: {reason[:500]}")
+            # an error of the schema names its file; otherwise protoc has failed
+            cause = None if f"{source.name}:" in reason else subprocess.CalledProcessError(done.returncode, command)
+            raise InvalidSchemaError(f"not a Protobuf schema: {reason[:500]}") from cause
         if compiled.stat().st_size > _COMPILED_BYTES_MAX:
             raise InvalidSchemaError(
                 f"not a Protobuf schema: its descriptor has more than {_COMPILED_BYTES_MAX:,} bytes: use shorter names"

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from subprocess import TimeoutExpired
+from subprocess import SubprocessError
 
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidSchemaError
@@ -150,7 +150,7 @@ def _source_or_error(key: CacheKey, message: str) -> tuple[str, str]:
 
         return proto_source(schema, message), ""
     except InvalidSchemaError as error:
-        if isinstance(error.__cause__, TimeoutExpired):  # of protoc: it may be faster the next time
+        if isinstance(error.__cause__, SubprocessError):  # of protoc: it may succeed the next time
             raise
         return "", str(error)
 

@@ -1,6 +1,7 @@
 """Decides on the rights of a client by the ACLs of the store."""
 
 import asyncio
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +13,7 @@ from spark_log.gateway.access.sasl import Call
 from spark_log.metadata.store import Store
 
 _FRESH_S = 1.0
+_DOWN_S = 2.0
 _WAIT_S = 1.0
 _KNOWN_TIMEOUT_MS = 1_000
 """How long a read is retried if older ACLs are known."""
@@ -43,8 +45,8 @@ EVERYTHING = Access()
 class Authorizer:
     """Caches the ACLs of the store for a second. While the store is unavailable, the last ACLs apply.
 
-    All requests wait for the same read. Once ACLs are known they wait for `_WAIT_S` at most, and if that is over or the
-    read has failed, no request waits until a read succeeds or `forget` is called.
+    All requests wait for the same read. Once ACLs are known they wait for `_WAIT_S` at most, and for `_DOWN_S` after a
+    read that has failed or taken longer, no request waits for the next one, unless `forget` is called.
     """
 
     def __init__(self, store: Store, call: Call, super_users: frozenset[str], everyone: bool) -> None:
@@ -54,13 +56,13 @@ class Authorizer:
         self._read_s = -_FRESH_S
         self._changes = 0
         self._reading: asyncio.Task[None] | None = None
-        self._is_down = False
+        self._down_until_s = -math.inf
 
     def forget(self) -> None:
         """Read the ACLs again before the next request, although a read that has begun may not have ended."""
         self._read_s = -_FRESH_S
         self._changes += 1
-        self._is_down = False
+        self._down_until_s = -math.inf
 
     async def access(self, principal: str, host: str) -> Access:
         """Return the rights of a client. Raises ConnectionAbortedError while the ACLs have never been read."""
@@ -73,14 +75,15 @@ class Authorizer:
     async def _wait_for_read(self) -> None:
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(_ignored)
         reading, changes = self._reading, self._changes
-        if self._rights is not None and self._is_down:
+        if self._rights is not None and clock.monotonic_s() < self._down_until_s:
             return
         await asyncio.wait([reading], timeout=None if self._rights is None else _WAIT_S)
         if reading.done():
             reading.result()
         elif changes == self._changes:
-            self._is_down = True
+            self._down_until_s = clock.monotonic_s() + _DOWN_S
 
     async def _read(self) -> None:
         """Read the ACLs, again if they change meanwhile."""
@@ -92,7 +95,17 @@ class Authorizer:
                 acls = await self._call(partial(read_acls, self._store, timeout_ms=timeout_ms))
             except MetadataStoreUnavailableError:
                 if self._rights is not None and changes == self._changes:
-                    self._is_down, self._read_s = True, clock.monotonic_s()
+                    self._read_s = clock.monotonic_s()
+                    self._down_until_s = self._read_s + _DOWN_S
                 return
+            except Exception:  # the next request gets it
+                self._down_until_s = -math.inf
+                raise
             self._rights = Rights(acls, self._super_users, self._everyone)
-        self._is_down, self._read_s = False, began_s
+        self._down_until_s, self._read_s = -math.inf, began_s
+
+
+def _ignored(reading: asyncio.Task[None]) -> None:
+    """Take the error of a read for which no request waits."""
+    if not reading.cancelled():
+        reading.exception()

@@ -216,7 +216,7 @@ def create_partitions(services: Services, request: Message, _client: Client) -> 
 
 
 def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
-    """Move the log start offsets in one transaction of each store. If one is refused, move each on its own. Partitions
+    """Move the log start offsets, of each store together. If one is refused, move each on its own. Partitions
     of internal topics are refused with INVALID_TOPIC_EXCEPTION, as by a broker.
     """
     before = {

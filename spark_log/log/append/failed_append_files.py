@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from spark_log import process
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
+from spark_log.cluster.log_dir import LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import WriteId
@@ -28,6 +28,8 @@ from spark_log.metadata.sql_columns import LOG_DIR, RETIRED_FILE, SEGMENT, TRANS
 logger = logging.getLogger(__name__)
 
 _WAIT_S_MAX = 5.0
+_FAILURES_MAX = 3
+"""Failures in a row after which a log dir is left."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterabl
     """Delete the files of batches that are not in the metadata: in the log dirs that they were written to, and in those
     of replicas that may have a copy. The clean-up of orphans deletes what is left.
 
-    A log dir that fails is left at once, and one that hangs keeps a thread of its own: the caller waits _WAIT_S_MAX.
+    Each log dir has a thread, which ends after some failures in a row: one that fails or hangs delays the caller by
+    _WAIT_S_MAX at most.
     """
     files = [batch for batch in batches if not batch.inline]
     if not files:
@@ -66,9 +69,9 @@ def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterabl
     for info, names in paths.items():
         deletion: Future[None] = Future()
         deletions.append(deletion)
-        work = partial(process.settle, deletion, partial(_delete, cluster.log_dir(info), names))
+        work = partial(process.settle, deletion, partial(_delete, cluster, info, names))
         if process.start_thread(work, "spark-log-delete") is None:
-            work()  # the program exits
+            work()  # the program exits, or has too many threads
     wait(deletions, _WAIT_S_MAX)
 
 
@@ -76,13 +79,17 @@ def _online(connection: sa.Connection) -> set[int]:
     return set(connection.execute(sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)).scalars())
 
 
-def _delete(log_dir: LogDir, paths: Sequence[str]) -> None:
-    for deleted, path in enumerate(paths):
+def _delete(cluster: Cluster, info: LogDirInfo, paths: Sequence[str]) -> None:
+    failures = 0
+    for path in paths:
         try:
-            log_dir.delete(path)
+            cluster.log_dir(info).delete(path)
+            failures = 0
         except SparkLogError as error:
-            logger.info("%d files are left to the clean-up: %s", len(paths) - deleted, redact(str(error)))
-            return
+            failures += 1
+            logger.info("%s is left to the clean-up: %s", path, redact(str(error)))
+            if failures == _FAILURES_MAX:
+                break
 
 
 def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:

@@ -22,7 +22,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_stores_of
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.topics import Topic, find_topic, find_topics
+from spark_log.cluster.topics import Topic, find_topic, find_topics, topics_of_ids
 from spark_log.errors import (
     CorruptRecordError,
     MetadataConflictError,
@@ -33,7 +33,13 @@ from spark_log.errors import (
 )
 from spark_log.failpoints import failpoint
 from spark_log.ids import TopicPartition
-from spark_log.log.partitions.partition_rows import Key, lock_partitions, read_partition, save_partitions
+from spark_log.log.partitions.partition_rows import (
+    Key,
+    lock_partitions,
+    read_partition,
+    read_partitions,
+    save_partitions,
+)
 from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_files import insert_retired, retired_rows
 from spark_log.log.segments.segment_rows import delete_blobs, delete_segments_below
@@ -201,53 +207,80 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> di
 
     Returns the new log start offset of each partition; an offset below the current one changes nothing. Raises
     OffsetOutOfRangeError above the high watermark, PolicyViolationError for an internal topic or a topic whose
-    cleanup.policy has no delete, and UnknownTopicOrPartitionError; then nothing is deleted, in the store of the topic.
+    cleanup.policy has no delete, and UnknownTopicOrPartitionError; then nothing is deleted in the store of the topic,
+    unless the topic or its high watermark changes meanwhile.
     """
     return in_stores_of(cluster, before, _delete_records)
 
 
 def _delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Run short transactions, as retention does. The first one checks all partitions."""
-    starts: dict[TopicPartition, int] = {}
-    changed: dict[int, Topic] = {}
-    unfinished = before
-    while unfinished:
-        wanted, topics, unfinished = cluster.store.transact(partial(_delete_some, cluster, unfinished))
-        failpoint("retention.committed")
-        starts |= wanted
-        changed |= {topic.topic_id: topic for topic in topics}
-    try_publish(cluster, list(changed.values()))
-    return starts
+    """Check all partitions, then delete in short transactions, as retention does."""
+    topics, log_starts = cluster.store.read(partial(_checked, before=before))
+    partitions = list(log_starts.items())
+    changed: set[str] = set()
+    try:
+        for first in range(0, len(partitions), _PARTITIONS_MAX):
+            unfinished = dict(partitions[first : first + _PARTITIONS_MAX])
+            while unfinished:
+                names, unfinished = cluster.store.transact(partial(_delete_some, cluster, topics, unfinished))
+                failpoint("retention.committed")
+                changed |= names
+    finally:
+        try_publish(cluster, [topics[name] for name in sorted(changed)])
+    return log_starts
+
+
+def _checked(
+    connection: sa.Connection, before: Mapping[TopicPartition, int]
+) -> tuple[dict[str, Topic], dict[TopicPartition, int]]:
+    """Return the topics, and the log start offsets to reach."""
+    topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
+    states = {name: read_partitions(connection, topic.topic_id) for name, topic in topics.items()}
+    log_starts: dict[TopicPartition, int] = {}
+    for tp, offset in before.items():
+        validate_user_topic(tp.topic, "delete records of")
+        state = states[tp.topic].get((topics[tp.topic].topic_id, tp.partition))
+        if state is None:
+            raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
+        _check_policy(topics[tp.topic])
+        log_starts[tp] = _wanted_log_start(tp, offset, state)
+    return topics, log_starts
 
 
 def _delete_some(
-    cluster: Cluster, before: Mapping[TopicPartition, int], connection: sa.Connection, _attempt: Attempt
-) -> tuple[dict[TopicPartition, int], list[Topic], dict[TopicPartition, int]]:
-    """Return the log start offsets to reach, the topics that changed, and those offsets that are not reached yet."""
-    topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
-    keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in before}
+    cluster: Cluster,
+    topics: Mapping[str, Topic],
+    log_starts: Mapping[TopicPartition, int],
+    connection: sa.Connection,
+    _attempt: Attempt,
+) -> tuple[set[str], dict[TopicPartition, int]]:
+    """Return the names of topics that changed, and the log start offsets that are not reached yet."""
+    keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in log_starts}
     states = lock_partitions(connection, list(keys.values()))
-    log_starts: dict[TopicPartition, int] = {}
+    here = topics_of_ids(connection, {key[0] for key in keys.values()})
+    low: dict[Key, int] = {}
     for tp, key in keys.items():
-        validate_user_topic(tp.topic, "delete records of")
-        if key not in states:
-            raise UnknownTopicOrPartitionError(f"partition {tp}: unknown topic or partition")
-        if not topics[tp.topic].config.deletes:
-            raise PolicyViolationError(f"topic {tp.topic!r}: its cleanup.policy does not let records be deleted")
-        log_starts[tp] = _wanted_log_start(tp, before[tp], states[key])
-    segments_max = max(1, SEGMENTS_MAX // len(before))
-    low = {keys[tp]: offset for tp, offset in log_starts.items()}
+        if key[0] not in here or key not in states:  # a position is never used for a new topic of the name
+            raise UnknownTopicOrPartitionError(f"partition {tp}: its topic was deleted while its records were")
+        _check_policy(here[key[0]])
+        low[key] = _wanted_log_start(tp, log_starts[tp], states[key])
+    segments_max = max(1, SEGMENTS_MAX // len(log_starts))
     gone = {key: _segments_below(connection, key, offset, segments_max) for key, offset in low.items()}
     unfinished = {tp: log_starts[tp] for tp, key in keys.items() if len(gone[key]) == segments_max}
     for tp in unfinished:
         low[keys[tp]] = max(states[keys[tp]].log_start_offset, gone[keys[tp]][-1].end_offset)
-    changed, now = [], cluster.store.clock(connection)
-    for topic in topics.values():
+    changed, now = set(), cluster.store.clock(connection)
+    for topic in here.values():
         mine = {key: gone[key] for key in gone if key[0] == topic.topic_id}
         if _move_log_start(connection, topic, states, low, mine, now).partitions:
-            changed.append(topic)
+            changed.add(topic.name)
     failpoint("retention.decided")
-    return log_starts, changed, unfinished
+    return changed, unfinished
+
+
+def _check_policy(topic: Topic) -> None:
+    if not topic.config.deletes:
+        raise PolicyViolationError(f"topic {topic.name!r}: its cleanup.policy does not let records be deleted")
 
 
 def _wanted_log_start(tp: TopicPartition, offset: int, state: PartitionState) -> int:

@@ -333,6 +333,8 @@ def _identifier(name: CatalogName, topic: str) -> tuple[str, ...]:
 
 
 _silent_until_s: dict[str, float] = {}
+_began_s: dict[str, float] = {}
+"""The begin of the last call of each catalog."""
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 """A call that has not been answered holds the lock of its catalog."""
 
@@ -345,9 +347,11 @@ def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:
     silent = StorageUnavailableError(f"{title}: the catalog has not answered for {ANSWER_S:.0f} s")
     if clock.monotonic_s() < _silent_until_s.get(name.name, 0):
         raise silent
-    if not lock.acquire(timeout=ANSWER_S):  # an earlier call has not been answered yet
-        _silent_until_s[name.name] = clock.monotonic_s() + SILENCE_S
+    if not lock.acquire(timeout=ANSWER_S):
+        if clock.monotonic_s() - _began_s[name.name] >= ANSWER_S:  # it has not answered an earlier call either
+            _silent_until_s[name.name] = clock.monotonic_s() + SILENCE_S
         raise silent
+    _began_s[name.name] = clock.monotonic_s()
     answer = begin(work, "spark-log-catalog")
     answer.add_done_callback(lambda _: lock.release())
     if not wait([answer], ANSWER_S).done:

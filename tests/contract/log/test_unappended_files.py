@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import Producer
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import (
     NotLeaderForPartitionError,
@@ -194,28 +195,32 @@ def test_batches_that_cannot_be_registered_in_a_transaction_leave_one_file_at_mo
     assert_only_named_files(cluster)
 
 
-def test_a_log_dir_that_fails_is_left_at_once_and_one_that_hangs_delays_by_a_fixed_time(three_brokers, monkeypatch):
+@pytest.mark.parametrize("method", ["Cluster.log_dir", "LogDir.delete"])
+def test_a_log_dir_that_fails_is_left_and_one_that_hangs_delays_by_a_fixed_time(three_brokers, monkeypatch, method):
     cluster, log = three_brokers, ClientLog(three_brokers)
     topic = create_topic(cluster, "t", 1, 3, FILES)
     batches = log.write_batches([(topic, Records(0, table(str(n)))) for n in range(5)]).batches
     cluster = topics_view(cluster)
     by_uri = {info.uri: info.broker_id for info in cluster.log_dirs().values()}
-    deleted, release, delete = [], threading.Event(), LogDir.delete
+    asked, release = [], threading.Event()
+    owner = {"Cluster.log_dir": Cluster, "LogDir.delete": LogDir}[method]
+    name = method.partition(".")[2]
+    call = getattr(owner, name)
 
-    def one_fails_one_hangs(self, path):
-        broker_id = by_uri[self.uri]
-        deleted.append(broker_id)
+    def one_fails_one_hangs(self, argument):
+        broker_id = by_uri[self.uri] if owner is LogDir else argument.broker_id
+        asked.append(broker_id)
         if broker_id == 2:
             raise StorageUnavailableError("no answer")
         if broker_id == 3:
             assert release.wait(LIMIT_S)
-        delete(self, path)
+        return call(self, argument)
 
-    monkeypatch.setattr(LogDir, "delete", one_fails_one_hangs)
+    monkeypatch.setattr(owner, name, one_fails_one_hangs)
     monkeypatch.setattr(failed_append_files, "_WAIT_S_MAX", 0.5)
     failed_append_files.delete_files(cluster, {topic.topic_id: topic}, batches)
-    assert deleted.count(2) == deleted.count(3) == 1
+    assert asked.count(2) == failed_append_files._FAILURES_MAX and asked.count(3) == 1
     release.set()
-    wait_until(lambda: deleted.count(3) == deleted.count(1) == 5)
-    assert deleted.count(2) == 1
+    wait_until(lambda: asked.count(3) == asked.count(1) == 5)
+    assert asked.count(2) == failed_append_files._FAILURES_MAX
     log.close()

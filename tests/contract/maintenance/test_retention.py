@@ -7,7 +7,12 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.errors import OffsetOutOfRangeError, PolicyViolationError, UnsafePathError
+from spark_log.errors import (
+    OffsetOutOfRangeError,
+    PolicyViolationError,
+    UnknownTopicOrPartitionError,
+    UnsafePathError,
+)
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.write_ids import Writer
@@ -21,7 +26,7 @@ from spark_log.maintenance.rewrite.rewrite_plan import plan_rewriting, segments
 from spark_log.maintenance.rewrite.segment_rewrite import swap, write
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables import publication_state
 from tests.support import topics
@@ -249,6 +254,27 @@ def test_records_are_deleted_in_short_transactions(cluster, log, monkeypatch):
     assert [state_of(cluster, topic, number).log_start_offset for number in (0, 1)] == [6, 1]
     assert len(rows_of(cluster, t.retired_file)) == 6
     assert values(log, topic) == ["6", "b"]
+
+
+def test_records_of_a_new_topic_are_not_deleted_with_those_of_the_old_one(cluster, log, monkeypatch):
+    monkeypatch.setattr(retention, "SEGMENTS_MAX", 1)
+    topic = create_topic(cluster, "t", configs=FILES)
+    for number in range(3):
+        append(log, topic, str(number))
+    made = []
+
+    def replace_topic(name):
+        if name == "retention.committed" and not made:
+            delete_topic(cluster, "t")
+            new = create_topic(cluster, "t", configs=FILES)
+            for number in range(5):
+                append(log, new, f"new {number}")
+            made.append(new)
+
+    monkeypatch.setattr(retention, "failpoint", replace_topic)
+    with pytest.raises(UnknownTopicOrPartitionError, match="was deleted while its records were"):
+        delete_records(cluster, {TopicPartition("t", 0): -1})
+    assert values(log, made[0]) == [f"new {number}" for number in range(5)]
 
 
 def test_a_failing_partition_does_not_stop_retention_of_the_others(cluster, log):

@@ -3,8 +3,10 @@
 import asyncio
 from types import SimpleNamespace
 
+import pytest
+
 from spark_log import clock
-from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.errors import MetadataStoreUnavailableError, StoreChangedError
 from spark_log.gateway.access.access import Authorizer
 from tests.support.waiting import LIMIT_S
 
@@ -79,6 +81,34 @@ def test_no_request_waits_for_a_store_that_has_not_answered(monkeypatch):
         while (await authorizer.access("User:ann", "127.0.0.1")).rights is first.rights:
             await asyncio.sleep(0)
         assert len(reads) == 3
+
+    asyncio.run(story())
+
+
+def test_acls_from_before_an_outage_are_read_again_before_a_later_request(monkeypatch):
+    async def story():
+        now_s, reads = [100.0], []
+        monkeypatch.setattr(clock, "monotonic_s", lambda: now_s[0])
+
+        async def call(_read):
+            reads.append(1)
+            if len(reads) == 2:
+                raise MetadataStoreUnavailableError("no answer")
+            if len(reads) == 4:
+                raise StoreChangedError("another store answers")
+            return ()
+
+        authorizer = Authorizer(SimpleNamespace(), call, frozenset(), everyone=False)
+        first = await authorizer.access("User:ann", "127.0.0.1")
+        now_s[0] += 5.0
+        assert await authorizer.access("User:ann", "127.0.0.1") == first
+        now_s[0] += 3600.0  # no request meanwhile
+        assert (await authorizer.access("User:ann", "127.0.0.1")).rights is not first.rights
+        now_s[0] += 5.0
+        for _ in range(2):
+            with pytest.raises(StoreChangedError):
+                await authorizer.access("User:ann", "127.0.0.1")
+            reads.pop()
 
     asyncio.run(story())
 
