@@ -199,7 +199,7 @@ def test_batches_that_cannot_be_registered_in_a_transaction_leave_one_file_at_mo
 def test_a_log_dir_that_fails_is_left_and_one_that_hangs_delays_by_a_fixed_time(three_brokers, monkeypatch, method):
     cluster, log = three_brokers, ClientLog(three_brokers)
     topic = create_topic(cluster, "t", 1, 3, FILES)
-    batches = log.write_batches([(topic, Records(0, table(str(n)))) for n in range(5)]).batches
+    batches = log.at(topic.store_id).write_batches([(topic, Records(0, table(str(n)))) for n in range(5)]).batches
     cluster = topics_view(cluster)
     by_uri = {info.uri: info.broker_id for info in cluster.log_dirs().values()}
     asked, release = [], threading.Event()
