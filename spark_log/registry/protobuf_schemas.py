@@ -201,9 +201,11 @@ def _compiled(text: str, name: str, imports: list[Any]) -> Any:
             raise InvalidSchemaError(f"not a Protobuf schema: protoc took more than {_COMPILE_S_MAX} s") from error
         if done.returncode:
             reason = " ".join(done.stderr.replace(f"{folder}/", "").split())
-            # an error of the schema names its file; otherwise protoc has failed
-            cause = None if f"{source.name}:" in reason else subprocess.CalledProcessError(done.returncode, command)
-            raise InvalidSchemaError(f"not a Protobuf schema: {reason[:500]}") from cause
+            if done.returncode < 0 or not re.search(rf"{re.escape(source.name)}:\d+:\d+:", reason):  # not of the schema
+                failed = subprocess.CalledProcessError(done.returncode, command)
+                reason = f"protoc ended with exit code {done.returncode}: {reason}"
+                raise InvalidSchemaError(f"not a Protobuf schema: {reason[:500]}") from failed
+            raise InvalidSchemaError(f"not a Protobuf schema: {reason[:500]}")
         if compiled.stat().st_size > _COMPILED_BYTES_MAX:
             raise InvalidSchemaError(
                 f"not a Protobuf schema: its descriptor has more than {_COMPILED_BYTES_MAX:,} bytes: use shorter names"

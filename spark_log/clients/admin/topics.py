@@ -309,8 +309,8 @@ class TopicCalls:
         timeout_ms: int | None = None,
         partition_leader_id: int | None = None,
     ) -> dict[Any, dict[str, int]]:
-        """Delete the records before {TopicPartition: offset}, in all partitions of a store or in none; -1 is the high
-        watermark.
+        """Delete the records before {TopicPartition: offset}; -1 is the high watermark. If a partition of a store is
+        refused, nothing is deleted there.
 
         Returns the new log start offset of each partition as `low_watermark`. Raises OffsetOutOfRangeError,
         UnknownTopicOrPartitionError, or PolicyViolationError if the topic is internal or cleanup.policy has no delete.

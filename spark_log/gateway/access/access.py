@@ -1,6 +1,7 @@
 """Decides on the rights of a client by the ACLs of the store."""
 
 import asyncio
+import logging
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -8,9 +9,11 @@ from functools import partial
 from spark_log import clock
 from spark_log.cluster.security.acl_rules import CLUSTER_NAME, Operation, ResourceType, Rights
 from spark_log.cluster.security.acls import read_acls
-from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.errors import MetadataStoreUnavailableError, redact
 from spark_log.gateway.access.sasl import Call
 from spark_log.metadata.store import Store
+
+logger = logging.getLogger(__name__)
 
 _FRESH_S = 1.0
 _DOWN_S = 2.0
@@ -75,7 +78,7 @@ class Authorizer:
     async def _wait_for_read(self) -> None:
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(_ignored)
+            self._reading.add_done_callback(_log_error)
         reading, changes = self._reading, self._changes
         if self._rights is not None and clock.monotonic_s() < self._down_until_s:
             return
@@ -105,7 +108,7 @@ class Authorizer:
         self._down_until_s, self._read_s = -math.inf, began_s
 
 
-def _ignored(reading: asyncio.Task[None]) -> None:
-    """Take the error of a read for which no request waits."""
-    if not reading.cancelled():
-        reading.exception()
+def _log_error(reading: asyncio.Task[None]) -> None:
+    """Log the error of a read, for which perhaps no request waits any more."""
+    if not reading.cancelled() and (error := reading.exception()) is not None:
+        logger.warning("the ACLs cannot be read: %s", redact(str(error)))

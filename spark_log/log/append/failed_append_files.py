@@ -46,7 +46,7 @@ def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterabl
     of replicas that may have a copy. The clean-up of orphans deletes what is left.
 
     Each log dir has a thread, which ends after some failures in a row: one that fails or hangs delays the caller by
-    _WAIT_S_MAX at most.
+    _WAIT_S_MAX at most (without limit only if no thread can be started).
     """
     files = [batch for batch in batches if not batch.inline]
     if not files:
@@ -81,14 +81,15 @@ def _online(connection: sa.Connection) -> set[int]:
 
 def _delete(cluster: Cluster, info: LogDirInfo, paths: Sequence[str]) -> None:
     failures = 0
-    for path in paths:
+    for place, path in enumerate(paths):
         try:
             cluster.log_dir(info).delete(path)
             failures = 0
-        except SparkLogError as error:
+        except (SparkLogError, OSError) as error:
             failures += 1
             logger.info("%s is left to the clean-up: %s", path, redact(str(error)))
             if failures == _FAILURES_MAX:
+                logger.info("%s: %d more files are left to the clean-up", redact(info.uri), len(paths) - place - 1)
                 break
 
 

@@ -39,6 +39,7 @@ from spark_log.log.partitions.partition_rows import (
     read_partition,
     read_partitions,
     save_partitions,
+    topic_here,
 )
 from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_files import insert_retired, retired_rows
@@ -208,7 +209,7 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> di
     Returns the new log start offset of each partition; an offset below the current one changes nothing. Raises
     OffsetOutOfRangeError above the high watermark, PolicyViolationError for an internal topic or a topic whose
     cleanup.policy has no delete, and UnknownTopicOrPartitionError; then nothing is deleted in the store of the topic,
-    unless the topic or its high watermark changes meanwhile.
+    unless the topic or its high watermark changes, or the store fails, meanwhile.
     """
     return in_stores_of(cluster, before, _delete_records)
 
@@ -222,9 +223,10 @@ def _delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> d
         for first in range(0, len(partitions), _PARTITIONS_MAX):
             unfinished = dict(partitions[first : first + _PARTITIONS_MAX])
             while unfinished:
-                names, unfinished = cluster.store.transact(partial(_delete_some, cluster, topics, unfinished))
+                names, reached, unfinished = cluster.store.transact(partial(_delete_some, cluster, topics, unfinished))
                 failpoint("retention.committed")
                 changed |= names
+                log_starts |= reached
     finally:
         try_publish(cluster, [topics[name] for name in sorted(changed)])
     return log_starts
@@ -235,7 +237,10 @@ def _checked(
 ) -> tuple[dict[str, Topic], dict[TopicPartition, int]]:
     """Return the topics, and the log start offsets to reach."""
     topics = {name: find_topic(connection, name) for name in sorted({tp.topic for tp in before})}
-    states = {name: read_partitions(connection, topic.topic_id) for name, topic in topics.items()}
+    states = {
+        name: read_partitions(connection, topic.topic_id) if topic_here(connection, topic) is not None else {}
+        for name, topic in topics.items()
+    }
     log_starts: dict[TopicPartition, int] = {}
     for tp, offset in before.items():
         validate_user_topic(tp.topic, "delete records of")
@@ -253,20 +258,21 @@ def _delete_some(
     log_starts: Mapping[TopicPartition, int],
     connection: sa.Connection,
     _attempt: Attempt,
-) -> tuple[set[str], dict[TopicPartition, int]]:
-    """Return the names of topics that changed, and the log start offsets that are not reached yet."""
+) -> tuple[set[str], dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the names of topics that changed, the log start offsets to reach, and those that are not reached yet."""
     keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in log_starts}
     states = lock_partitions(connection, list(keys.values()))
     here = topics_of_ids(connection, {key[0] for key in keys.values()})
     low: dict[Key, int] = {}
     for tp, key in keys.items():
         if key[0] not in here or key not in states:  # a position is never used for a new topic of the name
-            raise UnknownTopicOrPartitionError(f"partition {tp}: its topic was deleted while its records were")
+            raise UnknownTopicOrPartitionError(f"partition {tp}: its topic was deleted or moved while its records were")
         _check_policy(here[key[0]])
         low[key] = _wanted_log_start(tp, log_starts[tp], states[key])
+    reached = {tp: low[key] for tp, key in keys.items()}
     segments_max = max(1, SEGMENTS_MAX // len(log_starts))
     gone = {key: _segments_below(connection, key, offset, segments_max) for key, offset in low.items()}
-    unfinished = {tp: log_starts[tp] for tp, key in keys.items() if len(gone[key]) == segments_max}
+    unfinished = {tp: reached[tp] for tp, key in keys.items() if len(gone[key]) == segments_max}
     for tp in unfinished:
         low[keys[tp]] = max(states[keys[tp]].log_start_offset, gone[keys[tp]][-1].end_offset)
     changed, now = set(), cluster.store.clock(connection)
@@ -275,7 +281,7 @@ def _delete_some(
         if _move_log_start(connection, topic, states, low, mine, now).partitions:
             changed.add(topic.name)
     failpoint("retention.decided")
-    return changed, unfinished
+    return changed, reached, unfinished
 
 
 def _check_policy(topic: Topic) -> None:

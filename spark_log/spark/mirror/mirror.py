@@ -115,9 +115,8 @@ class Mirror:
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
         """Return the records that each partition of the target lacks, by the source's topics.
 
-        Raises (`failing_alone`) OffsetOutOfRangeError if the target has other records than the source, and
-        DataLossError if the source's topic was recreated, or if it deleted records that the target lacks or truncated
-        records that the target has.
+        Raises OffsetOutOfRangeError if the target has other records than the source, and DataLossError if the source's
+        topic was recreated, or if it deleted records that the target lacks or truncated records that the target has.
         """
         return {tp: lacking.range for tp, lacking in self._lacking(pairs).items()}
 
@@ -130,48 +129,35 @@ class Mirror:
         lacking_of: dict[TopicPartition, _Lacking] = {}
         verified: dict[StoreId, dict[Key, MirrorPosition]] = {}
         for name, pair in pairs.items():
-            with self.topics.failing_alone(name):
-                of_topic, positions = self._lacking_of_topic(pair, source)
-                lacking_of |= of_topic
-                verified.setdefault(pair.target.store_id, {}).update(positions)
+            for number, target in self._target_partitions(pair.target).items():
+                tp = TopicPartition(name, number)
+                where, here = f"{pair.target.name}-{number}", source.get(tp)
+                if here is None:
+                    raise recreated(name)
+                comparison = compare(where, here, target)
+                if comparison.diverged_from is not None:
+                    self._report_divergence(where, comparison.diverged_from, target.log.end)
+                elif comparison.unverified_from is not None:
+                    self._compare_last_records(tp, pair, here.positions, target, comparison.unverified_from)
+                begun = target.log.end > 0 or bool(target.truncations)
+                lacking = next_range(
+                    where,
+                    here.positions,
+                    target.log,
+                    begun=begun,
+                    ahead=target.known is not None,
+                    allow_data_loss=self.settings.allow_data_loss,
+                )
+                position = MirrorPosition(
+                    self.source.cluster_id, here.topic_uuid, here.leader_epoch, target.log.end, target.leader_epoch
+                )
+                if comparison != IDENTICAL:
+                    verified.setdefault(pair.target.store_id, {})[pair.target.topic_id, number] = position
+                lacking_of[tp] = _Lacking(lacking, position, begun)
         for store_id, positions in verified.items():
             store = self.target.at(store_id).store
             store.transact(lambda connection, _attempt: write_positions(connection, positions))  # noqa: B023
         return lacking_of
-
-    def _lacking_of_topic(
-        self, pair: Pair, source: Mapping[TopicPartition, SourcePartition]
-    ) -> tuple[dict[TopicPartition, _Lacking], dict[Key, MirrorPosition]]:
-        """Return what the partitions of a copy lack, and the positions that are verified and not stored yet."""
-        name = pair.source.name
-        lacking_of: dict[TopicPartition, _Lacking] = {}
-        verified: dict[Key, MirrorPosition] = {}
-        for number, target in self._target_partitions(pair.target).items():
-            tp = TopicPartition(name, number)
-            where, here = f"{pair.target.name}-{number}", source.get(tp)
-            if here is None:
-                raise recreated(name)
-            comparison = compare(where, here, target)
-            if comparison.diverged_from is not None:
-                self._report_divergence(where, comparison.diverged_from, target.log.end)
-            elif comparison.unverified_from is not None:
-                self._compare_last_records(tp, pair, here.positions, target, comparison.unverified_from)
-            begun = target.log.end > 0 or bool(target.truncations)
-            lacking = next_range(
-                where,
-                here.positions,
-                target.log,
-                begun=begun,
-                ahead=target.known is not None,
-                allow_data_loss=self.settings.allow_data_loss,
-            )
-            position = MirrorPosition(
-                self.source.cluster_id, here.topic_uuid, here.leader_epoch, target.log.end, target.leader_epoch
-            )
-            if comparison != IDENTICAL:
-                verified[pair.target.topic_id, number] = position
-            lacking_of[tp] = _Lacking(lacking, position, begun)
-        return lacking_of, verified
 
     def _source_partitions(
         self, connection: sa.Connection, pairs: Mapping[str, Pair]
@@ -243,7 +229,6 @@ class Mirror:
                 return self._step(run, until)
 
     def _step(self, run: Run, until: Mapping[TopicPartition, int] | None) -> Step | None:
-        self.topics.failed.clear()
         pairs = self.topics.pairs()
         lags = self._lacking(pairs)
         lacking = {tp: lag.range for tp, lag in lags.items()}

@@ -1,8 +1,6 @@
 """The topics of a mirror: pairs of a topic of the source and its copy in the target, which is made if it is missing."""
 
 import contextlib
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,16 +10,12 @@ from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.errors import (
     DataLossError,
     InvalidPartitionsError,
-    SparkLogError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
-    redact,
 )
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.mirror.mirror_columns import configs_for_target, copy_columns
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,30 +45,12 @@ class MirroredTopics:
     def __init__(self, source: Cluster, target: Cluster, settings: MirrorSettings) -> None:
         self._source, self._target, self._settings = source, target, settings
         self._seen: dict[str, Pair] = {}
-        self.failed: dict[str, SparkLogError] = {}
-        """The topics that match a pattern and cannot be mirrored now, with the reason."""
-        self._warned: set[tuple[str, str]] = set()
-
-    @contextlib.contextmanager
-    def failing_alone(self, name: str) -> Iterator[None]:
-        """Let an error of a topic leave out this topic, if a pattern chose it: its owner need not know of the mirror.
-        With topics that were named, an error is raised, as retriable ones are.
-        """
-        try:
-            yield
-        except SparkLogError as error:
-            if error.retriable or not isinstance(self._settings.topics, SubscribePattern):
-                raise
-            self.failed[name] = error
-            if (name, str(error)) not in self._warned:
-                self._warned.add((name, str(error)))
-                logger.warning("topic %r is not mirrored: %s", name, redact(str(error)))
 
     def pairs(self) -> dict[str, Pair]:
         """Return the mirrored topics, by their names in the source. Missing ones are created if the settings allow it.
 
-        Raises (`failing_alone`) UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number of
-        partitions), DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
+        Raises UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number of partitions),
+        DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
         """
         wanted = self._settings.topics
         everything = self._source.store.read(find_topics)
@@ -86,12 +62,11 @@ class MirroredTopics:
         there = self._target.store.read(lambda connection: find_topics(connection, map(self.named, names)))
         by_name: dict[str, Pair] = {}
         for name in names:
-            with self.failing_alone(name):
-                pair = Pair(everything[name], self._in_target(everything[name], there.get(self.named(name))))
-                known = self._seen.setdefault(name, pair)
-                if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
-                    raise recreated(name)
-                by_name[name] = pair
+            pair = Pair(everything[name], self._in_target(everything[name], there.get(self.named(name))))
+            known = self._seen.setdefault(name, pair)
+            if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
+                raise recreated(name)
+            by_name[name] = pair
         return by_name
 
     def named(self, name: str) -> str:
@@ -119,4 +94,4 @@ class MirroredTopics:
 
 
 def recreated(name: str) -> DataLossError:
-    return DataLossError(f"topic {name!r} was deleted, and perhaps created again, while it was mirrored")
+    return DataLossError(f"topic {name!r} was deleted and created again while it was mirrored")

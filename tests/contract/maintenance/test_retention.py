@@ -272,7 +272,7 @@ def test_records_of_a_new_topic_are_not_deleted_with_those_of_the_old_one(cluste
             made.append(new)
 
     monkeypatch.setattr(retention, "failpoint", replace_topic)
-    with pytest.raises(UnknownTopicOrPartitionError, match="was deleted while its records were"):
+    with pytest.raises(UnknownTopicOrPartitionError, match="was deleted or moved while its records were"):
         delete_records(cluster, {TopicPartition("t", 0): -1})
     assert values(log, made[0]) == [f"new {number}" for number in range(5)]
 

@@ -22,9 +22,7 @@ _PAUSE_S_MIN = 0.1
 
 
 def run(arguments: MirrorArguments) -> int:
-    """Mirror the topics; return the exit code. Raises errors of spark-log and of Spark: with available-now also that of
-    a topic that was left out.
-    """
+    """Mirror the topics; return the exit code. Raises errors of spark-log and of Spark."""
     with Cluster.open(arguments.cluster) as source, Cluster.open(arguments.to_cluster) as target:
         mirror = Mirror(source, target, arguments.settings)
         try:
@@ -33,9 +31,6 @@ def run(arguments: MirrorArguments) -> int:
             mirror.close()
     summary = Summary("mirror", steps.records, steps.record_bytes, steps.seconds, steps.before, steps.after)
     print_lines(*summary_lines(summary, arguments.json))
-    if isinstance(arguments.run, AvailableNow):
-        for error in mirror.topics.failed.values():
-            raise error
     return 0
 
 
@@ -105,9 +100,7 @@ def _step(
 
 def _copy_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
     if arguments.groups:
-        topics = mirror.topics
-        pairs = {name: pair for name, pair in topics.pairs().items() if name not in topics.failed}
-        copy_groups(mirror.source, mirror.target, pairs)
+        copy_groups(mirror.source, mirror.target, mirror.topics.pairs())
 
 
 def _on_spark(spark: SparkSession, transfers: Sequence[Transfer]) -> list[Transferred]:
