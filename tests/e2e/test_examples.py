@@ -75,6 +75,7 @@ def test_queue_workers_do_every_job_but_one_although_a_worker_is_killed(tmp_path
     assert rows(printed, "value") == [['{"job":13}', "delivery-count", "3"]]
 
 
+@pytest.mark.slow
 def test_change_data_reads_the_current_table_back(run: Run, tmp_path: Path) -> None:
     printed = run("change_data", "--cluster", tmp_path / "crm")
     assert [line for line in printed if line.startswith("batch")] == [

@@ -38,6 +38,7 @@ def test_it_works_over_connect(over_connect: dict[str, Any], case: Case) -> None
         assert found == CASES[case]
 
 
+@pytest.mark.slow
 def test_a_thin_client_needs_no_spark_log(over_connect: dict[str, Any]) -> None:
     assert over_connect[thin_client.__name__] == OF_THIN_CLIENT
 

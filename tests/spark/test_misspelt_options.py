@@ -43,6 +43,7 @@ def errors_of_the_driver(spark: SparkSession) -> Iterator[Callable[[], str]]:
         jvm.java.lang.System.setErr(before)
 
 
+@pytest.mark.slow
 def test_each_misspelt_option_is_reported_once(
     spark: SparkSession, cluster: Cluster, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

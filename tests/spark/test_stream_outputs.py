@@ -104,6 +104,7 @@ def rocksdb(spark: SparkSession) -> Iterator[None]:
     spark.conf.unset(name)
 
 
+@pytest.mark.slow
 def test_state_of_ones_own_and_functions_on_arrow(
     spark: SparkSession, cluster: Cluster, log: ClientLog, rocksdb: None, tmp_path: Path
 ) -> None:

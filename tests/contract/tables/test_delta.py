@@ -376,6 +376,7 @@ def test_two_publishers_and_a_foreign_writer_during_appends(tmp_path):
 # Spark
 
 
+@pytest.mark.slow
 def test_spark_reads_the_records_of_the_log_and_its_changes_of_the_table_are_undone(topic, spark):
     """INSERT, OPTIMIZE, ZORDER and VACUUM in every form; a stream and a read of the table are not affected."""
     checkpoint = str(Path(topic.location).parent.parent / "checkpoint")

@@ -29,6 +29,7 @@ def test_a_slow_answer_that_arrives_is_read(store):
     assert len(store.read(run(rows), timeout_ms=0)) == 7
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_left_except_by_a_transaction_without_limit(store):
     with pytest.raises(MetadataStoreUnavailableError, match=r"did not answer for 1 s .*store\.answer\.timeout\.ms"):
         store.read(run("SELECT pg_sleep(60)"), timeout_ms=0)
