@@ -41,6 +41,9 @@ from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.transaction_rows import PendingBatch
 
+_COMPLETIONS_MAX = 3
+"""A crash of home may lose the note that a data store has followed, so it is completed again."""
+
 
 class ProducerTransaction:
     """The transactions of one producer, one after the other. The sender's thread calls `register`; the producer's
@@ -88,11 +91,13 @@ class ProducerTransaction:
         """Call a function, and complete the last transaction first if it is committed and its parts have not followed.
         Raises TransactionCommitPendingError if a data store does not do that now.
         """
-        try:
-            call()
-        except TransactionCommitPendingError:
-            transaction_parts.complete_last(log, self._transactional_id, timeout_ms=self._timeout_ms)
-            call()
+        for _ in range(_COMPLETIONS_MAX):
+            try:
+                call()
+                return
+            except TransactionCommitPendingError:
+                transaction_parts.complete_last(log, self._transactional_id, timeout_ms=self._timeout_ms)
+        call()
 
     def _initialize(self) -> None:
         timeout_ms = self._settings.transaction_timeout_ms
