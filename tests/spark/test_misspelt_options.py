@@ -33,7 +33,7 @@ class SourceWithProcesses(SparkLogDataSource):
 
 @contextmanager
 def errors_of_the_driver(spark: SparkSession) -> Iterator[Callable[[], str]]:
-    """What the Python processes that the driver starts from now on print; the JVM passes it on to standard error."""
+    """The standard error of Python processes that the driver starts from now on, which the JVM passes on to its own."""
     jvm: Any = spark._jvm
     before, printed = jvm.java.lang.System.err, jvm.java.io.ByteArrayOutputStream()
     jvm.java.lang.System.setErr(jvm.java.io.PrintStream(printed, True))

@@ -51,9 +51,9 @@ def commit_request(group: str, topic: str, offset: int = 0, *, metadata: str = "
     partition = kind.OffsetCommitRequestPartition(
         partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
     )
-    nobody = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
+    no_member = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
     return OffsetCommitRequest(
-        group_id=group, **{**nobody, **member}, topics=[kind(name=topic, partitions=[partition])]
+        group_id=group, **{**no_member, **member}, topics=[kind(name=topic, partitions=[partition])]
     )  # fmt: skip
 
 

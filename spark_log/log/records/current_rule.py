@@ -27,9 +27,9 @@ from spark_log.log.records.winners import Mask, short_keys
 
 
 class Candidates(NamedTuple):
-    """What decides on records, in the order of their offsets: `keys` (large_binary, `short_keys`) is null for those
-    that are never current, `sequences` (int64) is None unless they count, and `deletions` marks records that delete
-    their key.
+    """The values that decide on records, in the order of their offsets: `keys` (large_binary, `short_keys`) is null
+    for those that are never current, `sequences` (int64) is None unless they count, and `deletions` marks records that
+    delete their key.
     """
 
     keys: pa.Array

@@ -349,9 +349,8 @@ def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:
     if clock.monotonic_s() < _silent_until_s.get(name.name, 0):
         raise silent
     if not lock.acquire(timeout=ANSWER_S):
-        if (
-            clock.monotonic_s() - _began_s.get(name.name, math.inf) >= ANSWER_S
-        ):  # it has not answered an earlier call either
+        overdue_s = clock.monotonic_s() - ANSWER_S
+        if _began_s.get(name.name, math.inf) <= overdue_s:  # it has not answered an earlier call either
             _silent_until_s[name.name] = clock.monotonic_s() + SILENCE_S
         raise silent
     _began_s[name.name] = clock.monotonic_s()

@@ -1,4 +1,4 @@
-"""What processes remember of the schemas of topics, which clients choose, has a limit of its size."""
+"""The caches of schemas of topics, which clients choose, have a limit of their size."""
 
 import gc
 import tracemalloc
