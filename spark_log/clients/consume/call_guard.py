@@ -18,10 +18,26 @@ class Guarded:
     """A client that only one thread at a time may use."""
 
     lock: "RLock"
+    running_calls = 0
+    """Number of `exclusive` calls of the thread that holds the lock, of which one is inside another."""
+    closing_after_call: Callable[[], None] | None = None
 
     def check_open(self) -> None:
         """Raise IllegalStateError if it is closed."""
         raise NotImplementedError
+
+    def closes_later(self, close: Callable[[], None]) -> bool:
+        """Whether this thread is in a call: then `close` runs when that call returns. A callback or a signal handler
+        may have interrupted it anywhere, also while it holds a lock that `close` needs.
+        """
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if self.running_calls:
+                self.closing_after_call = self.closing_after_call or close
+            return self.running_calls > 0
+        finally:
+            self.lock.release()
 
     @contextmanager
     def after_running_call(self, timeout_s: float) -> Iterator[None]:
@@ -51,11 +67,18 @@ def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S,
         with kafka_errors():
             if not self.lock.acquire(blocking=False):
                 raise IllegalStateError("the consumer is in use by another thread: it is not safe to share")
+            closing: Callable[[], None] | None = None
+            self.running_calls += 1
             try:
                 self.check_open()
                 return method(self, *args, **kwargs)
             finally:
+                self.running_calls -= 1
+                if not self.running_calls:
+                    closing, self.closing_after_call = self.closing_after_call, None
                 self.lock.release()
+                if closing is not None:
+                    closing()
 
     call.__name__, call.__doc__, call.__qualname__ = method.__name__, method.__doc__, method.__qualname__
     call.__wrapped__ = method  # type: ignore[attr-defined]  # for inspect.signature

@@ -345,12 +345,15 @@ class Consumer(ConsumerQueries):
         background thread.
 
         It may be called from any thread, and waits until a running `poll` has returned. Raises IllegalStateError if
-        that takes longer than `timeout_ms` (default: request_timeout_ms). A second call has no effect.
+        that takes longer than `timeout_ms` (default: request_timeout_ms). A callback or a signal handler that calls it
+        does not wait: `poll` closes the consumer before it returns. A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():
             return
         self._polling.closed.set()
+        if self.closes_later(lambda: self.close(autocommit, timeout_ms)):
+            return
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
         with kafka_errors(), self.after_running_call(timeout_ms / 1000):
             if self._closing:  # also if the listener calls it

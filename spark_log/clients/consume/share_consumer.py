@@ -338,7 +338,8 @@ class ShareConsumer(Guarded):
         mode the records of the last poll are accepted, unless `accept` is False.
 
         It may be called from any thread: a running `poll` returns first. Raises IllegalStateError if it does not return
-        within `timeout_ms` (default: request_timeout_ms), or in a callback. A second call has no effect.
+        within `timeout_ms` (default: request_timeout_ms), or in a callback. If a signal handler calls it, `poll` closes
+        the consumer before it returns. A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():
@@ -347,6 +348,8 @@ class ShareConsumer(Guarded):
             if self._polling.callback_thread == threading.get_ident():
                 self.check_open()
             self._polling.closed.set()
+            if self.closes_later(lambda: self.close(timeout_ms, accept=accept)):
+                return
             with self.after_running_call(timeout_ms / 1000):
                 if self._closed:
                     return

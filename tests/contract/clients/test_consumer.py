@@ -505,6 +505,27 @@ def test_another_thread_gets_a_clear_error_and_may_close(cluster, consume):
 
 
 @pytest.mark.on_sqlite
+def test_a_signal_handler_may_close_the_consumer_whatever_poll_holds(cluster, consume, monkeypatch):
+    """A handler runs between two steps of the main thread, which may hold a lock that `close` needs."""
+    make(cluster, "t", 1)
+    consumer = consume("t")
+    consumer.poll(0)
+    changes = consumer.cluster.store.changes
+    interrupted = changes._connection
+
+    class Interrupting:
+        def execute(self, statement):
+            consumer.close()
+            return interrupted.execute(statement)
+
+    monkeypatch.setattr(changes, "_connection", Interrupting())
+    monkeypatch.setattr(Interrupting, "close", interrupted.close, raising=False)
+    assert consumer.poll(60_000) == {}
+    with pytest.raises(IllegalStateError, match="closed"):
+        consumer.poll(0)
+
+
+@pytest.mark.on_sqlite
 def test_one_consumer_per_thread(cluster, log, cluster_address):
     make(cluster, "t", 4)
     fill(log, "t", [5] * 4)
