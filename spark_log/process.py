@@ -58,6 +58,14 @@ def begin(work: Callable[[], R], name: str) -> "Future[R]":
     return answer
 
 
+def begin_or_run(work: Callable[[], R], name: str) -> "Future[R]":
+    """As `begin`, but without a new thread `work` runs here."""
+    answer: Future[R] = Future()
+    if start_thread(partial(settle, answer, work), name) is None:
+        settle(answer, work)
+    return answer
+
+
 def settle(answer: "Future[R]", work: Callable[[], R]) -> None:
     """Give `answer` the result of `work`, or its error."""
     try:

@@ -92,12 +92,12 @@ class Lease:
         """
         self._check(connection, self.epoch)
 
-    def check_of_term(self) -> Fence:
+    def check_of_term(self, left: Callable[[], bool] = lambda: False) -> Fence:
         """Return `check` of the present term. It also fails in a later term of this holder: work that was planned
-        before a pause must not go on.
+        before a pause must not go on. Nor may work that has been `left`.
         """
         epoch = self.epoch
-        return lambda connection: self._check(connection, epoch)
+        return lambda connection: self._check(connection, None if left() else epoch)
 
     def _check(self, connection: sa.Connection, epoch: int | None) -> None:
         query = sa.select(LEASE.holder, LEASE.epoch, LEASE.until_ms, LEASE.clock_epoch).where(LEASE.name == self._name)

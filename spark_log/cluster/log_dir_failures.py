@@ -23,6 +23,7 @@ def suspected_log_dirs(connection: sa.Connection) -> list[LogDirId]:
     return [LogDirId(log_dir_id) for log_dir_id in connection.execute(query).scalars()]
 
 
-def any_log_dir_offline(connection: sa.Connection) -> bool:
-    """Whether a log dir is marked as failed. Only an inspection finds out whether it is back."""
-    return connection.execute(sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online).limit(1)).first() is not None
+def failures_of_log_dirs(connection: sa.Connection) -> dict[LogDirId, str]:
+    """Return why each log dir that is offline was marked as failed. Only an inspection finds out whether it is back."""
+    rows = connection.execute(sa.select(LOG_DIR.log_dir_id, LOG_DIR.failure).where(~LOG_DIR.online))
+    return {LogDirId(row.log_dir_id): row.failure or "" for row in rows}

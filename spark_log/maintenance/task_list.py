@@ -7,7 +7,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster, cluster_of
-from spark_log.cluster.log_dir_failures import any_log_dir_offline
+from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
@@ -274,7 +274,7 @@ def _run(
     context: MaintenanceContext, names: Collection[str], failure: FirstFailure, *, dry_run: bool
 ) -> Iterator[Report]:
     """Run the tasks in one store."""
-    if not dry_run and context.cluster.store.read(any_log_dir_offline):  # an offline log dir may be back
+    if not dry_run and context.cluster.store.read(failures_of_log_dirs):  # an offline log dir may be back
         FallbackController(context.cluster, context.settings).detect_failures()
     for task in TASKS:
         if task.name in names:

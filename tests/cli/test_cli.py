@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spark_log.cli.main import app
+from spark_log.cluster.brokers import change_log_dirs
+from spark_log.cluster.cluster import Cluster
 from spark_log.config import definitions
 from spark_log.ids import TopicPartition
 from spark_log.log.reader import LogReader
@@ -191,6 +193,12 @@ def test_status_shows_sizes_and_unreachable_log_dirs(events: Path) -> None:
     result = run("status", "--json", cluster=events)
     assert result.exit_code == 1
     assert json.loads(result.stdout)["log_dirs"][0]["reachable"] is False
+    (events / "elsewhere").rename(events / "broker-1")
+    with Cluster.open(str(events)) as cluster:
+        failed = {"online": False, "failure": "no answer in 5 s"}
+        cluster.store.transact(lambda connection, _: change_log_dirs(connection, [1], **failed))
+    [log_dir] = json.loads(run("status", "--json", cluster=events).stdout)["log_dirs"]
+    assert (log_dir["reachable"], log_dir["problem"]) == (True, "marked offline: no answer in 5 s")
 
 
 def test_topic_configs_lists_every_config() -> None:

@@ -3,6 +3,8 @@
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import wait
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -128,7 +130,7 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
     with open_cluster(cluster) as opened:
         usage = cluster_usage(opened)
         topics = {topic.topic_id: topic for topic in usage.topics.values() if not is_internal(topic.name)}
-        dirs = [_log_dir_facts(opened, info) for info in opened.log_dirs().values()]
+        dirs = _log_dir_facts(opened)
         stores = _store_facts(opened, usage, Counter(topic.store_id for topic in topics.values()))
         open_ms = [each.open_ms or 0 for each in list_transactions(opened, [ONGOING])]
         total = sum((part for (topic_id, _), part in usage.used.items() if topic_id in topics), start=Usage())
@@ -183,15 +185,32 @@ def _store_facts(cluster: "Cluster", usage: "ClusterUsage", topics: Mapping[int,
     ]
 
 
-def _log_dir_facts(cluster: Any, info: Any) -> dict[str, Any]:
-    problem: str | None = None
-    try:
-        cluster.log_dir(info)
-    except (SparkLogError, OSError) as error:
-        problem = redact(str(error))
-    return {
-        "broker": info.broker_id,
-        "log_dir": redact(info.uri),
-        "reachable": problem is None,
-        "problem": problem,
-    }
+def _log_dir_facts(cluster: "Cluster") -> list[dict[str, Any]]:
+    """Return the facts of each log dir. One that the controller has marked as failed has a problem, also if it can be
+    reached.
+    """
+    from spark_log.cluster.log_dir import ANSWER_S_MAX
+    from spark_log.cluster.log_dir_failures import failures_of_log_dirs
+    from spark_log.process import begin_or_run
+
+    failures = cluster.store.read(failures_of_log_dirs)
+    infos = cluster.log_dirs()
+    answers = {each: begin_or_run(partial(cluster.log_dir, infos[each]), "spark-log-status") for each in infos}
+    wait(answers.values(), ANSWER_S_MAX)
+    rows = []
+    for log_dir_id, answer in answers.items():
+        error = answer.exception() if answer.done() else f"no answer in {ANSWER_S_MAX:.0f} s"
+        if isinstance(error, Exception) and not isinstance(error, SparkLogError | OSError):
+            raise error
+        problem = error
+        if error is None and log_dir_id in failures:
+            problem = f"marked offline: {failures[log_dir_id]}"
+        rows.append(
+            {
+                "broker": infos[log_dir_id].broker_id,
+                "log_dir": redact(infos[log_dir_id].uri),
+                "reachable": error is None,
+                "problem": None if problem is None else redact(str(problem)),
+            }
+        )
+    return rows

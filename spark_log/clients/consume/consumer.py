@@ -344,9 +344,9 @@ class Consumer(ConsumerQueries):
         """Commit (if commits are automatic and `autocommit` is True), call the listener, leave the group and end the
         background thread.
 
-        It may be called from any thread, and waits until a running `poll` has returned. Raises IllegalStateError if
-        that takes longer than `timeout_ms` (default: request_timeout_ms). A callback or a signal handler that calls it
-        does not wait: `poll` closes the consumer before it returns. A second call has no effect.
+        It may be called from any thread, and waits for a running `poll`. Raises IllegalStateError if that takes longer
+        than `timeout_ms` (default: request_timeout_ms). Callbacks and signal handlers do not wait: the call that they
+        interrupt closes the consumer. A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():

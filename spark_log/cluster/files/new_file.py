@@ -3,16 +3,26 @@
 import contextlib
 import os
 import tempfile
+import threading
 import uuid
-import weakref
+from collections.abc import Callable
+from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from pyarrow import fs
 
-from spark_log.errors import SparkLogError, WriteIdExpiredError, redact, storage_error
+from spark_log.errors import SparkLogError, StorageUnavailableError, WriteIdExpiredError, redact, storage_error
 from spark_log.failpoints import failpoint
+from spark_log.process import begin_or_run
 
+WRITE_S_MAX = 30.0
+"""The longest time that a step of writing a file may take, besides the time for its bytes, until its disk or mount
+counts as hanging: as long as a replica may lag before it leaves the ISR (Kafka's replica.lag.time.max.ms).
+"""
+_BYTES_PER_S_MIN = 10_000_000
+_WRITE_BYTES = 4 * 1024 * 1024
 _IN_MEMORY_BYTES_MAX = 16 * 1024 * 1024
 _UPLOAD_BYTES = 4 * 1024 * 1024
 
@@ -31,36 +41,83 @@ class LocalFile:
     `suffix` is part of the name of the temporary file. A file without it is treated as one of a write id: when the
     write id expires, clean-up may delete the temporary file, and `commit` raises WriteIdExpiredError. Other
     failures of `write` and `commit` raise StorageUnavailableError.
+
+    A disk that hangs blocks system calls until it answers, perhaps forever. So a thread makes them, and the caller
+    leaves it after WRITE_S_MAX (StorageUnavailableError); the thread then deletes the temporary file if it can. With
+    `waits`, the caller makes them, which has a thread of its own and a limit for it.
     """
 
-    def __init__(self, path: Path, root: Path, suffix: str = "") -> None:
-        self._path, self._root, self._of_write_id = path, root, not suffix
-        make_folders(path.parent, root)
+    def __init__(self, path: Path, root: Path, suffix: str = "", *, waits: bool = False) -> None:
+        self._path, self._root, self._of_write_id, self._waits = path, root, not suffix, waits
         self._temporary = path.with_name(f".{path.name}{suffix}.tmp")
-        self._file = open(self._temporary, "xb", buffering=1 << 20)  # noqa: SIM115 - closed by commit or abort
-        _unfinished.add(self)
+        self._file: IO[bytes] | None = None
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = self._bytes = 0
+        self._turn = threading.Lock()
+        self._working = self._left = False
 
-    def forget_parent(self) -> None:
-        """Detach a forked child from the file, which is the parent's: buffered bytes must not be written twice."""
-        with contextlib.suppress(ValueError), open(os.devnull, "wb") as nowhere:  # ValueError: it is closed
-            os.dup2(nowhere.fileno(), self._file.fileno())
+    def _in_thread(self, work: Callable[[], object]) -> None:
+        if self._waits:
+            work()
+            return
+        self._working = True
+        self._bytes += self._waiting_bytes
+        answer = begin_or_run(partial(self._work, work), "spark-log-file")
+        wait([answer], WRITE_S_MAX + self._bytes / _BYTES_PER_S_MIN)
+        with self._turn:
+            self._left = self._left or self._working
+        if self._left:
+            raise StorageUnavailableError(f"{self._path}: its disk or mount hangs, nothing was appended")
+        answer.result()
+
+    def _work(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        finally:
+            with self._turn:
+                self._working = False
+            if self._left:
+                self._delete()
 
     def write(self, data: Any) -> int:
+        self._waiting.append(bytes(data))
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes >= _WRITE_BYTES:
+            self._in_thread(self._write)
+        return len(data)
+
+    def _write(self) -> IO[bytes]:
         try:
-            return self._file.write(data)
+            if self._file is None:
+                make_folders(self._path.parent, self._root)
+                # no buffer: a forked child would write it too when it ends
+                self._file = open(self._temporary, "xb", buffering=0)  # noqa: SIM115 - closed by commit or abort
+            for block in self._waiting:
+                left = memoryview(block)
+                while left:
+                    left = left[self._file.write(left) :]
         except OSError as error:
             raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
+        self._waiting, self._waiting_bytes = [], 0
+        return self._file
 
     def commit(self) -> None:
         try:
-            self._file.flush()
+            self._in_thread(self._commit)
+        except SparkLogError:
+            self.abort()
+            raise
+        failpoint("file.renamed")
+
+    def _commit(self) -> None:
+        file = self._write()
+        try:
             failpoint("file.temporary-written")
-            os.fsync(self._file.fileno())
-            self._file.close()
+            os.fsync(file.fileno())
+            file.close()
             os.rename(self._temporary, self._path)
             fsync(self._path.parent)
         except FileNotFoundError as error:
-            self.abort()
             if self._of_write_id and self._root.exists():
                 raise WriteIdExpiredError(
                     f"{self._path} was deleted while it was written, because its write id has expired; "
@@ -68,26 +125,21 @@ class LocalFile:
                 ) from error
             raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
         except OSError as error:
-            self.abort()
             raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
-        failpoint("file.renamed")
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
+        with self._turn:
+            self._left = self._left or self._working  # its thread deletes it
+        if not self._left:
+            with contextlib.suppress(SparkLogError):
+                self._in_thread(self._delete)
 
-
-_unfinished: "weakref.WeakSet[LocalFile]" = weakref.WeakSet()
-
-
-def _forget_files_of_parent() -> None:
-    for file in list(_unfinished):
-        file.forget_parent()
-
-
-os.register_at_fork(after_in_child=_forget_files_of_parent)
+    def _delete(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._temporary.unlink()
 
 
 def create_whole(path: Path, data: bytes) -> bool:

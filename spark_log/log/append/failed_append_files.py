@@ -7,13 +7,12 @@ after which no append can use the file, and then the files without metadata are 
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 
 import sqlalchemy as sa
 
-from spark_log import process
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
@@ -24,6 +23,7 @@ from spark_log.log.append.write_ids import take
 from spark_log.log.partitions.partition_rows import read_partition, topic_here
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import LOG_DIR, RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
+from spark_log.process import begin_or_run
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +65,9 @@ def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterabl
         for info in infos.values():
             if info.log_dir_id in online and (info.log_dir_id in replicas or info.broker_id in batch.written_to):
                 paths.setdefault(info, []).append(_path(topics[batch.topic_id], batch))
-    deletions: list[Future[None]] = []
-    for info, names in paths.items():
-        deletion: Future[None] = Future()
-        deletions.append(deletion)
-        work = partial(process.settle, deletion, partial(_delete, cluster, info, names))
-        if process.start_thread(work, "spark-log-delete") is None:
-            work()  # the program exits, or has too many threads
+    deletions = [
+        begin_or_run(partial(_delete, cluster, info, names), "spark-log-delete") for info, names in paths.items()
+    ]
     wait(deletions, _WAIT_S_MAX)
 
 

@@ -4,20 +4,34 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, Lease, lease_status
+from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.config import ClusterSettings
-from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, UnsupportedVersionError, redact
+from spark_log.errors import (
+    NotControllerError,
+    NotCoordinatorError,
+    SparkLogError,
+    StorageUnavailableError,
+    UnsupportedVersionError,
+    redact,
+)
 from spark_log.facts.metrics.task_runs import TaskRun, TaskRunBuffer, TaskRuns
 from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
 from spark_log.maintenance.coordinator.background_loops import BackgroundLoops
+from spark_log.process import begin_or_run
 
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S_MAX = 600.0
+_LEFT_AFTER_S = 60.0
+_LOOK_S = 5.0
+"""The time between two looks at a run that goes on."""
 _RETRY_S = 1.0
 """Pause after a task whose interval is unknown, because the settings could not be read."""
 
@@ -58,7 +72,9 @@ class LeaseRunner:
     """Competes for a lease, and runs its tasks while it holds the lease.
 
     One thread renews the lease and each task has a thread of its own, so that a task that blocks delays neither the
-    renewal nor the other tasks.
+    renewal nor the other tasks. Each run has one too: a call into a log dir that hangs may never return. A run that
+    goes on for _LEFT_AFTER_S after a log dir has failed that was online when the run began is left to its thread and
+    fenced, and the task begins again, without this log dir.
     """
 
     def __init__(
@@ -74,6 +90,8 @@ class LeaseRunner:
         self._loops = BackgroundLoops(f"spark-log-{lease}")
         self._term_began = threading.Condition()
         self._failures: dict[str, str] = {}
+        self._failed_s: dict[LogDirId, float] = {}
+        """The monotonic time at which each log dir that is offline was first seen so."""
         self._terms: dict[str, int | None] = {}
         """The term in which a task with `after_a_pause` has had its first pause."""
 
@@ -123,6 +141,9 @@ class LeaseRunner:
                 failpoint(f"{self.lease}.lease-taken")
                 logger.info("%s: term %s begins", self.lease, self._lease.epoch)
                 self._wake_tasks()
+            if self.acting:
+                now_s, offline = clock.monotonic_s(), self._cluster.store.read(failures_of_log_dirs)
+                self._failed_s = {log_dir_id: self._failed_s.get(log_dir_id, now_s) for log_dir_id in offline}
             free_s = math.inf if self.acting else self._until_free_s()
         except UnsupportedVersionError:
             raise
@@ -150,6 +171,7 @@ class LeaseRunner:
     def _run(self, task: PeriodicTask) -> float:
         """Run the task once; returns the seconds to wait before the next run. Errors of the task are logged."""
         settings: ClusterSettings | None = None
+        left = threading.Event()
         began_s, start_ms = clock.monotonic_s(), clock.wall_ms()
 
         def done(error: str | None, notes: Sequence[str] = ()) -> None:
@@ -159,11 +181,21 @@ class LeaseRunner:
 
         try:
             settings = self._settings
-            lease, stopping = self._lease, self._loops.stopping.is_set
             context = PeriodicTaskContext(
-                self._cluster, settings, lease.check_of_term(), stopping, lease.epoch, self.run_buffer
+                self._cluster,
+                settings,
+                self._lease.check_of_term(left.is_set),
+                lambda: self._loops.stopping.is_set() or left.is_set(),
+                self._lease.epoch,
+                self.run_buffer,
             )
-            notes = task.run(context)
+            answer = begin_or_run(lambda: task.run(context), f"spark-log-{self.lease}: {task.name}: run")
+            while wait([answer], _LOOK_S).not_done:
+                failed = self._failed_since(began_s)
+                if failed:
+                    left.set()
+                    raise StorageUnavailableError(f"left, because it may wait for log dirs that have failed: {failed}")
+            notes = answer.result()
             self._failures.pop(task.name, None)
             done(None, notes or ())
         except UnsupportedVersionError:
@@ -177,6 +209,12 @@ class LeaseRunner:
             self._failures[task.name] = text
             done(text)
         return _RETRY_S if settings is None else task.pause_s(settings)
+
+    def _failed_since(self, began_s: float) -> list[str]:
+        """Return the URIs of the log dirs that have failed since then, and _LEFT_AFTER_S ago."""
+        until_s = clock.monotonic_s() - _LEFT_AFTER_S
+        failed = {log_dir_id for log_dir_id, failed_s in self._failed_s.items() if began_s < failed_s <= until_s}
+        return [redact(info.uri) for log_dir_id, info in self._cluster.log_dirs().items() if log_dir_id in failed]
 
     def _count(self, task: PeriodicTask, seconds: float, *, failed: bool) -> None:
         before = self.runs[task.name]

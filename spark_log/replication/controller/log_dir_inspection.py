@@ -8,6 +8,7 @@ A log dir is declared failed only if another one answers: a host that lost all i
 """
 
 import logging
+import math
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -16,6 +17,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
+from spark_log import clock
 from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
@@ -37,6 +39,10 @@ _BACK_S_MAX = 3.0
 """The longest time that an inspection waits for log dirs that answer again, whose files are listed. It and ANSWER_S_MAX
 together are below controller.lease.ms, so that leaders can be elected after it.
 """
+
+_TRIAL_EVERY_S = 30.0
+_tried_s: dict[str, float] = {}
+"""When this process last tried to write to each folder, by its URI."""
 
 
 @dataclass(frozen=True)
@@ -197,11 +203,20 @@ def _ask(log_dir: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> 
         )
         if not formerly:
             directory.verify(log_dir.uuid)
-        if log_dir.suspect_bytes is not None:
-            directory.try_writing(log_dir.suspect_bytes)
+        if log_dir.suspect_bytes is not None or not log_dir.online or _trial_is_due(directory):
+            directory.try_writing(log_dir.suspect_bytes or 1)
     except (SparkLogError, OSError) as error:
         return LogDirAnswer(redact(str(error)))
     return LogDirAnswer(None, counter=-1 if marker is None or formerly else marker.counter)
+
+
+def _trial_is_due(directory: LogDir) -> bool:
+    """Whether to try to write to a folder: one whose writes hang may answer reads, and no writer reports it then."""
+    now_s = clock.monotonic_s()
+    due = directory.local and now_s - _tried_s.get(directory.uri, -math.inf) >= _TRIAL_EVERY_S
+    if due:
+        _tried_s[directory.uri] = now_s
+    return due
 
 
 def _has_other_marker(directory: LogDir, log_dir: RegisteredLogDir, cluster_id: str) -> bool:

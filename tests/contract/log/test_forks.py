@@ -102,10 +102,11 @@ def test_a_child_uses_the_cluster_of_its_parent(cluster):
 
 def test_a_child_leaves_the_unfinished_files_of_its_parent_alone(tmp_path):
     file = LocalFile(tmp_path / "a", tmp_path)
-    file.write(b"once")
-    assert in_child(lambda: file._file.flush()) == 0  # as at the end of its interpreter
+    content = os.urandom(5 * 2**20)  # more than it gathers before it creates the file
+    file.write(content)
+    assert in_child(lambda: file._file.close()) == 0  # as at the end of its interpreter
     file.commit()
-    assert (tmp_path / "a").read_bytes() == b"once"
+    assert (tmp_path / "a").read_bytes() == content
 
 
 @pytest.mark.delta

@@ -1,0 +1,115 @@
+"""A disk whose writes hang while it answers reads, as one that fails, or whose file system is frozen, does."""
+
+import os
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from spark_log.cluster.files import new_file
+from spark_log.cluster.lease import COORDINATOR, unfenced
+from spark_log.cluster.log_dir_failures import failures_of_log_dirs
+from spark_log.errors import NotCoordinatorError, StorageUnavailableError
+from spark_log.facts.topics import describe_topics
+from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.coordinator import lease_runner
+from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
+from spark_log.replication.controller import log_dir_inspection
+from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from tests.support.replicas import folder_of, take_away, topic_on
+from tests.support.topics import append
+from tests.support.waiting import LIMIT_S, wait_until
+
+ANSWER_S = 0.3
+
+
+@pytest.fixture
+def frozen(three_brokers, monkeypatch):
+    """The disk of broker 3, whose writes hang until `set`."""
+    thawed, folder, fsync = threading.Event(), folder_of(three_brokers, 3), os.fsync
+
+    def hanging(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{folder}/"):
+            assert thawed.wait(LIMIT_S), "the caller waited for it"
+        fsync(descriptor)
+
+    monkeypatch.setattr(new_file, "WRITE_S_MAX", ANSWER_S)
+    monkeypatch.setattr(log_dir_inspection, "ANSWER_S_MAX", ANSWER_S)
+    monkeypatch.setattr(log_dir_inspection, "_TRIAL_EVERY_S", 0.0)
+    monkeypatch.setattr(os, "fsync", hanging)
+    yield thawed
+    thawed.set()
+    wait_until(lambda: not any("spark-log-file" in thread.name for thread in threading.enumerate()))
+
+
+def offline(cluster):
+    return cluster.store.read(failures_of_log_dirs)
+
+
+def isr(cluster, topic):
+    [described] = describe_topics(cluster, [topic])
+    return described.partitions[0].isr
+
+
+def test_an_append_leaves_out_the_log_dir_and_it_comes_back_when_it_writes_again(three_brokers, frozen):
+    topic = topic_on(three_brokers, "t", [[1, 2, 3]], inline_max_bytes="0", min_insync_replicas="2")
+    with closing(ClientLog(three_brokers)) as log:
+        append(log, topic, "v")
+        assert list(isr(three_brokers, "t")) == [1, 2]
+        inspect_log_dirs(three_brokers, unfenced)
+        assert len(offline(three_brokers)) == 1, "that it answers reads is not enough"
+        append(log, topic, "w")
+        frozen.set()
+        wait_until(lambda: not inspect_log_dirs(three_brokers, unfenced).checks and not offline(three_brokers))
+        append(log, topic, "x")
+        wait_until(lambda: sorted(isr(three_brokers, "t")) == [1, 2, 3])
+    assert not list(folder_of(three_brokers, 3).rglob("*.tmp")), "what was left is deleted"
+
+
+def test_an_inspection_finds_it_before_a_writer_does(three_brokers, frozen):
+    topic_on(three_brokers, "t", [[3, 1]])
+    inspect_log_dirs(three_brokers, unfenced)
+    elect_leaders(three_brokers.store, unfenced)
+    [described] = describe_topics(three_brokers, ["t"])
+    assert described.partitions[0].leader == 1
+
+
+def test_without_another_replica_the_append_fails_and_other_partitions_go_on(three_brokers, frozen):
+    alone = topic_on(three_brokers, "alone", [[3], [1]], inline_max_bytes="0")
+    with closing(ClientLog(three_brokers)) as log:
+        with pytest.raises(StorageUnavailableError, match="its disk or mount hangs"):
+            append(log, alone, "v", partition=0)
+        append(log, alone, "v", partition=1)
+
+
+def test_a_run_of_a_task_that_waits_for_a_log_dir_that_has_failed_is_left_and_fenced(three_brokers, monkeypatch):
+    monkeypatch.setattr(lease_runner, "_LOOK_S", 0.05)
+    monkeypatch.setattr(lease_runner, "_LEFT_AFTER_S", 0.0)
+    settings = replace(three_brokers.store.settings, controller_lease_ms=900)
+    waits, goes_on, again, contexts = threading.Event(), threading.Event(), threading.Event(), []
+
+    def publish(context):
+        contexts.append(context)
+        if len(contexts) == 1:
+            waits.set()
+            goes_on.wait(LIMIT_S)
+        else:
+            again.set()
+
+    runner = LeaseRunner(three_brokers, COORDINATOR, settings, [PeriodicTask("publish", 10, publish)])
+    runner.start()
+    try:
+        assert waits.wait(LIMIT_S)
+        take_away(three_brokers, 3)
+        assert again.wait(LIMIT_S)
+        first, second = contexts[:2]
+        assert first.stopping() and not second.stopping()
+        with pytest.raises(NotCoordinatorError):
+            three_brokers.store.transact(lambda connection, _: first.fence(connection))
+        three_brokers.store.transact(lambda connection, _: second.fence(connection))
+        assert runner.runs["publish"].failures == 1
+    finally:
+        goes_on.set()
+        runner.close()
