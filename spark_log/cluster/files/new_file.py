@@ -12,6 +12,7 @@ from pyarrow import fs
 
 from spark_log.errors import SparkLogError, WriteIdExpiredError, redact, storage_error
 from spark_log.failpoints import failpoint
+from spark_log.remembered import Latest
 
 _IN_MEMORY_BYTES_MAX = 16 * 1024 * 1024
 _UPLOAD_BYTES = 4 * 1024 * 1024
@@ -191,7 +192,7 @@ def make_folders(folder: Path, root: Path) -> None:
             fsync(parent)
             if parent == root:
                 break
-    _durable.add(_folder_key(folder))
+    _durable[_folder_key(folder)] = None
 
 
 def make_root(root: Path) -> None:
@@ -202,13 +203,13 @@ def make_root(root: Path) -> None:
         fsync(folder.parent)
 
 
-_durable: set[tuple[Path, int, int]] = set()
+_durable: Latest[tuple[str, int, int], None] = Latest()
 
 
-def _folder_key(folder: Path) -> tuple[Path, int, int]:
+def _folder_key(folder: Path) -> tuple[str, int, int]:
     """Return a key with device and inode: clean-up may delete a folder, and another writer may make it again."""
     status = os.stat(folder)
-    return folder, status.st_dev, status.st_ino
+    return str(folder), status.st_dev, status.st_ino
 
 
 def fsync(path: Path) -> None:
