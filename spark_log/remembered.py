@@ -1,4 +1,5 @@
-"""Remembers values of a function, as `functools.lru_cache` does, with a limit of their size instead of their number.
+"""Remembers values of a function, as `functools.lru_cache` does, with a limit of their size instead of their number;
+and facts about topics, which may be deleted, with a limit of their number.
 
 Clients choose the texts that such a function parses, or the server that it reads.
 """
@@ -7,11 +8,14 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
 
 P = ParamSpec("P")
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Remembered(Generic[P, T]):
@@ -49,6 +53,21 @@ class Remembered(Generic[P, T]):
         with self._lock:
             self._values.clear()
             self._size = 0
+
+
+class Latest(OrderedDict[K, V]):
+    """A dictionary with the entries that were set last, at most `entries_max`. Threads may share it."""
+
+    def __init__(self, entries_max: int = 100_000) -> None:
+        super().__init__()
+        self._entries_max = entries_max
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        with suppress(KeyError):  # another thread has just removed the entry
+            self.move_to_end(key)
+            if len(self) > self._entries_max:
+                self.popitem(last=False)
 
 
 _every: WeakSet[Remembered[Any, Any]] = WeakSet()

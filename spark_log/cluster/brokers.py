@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster, embedded_broker_row
 from spark_log.cluster.log_dir_uris import normalise_uri
-from spark_log.cluster.stores import copy_to_stores
+from spark_log.cluster.stores import copy_brokers, copy_to_stores
 from spark_log.config.values import can_be_stored
 from spark_log.errors import BrokerIdNotRegisteredError, DuplicateBrokerRegistrationError, InvalidConfigurationError
 from spark_log.ids import HOME, BrokerId, LogDirId
@@ -121,6 +121,8 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
         connection.execute(t.log_dir.delete().where(LOG_DIR.broker_id == broker_id))
         connection.execute(t.broker.delete().where(BROKER.broker_id == broker_id))
 
+    for store_id in cluster.store_ids()[1:]:  # in a store that lacks the other brokers, it would be the only one
+        copy_brokers(cluster.home, cluster.at(store_id))
     _in_each_store(cluster, remove)
 
 

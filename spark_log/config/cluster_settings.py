@@ -332,29 +332,22 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            value = getattr(self, entry.name)
+            name, value = entry.name, getattr(self, entry.name)
             if isinstance(entry.default, bool):
-                if not isinstance(value, bool):
-                    raise InvalidConfigurationError(
-                        f"Invalid value {value!r} for cluster setting {entry.name!r}: expected true or false"
-                    )
-            elif entry.name in _CHOICES:
-                if value not in _CHOICES[entry.name]:
-                    raise InvalidConfigurationError(
-                        f"Invalid value {value!r} for cluster setting {entry.name!r}: expected"
-                        f" {' or '.join(_CHOICES[entry.name])}"
-                    )
+                valid, expected = isinstance(value, bool), "true or false"
+            elif name in _CHOICES:
+                valid, expected = value in _CHOICES[name], " or ".join(_CHOICES[name])
             elif isinstance(entry.default, str):
-                if value != value.strip() or (entry.name == "iceberg_namespace" and not all(value.split("."))):
-                    raise InvalidConfigurationError(
-                        f"Invalid value {value!r} for cluster setting {entry.name!r}: expected a name"
-                    )
-            elif entry.name in _MAY_BE_OFF and value == -1:
-                continue
-            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _largest(entry.name):
+                valid = value == value.strip() and (name != "iceberg_namespace" or all(value.split(".")))
+                expected = "a name"
+            else:
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                valid = whole and (1 <= value <= _largest(name) or (name in _MAY_BE_OFF and value == -1))
+                expected = f"a whole number from 1 to {_largest(name)}"
+            if not valid:
+                dotted = name.replace("_", ".")
                 raise InvalidConfigurationError(
-                    f"Invalid value {value!r} for cluster setting {entry.name!r}: "
-                    f"expected a whole number from 1 to {_largest(entry.name)}"
+                    f"Invalid value {value!r} for cluster setting {dotted!r}: expected {expected}"
                 )
 
 

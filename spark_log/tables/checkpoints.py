@@ -16,6 +16,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
+from spark_log.remembered import Latest
 from spark_log.tables import publication_state, table_work, topic_tables
 from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
 from spark_log.tables.delta_log_repair import TornLogError
@@ -52,24 +53,25 @@ class LogFiles:
     bytes_after: int
 
 
-_checkpointed: dict[str, int] = {}
-"""A version at or below the last checkpoint of each table, by the id of the table."""
-_asked: dict[str, int] = {}
-"""The version of each table when its log was last asked for the checkpoint."""
+_asked: Latest[str, tuple[int, int]] = Latest()
+"""The version of each table when its log was last asked for the checkpoint, and that of the checkpoint, by the id of
+the table.
+"""
 
 
 def is_due(table: TopicTable, version: int) -> bool:
     """Whether the log of a table that now has this version has CHECKPOINT_COMMITS commits since its last checkpoint."""
-    if version - _checkpointed.get(table.table_id, -1) < CHECKPOINT_COMMITS:
+    asked, checkpointed = _asked.get(table.table_id, (version - CHECKPOINT_COMMITS, -1))
+    if version - checkpointed < CHECKPOINT_COMMITS:
         return False
-    if version - _asked.get(table.table_id, version - CHECKPOINT_COMMITS) < CHECKPOINT_COMMITS // 10:
+    if version - asked < CHECKPOINT_COMMITS // 10:
         return True  # it was due a few commits ago
     try:
-        _checkpointed[table.table_id] = _checkpointed_version(table.log_dir, table.folder)
+        checkpointed = _checkpointed_version(table.log_dir, table.folder)
     except (SparkLogError, OSError):  # the next publication asks again
         return False
-    _asked[table.table_id] = version
-    return version - _checkpointed[table.table_id] >= CHECKPOINT_COMMITS
+    _asked[table.table_id] = version, checkpointed
+    return version - checkpointed >= CHECKPOINT_COMMITS
 
 
 def try_maintain_logs(cluster: Cluster, topic: Topic) -> None:

@@ -2,6 +2,7 @@
 the files of the logs that it maintains.
 """
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,16 @@ def maintained(topic: Topic, target: str, log_dir_id: LogDirId, files: int) -> N
 def of_this_process() -> Mapping[Tables, TableWork]:
     with _lock:
         return dict(_work)
+
+
+def _forget_parent() -> None:
+    """Reset the counts in a forked child, and the lock, which a thread of the parent may have held."""
+    global _lock
+    _lock = threading.Lock()
+    _work.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _before(topic: Topic, target: str) -> tuple[Tables, TableWork]:

@@ -14,6 +14,7 @@ from spark_log.errors import SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.columns.field_paths import contains
+from spark_log.remembered import Latest
 from spark_log.tables import publication_intent, publication_state, table_work
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
@@ -22,10 +23,11 @@ from spark_log.tables.unopened_commit import commit_content, commit_path, is_new
 
 logger = logging.getLogger(__name__)
 
-opened: dict[str, pa.StructType | None] = {}
+opened: Latest[str, pa.StructType | None] = Latest()
 """The typed columns that each table had when this process opened it last, by the table's id; None if none are known.
-Columns are never removed. A power loss, which may tear a log (`delta_log_repair`), ends every process of the host. So
-it is enough that each process opens a table once, which finds a torn log.
+A table that is not remembered is opened again. Columns are never removed. A power loss, which may tear a log
+(`delta_log_repair`), ends every process of the host. So it is enough that each process opens a table once, which finds
+a torn log.
 """
 
 
@@ -101,7 +103,7 @@ def _can_commit(table: TopicTable, change: Changes) -> bool:
 
 
 def _may_lack_columns(table: TopicTable, change: Changes) -> bool:
-    known = opened[table.table_id]
+    known = opened.get(table.table_id)
     return change.columns is not None and (known is None or not contains(known, change.columns.fields))
 
 

@@ -214,7 +214,7 @@ def test_a_repeated_batch_after_a_compaction(
         patch.setattr(outputs, "failpoint", dies_at("stream.batch-begun", 1))
         with fails("died at"):
             run(spark, cluster, tmp_path / "checkpoint")
-    [note] = (tmp_path / "checkpoint" / "spark-log-notes" / "planes").glob("0")
+    [note] = (tmp_path / "checkpoint" / "spark-log-notes" / cluster.cluster_id / "planes").glob("0")
     assert json.loads(note.read_text())["partitions"] == {"0": [0, 2, 0], "1": [0, 0, 0]}
     change(log, a=2, z=3)
     compact_now(cluster, "planes")

@@ -1,6 +1,6 @@
 """A function remembers the values that were used last, up to a size."""
 
-from spark_log.remembered import Remembered
+from spark_log.remembered import Latest, Remembered
 
 
 def test_the_values_that_were_used_last_are_remembered_up_to_a_size() -> None:
@@ -26,3 +26,12 @@ def test_the_values_that_were_used_last_are_remembered_up_to_a_size() -> None:
     remembered.forget()
     remembered("x" * 6, 2)
     assert calls[-1] == "x" * 6 and len(calls) == 8
+
+
+def test_the_entries_that_were_set_last_are_kept() -> None:
+    latest: Latest[str, int] = Latest(2)
+    latest["a"] = 1
+    latest.setdefault("b", 2)
+    latest["a"] = 3
+    latest.setdefault("c", 4)
+    assert latest == {"a": 3, "c": 4}

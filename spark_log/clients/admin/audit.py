@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +40,6 @@ _TIMEOUT_MS = 2_000
 """Maximum time that the caller waits for a store that does not answer."""
 
 _last_failure: str | None = None
-_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,6 @@ def _text(text: str) -> str:
 
 def _log_once(failure: str | None) -> None:
     global _last_failure
-    with _lock:
-        known, _last_failure = _last_failure == failure, failure
+    known, _last_failure = _last_failure == failure, failure
     if failure is not None and not known:
         logger.warning("changes are not recorded in __audit: %s", failure)

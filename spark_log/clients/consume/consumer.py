@@ -52,10 +52,11 @@ class Consumer(ConsumerQueries):
 
     def __init__(self, *topics: str, **configs: Any) -> None:
         address, self.settings = parse_settings(ConsumerSettings, configs, self.DEFAULT_CONFIG, KafkaConfigurationError)
-        with kafka_errors():
-            self.cluster = Cluster.open(address)
         self._background = Background(f"spark-log-consumer-{self.settings.group_id or id(self)}")
-        self._polling = Polling(self.cluster, self.settings, self._background)
+        with kafka_errors(), contextlib.ExitStack() as opened:
+            self.cluster = opened.enter_context(Cluster.open(address))
+            self._polling = Polling(self.cluster, self.settings, self._background)
+            opened.pop_all()  # an error before, such as of session_timeout_ms, closes the cluster
         self._subscription = self._polling.subscription
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
         self.lock = threading.RLock()

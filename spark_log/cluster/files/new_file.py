@@ -16,6 +16,7 @@ from pyarrow import fs
 from spark_log.errors import SparkLogError, StorageUnavailableError, WriteIdExpiredError, redact, storage_error
 from spark_log.failpoints import failpoint
 from spark_log.process import begin_or_run
+from spark_log.remembered import Latest
 
 WRITE_S_MAX = 30.0
 """The longest time that a step of writing a file may take, besides the time for its bytes, until its disk or mount
@@ -243,7 +244,7 @@ def make_folders(folder: Path, root: Path) -> None:
             fsync(parent)
             if parent == root:
                 break
-    _durable.add(_folder_key(folder))
+    _durable[_folder_key(folder)] = None
 
 
 def make_root(root: Path) -> None:
@@ -254,13 +255,13 @@ def make_root(root: Path) -> None:
         fsync(folder.parent)
 
 
-_durable: set[tuple[Path, int, int]] = set()
+_durable: Latest[tuple[str, int, int], None] = Latest()
 
 
-def _folder_key(folder: Path) -> tuple[Path, int, int]:
+def _folder_key(folder: Path) -> tuple[str, int, int]:
     """Return a key with device and inode: clean-up may delete a folder, and another writer may make it again."""
     status = os.stat(folder)
-    return folder, status.st_dev, status.st_ino
+    return str(folder), status.st_dev, status.st_ino
 
 
 def fsync(path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
+from spark_log.cluster.topics import IS_LIVE
 from spark_log.ids import BrokerId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, TOPIC
@@ -28,6 +29,7 @@ _LAGGING = (
         (REASSIGNMENT.topic_id == REPLICA.topic_id) & (REASSIGNMENT.partition == REPLICA.partition),
     )
     .where(
+        IS_LIVE,  # a topic that is being deleted, or moved here, has no copies to make
         REPLICA.log_dir_id.in_(sa.bindparam("in_log_dirs", expanding=True)),
         (REPLICA.log_end_offset < PARTITION.log_end_offset) | ~REPLICA.in_sync,
     )

@@ -13,18 +13,18 @@ _KEPT = 100
 
 
 class Notes:
-    """The notes of one name that the query which runs `batch` has written."""
+    """The notes about one topic of a cluster that the query which runs `batch` has written."""
 
-    def __init__(self, spark: SparkSession, batch: MicroBatch, name: str) -> None:
-        self._batch, self._name = batch, name
+    def __init__(self, spark: SparkSession, batch: MicroBatch, cluster_id: str, topic: str) -> None:
+        self._batch, self._folder = batch, (_FOLDER, cluster_id, topic)
         self._checkpoint = JvmCheckpoint(spark, batch)
 
     def read(self) -> str | None:
         """Return the note that an earlier run of the batch wrote, or None if there is none."""
-        return self._checkpoint.read(_FOLDER, self._name)
+        return self._checkpoint.read(*self._folder)
 
     def write(self, text: str) -> None:
         """Write the batch's note, in place of an earlier one, and delete a note that is no longer retained."""
-        self._checkpoint.write(text, _FOLDER, self._name)
+        self._checkpoint.write(text, *self._folder)
         if self._batch.batch_id >= _KEPT:
-            self._checkpoint.forget(self._batch.batch_id - _KEPT, _FOLDER, self._name)
+            self._checkpoint.forget(self._batch.batch_id - _KEPT, *self._folder)

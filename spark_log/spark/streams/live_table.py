@@ -161,7 +161,7 @@ class Table:
             batch = current_batch(session)
             if batch is not None and batch == self._batch and self._state is not None:
                 return self._state  # a second join in the same batch
-            notes = None if batch is None else Notes(session, batch, self.topic)
+            notes = None if batch is None else Notes(session, batch, self._cluster.cluster_id, self.topic)
             version = self._version(notes)
             while (state := self._state_at(version)) is None:
                 version = self._version(notes)

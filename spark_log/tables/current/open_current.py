@@ -23,6 +23,7 @@ from spark_log.failpoints import failpoint
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.records.winners import Mask
+from spark_log.remembered import Latest
 from spark_log.tables.current.deletion_vectors import Vector, decode, encode, file_name
 from spark_log.tables.current.hidden_rows import Rows
 from spark_log.tables.current.key_columns import read_rows
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _OPENED_MAX = 1_000
 """The number of tables that a process remembers."""
 
-_opened: dict[str, tuple[CurrentTable, bytes]] = {}
+_opened: Latest[str, tuple[CurrentTable, bytes]] = Latest(_OPENED_MAX)
 """The last versions of tables that this process has written, by the id of the table, with the content of the commit."""
 
 
@@ -166,8 +167,6 @@ class OpenCurrent(OpenTable):
         if not table.log_dir.create_whole(commit_path(table.folder, version), content):
             raise ConflictingCommitError
         self._current = current.after(version, actions, table.applications)
-        if len(_opened) >= _OPENED_MAX:
-            _opened.clear()
         _opened[table.table_id] = self._current, content
 
     def force(self, after: int) -> None:

@@ -7,6 +7,7 @@ the sequence number of its current snapshot.
 
 import json
 import math
+import os
 import re
 import threading
 from collections import defaultdict
@@ -338,6 +339,7 @@ _began_s: dict[str, float] = {}
 """The begin of the last call of each catalog."""
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 """A call that has not been answered holds the lock of its catalog."""
+os.register_at_fork(after_in_child=_locks.clear)  # the calls of the parent are not answered in a child
 
 
 def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:

@@ -18,6 +18,8 @@ from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables import table_work
+from spark_log.tables.iceberg import catalog
 from spark_log.tables.publication import publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.fork_rig import CLIENTS, RECORDS, STATES
@@ -122,6 +124,11 @@ def test_a_child_appends_and_leaves_publication_to_others(cluster, cluster_addre
     assert in_child(work) == 0
     publish(cluster, topic)
     assert_delta_is_the_log(cluster)
+
+
+def test_a_child_holds_no_lock_of_threads_of_its_parent():
+    with catalog._locks["warehouse"], table_work._lock:
+        assert in_child(lambda: catalog._locks["warehouse"].locked() or table_work._lock.locked()) == 0
 
 
 def test_a_child_opens_its_own_connections_to_object_storage():

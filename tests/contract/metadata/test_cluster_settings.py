@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
@@ -79,8 +80,12 @@ def test_clients_obey_the_limits_of_the_cluster(cluster, cluster_address):
         pytest.raises(InvalidTransactionTimeoutError, match=r"transaction.max.timeout.ms \(5000\)"),
     ):
         producer.init_transactions()
-    with pytest.raises(InvalidSessionTimeoutError):
+    with (
+        patch.object(Cluster, "close", autospec=True, side_effect=Cluster.close) as close,
+        pytest.raises(InvalidSessionTimeoutError),
+    ):
         Consumer(cluster=cluster_address, group_id="g", session_timeout_ms=2001, heartbeat_interval_ms=500)
+    close.assert_called_once()
 
 
 @pytest.mark.on_sqlite

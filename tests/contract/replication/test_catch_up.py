@@ -559,6 +559,8 @@ def test_lagging_replicas_are_found(cluster, log, tmp_path):
     assert behind(cluster, 2) == [(1, 2, 2, True, None)]
     replicated.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 3).values(online=False))
     assert behind(cluster) == [(1, 2, 2, True, None)]
+    replicated.sql(t.topic.update().where(t.topic.c.topic_id == replicated.topic.topic_id).values(state="deleting"))
+    assert behind(cluster) == []
 
 
 @pytest.fixture
