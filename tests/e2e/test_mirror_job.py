@@ -6,6 +6,7 @@ import pytest
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.topics import find_topic
 from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
@@ -15,6 +16,7 @@ from tests.support.jobs import run_job
 from tests.support.mirroring import everything, make_source
 from tests.support.records import table
 from tests.support.replicas import every_replica_is_whole
+from tests.support.topics import append_to, make, stored
 
 
 @pytest.mark.slow
@@ -68,3 +70,18 @@ def test_the_mirror_job_runs_until_sigterm_and_copies_every_record(spark, tmp_pa
         assert capsys.readouterr().err.startswith("mirror: t-3: something else has written the offsets [1, 2)")
         foreign.close()
         log.close()
+
+
+@pytest.mark.slow
+def test_the_mirror_job_leaves_out_a_topic_whose_records_its_tasks_cannot_read(spark, tmp_path):
+    with Cluster.init(str(tmp_path / "source")) as source, Cluster.init(str(tmp_path / "target")) as target:
+        for name in ("a", "b", "c"):
+            append_to(source, make(source, name, inline_max_bytes="0"), "x")
+        [file] = (tmp_path / "source").rglob(f"{source.store.read(lambda c: find_topic(c, 'b')).folder}/**/*.parquet")
+        file.unlink()
+        arguments = ["--to-cluster", str(tmp_path / "target"), "--subscribe-pattern", ".", "--create-topics"]
+        printed = run_job(spark, tmp_path / "source", "mirror", *arguments, exit_code=1)
+        assert printed.err.count("topic 'b' is not mirrored: segment") == 1
+        assert printed.err.rstrip().endswith("is missing")
+        assert "mirror: 2 records" in printed.out
+        assert {name: stored(target, name) for name in "abc"} == {"a": {0: ["x"]}, "b": {}, "c": {0: ["x"]}}

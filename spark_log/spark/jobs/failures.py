@@ -2,12 +2,13 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from spark_log.errors import SparkLogError, redact
 from spark_log.spark.delta_jars import NOT_INSTALLED
 
-_OURS_INSIDE_SPARKS = re.compile(r"spark_log\.errors\.\w+: (.+)")
+_OURS_INSIDE_SPARKS = re.compile(r"spark_log\.errors\.(\w+): (.+)")
 _RAISED_IN_A_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE|$)", re.MULTILINE)
 _DELTA_MISSING = re.compile(r"DATA_SOURCE_NOT_FOUND\].*\bdelta\b|DeltaCatalog", re.IGNORECASE)
 _NO_JAVA = "JAVA_GATEWAY_EXITED"
@@ -21,7 +22,17 @@ _STACK_TRACE = "  (for Spark's stack trace: spark-submit --conf spark.log.level=
 
 def _ours(error: BaseException) -> list[str]:
     """Return messages of spark-log, or of Spark SQL's raise_error, inside an error of Spark."""
-    return _OURS_INSIDE_SPARKS.findall(str(error)) or _RAISED_IN_A_QUERY.findall(str(error))
+    return [text for _, text in _OURS_INSIDE_SPARKS.findall(str(error))] or _RAISED_IN_A_QUERY.findall(str(error))
+
+
+def raise_error_of_task(error: BaseException, kinds: Iterable[type[SparkLogError]]) -> NoReturn:
+    """Raise the error that a task raised if it is one of `kinds`, else `error`, which is Spark's."""
+    named = {kind.__name__: kind for kind in kinds}
+    inside = _OURS_INSIDE_SPARKS.findall(str(error))
+    if inside and inside[-1][0] in named:
+        kind, text = inside[-1]
+        raise named[kind](text) from error
+    raise error
 
 
 def one_line(error: BaseException) -> str:

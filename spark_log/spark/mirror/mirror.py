@@ -9,9 +9,8 @@ deletions are not copied. Driver.
 """
 
 import contextlib
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic
-from spark_log.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError, SparkLogError
+from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, StoreId, TopicPartition
 from spark_log.log.append import write_ids
@@ -32,31 +31,19 @@ from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
-from spark_log.log.reader import LogReader
-from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Positions, Slice
 from spark_log.maintenance.client_log import ClientLog, TaskReader
 from spark_log.spark.datasource.read.rate_limit import rate_limit
+from spark_log.spark.mirror.mirror_comparison import Lacking, TopicComparison
 from spark_log.spark.mirror.mirror_positions import (
-    IDENTICAL,
     MirrorPosition,
     SourcePartition,
-    TargetPartition,
-    compare,
-    next_range,
-    read_target,
     refuse_gap,
     save_positions_hook,
     write_positions,
 )
 from spark_log.spark.mirror.mirror_topics import MirroredTopics, MirrorSettings, Pair, recreated
-
-logger = logging.getLogger(__name__)
-
-_COMPARED_OFFSETS = 100
-"""Number of offsets at the end of the target whose records are compared with the source's."""
-_COMPARED_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
 
 
 class Step(NamedTuple):
@@ -74,20 +61,9 @@ class _TruncatedMeanwhile(SparkLogError):
     """The source was truncated during the step, so the step has to be repeated."""
 
 
+Ranges = dict[TopicPartition, OffsetRange]
 Run = Callable[[Sequence[Transfer]], list[Transferred]]
 """A function that calls `transfer` for each of them, in any process, such as the tasks of a Spark job."""
-
-
-class _Lacking(NamedTuple):
-    """The records that a partition of the target lacks, and the mirror's position after copying them."""
-
-    range: OffsetRange
-    position: MirrorPosition
-    begun: bool
-    """The target has had records."""
-
-    def at(self, end: int) -> MirrorPosition:
-        return replace(self.position, end_offset=end)
 
 
 @dataclass
@@ -100,6 +76,7 @@ class Mirror:
     topics: MirroredTopics = field(init=False)
     _source_log: TaskReader = field(init=False)
     _target_log: ClientLog = field(init=False)
+    _comparison: TopicComparison = field(init=False)
 
     def __post_init__(self) -> None:
         if self.source.cluster_id == self.target.cluster_id:
@@ -107,6 +84,9 @@ class Mirror:
         self.topics = MirroredTopics(self.source, self.target, self.settings)
         self._source_log = TaskReader(self.source, holder="mirror")
         self._target_log = ClientLog(self.target, holder="mirror")
+        self._comparison = TopicComparison(
+            self.target, self._source_log, self._target_log, self.settings.allow_data_loss
+        )
 
     def close(self) -> None:
         self._source_log.close()
@@ -115,45 +95,29 @@ class Mirror:
     def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
         """Return the records that each partition of the target lacks, by the source's topics.
 
-        Raises OffsetOutOfRangeError if the target has other records than the source, and DataLossError if the source's
-        topic was recreated, or if it deleted records that the target lacks or truncated records that the target has.
+        Leaves out topics, or raises: OffsetOutOfRangeError if the target has other records than the source, and
+        DataLossError if the source's topic was recreated, or if it deleted records that the target lacks or truncated
+        records that the target has.
         """
         return {tp: lacking.range for tp, lacking in self._lacking(pairs).items()}
 
-    def _lacking(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, _Lacking]:
+    def _lacking(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, Lacking]:
         source: dict[TopicPartition, SourcePartition] = {}
         for store_id in _source_stores(pairs):
             there = {name: pair for name, pair in pairs.items() if pair.source.store_id == store_id}
             find = partial(self._source_partitions, pairs=there)
             source |= self.source.at(store_id).store.read(find)
-        lacking_of: dict[TopicPartition, _Lacking] = {}
-        verified: dict[StoreId, dict[Key, MirrorPosition]] = {}
+        lacking_of: dict[TopicPartition, Lacking] = {}
         for name, pair in pairs.items():
-            for number, target in self._target_partitions(pair.target).items():
-                tp = TopicPartition(name, number)
-                where, here = f"{pair.target.name}-{number}", source.get(tp)
-                if here is None:
-                    raise recreated(name)
-                comparison = compare(where, here, target)
-                if comparison.diverged_from is not None:
-                    self._report_divergence(where, comparison.diverged_from, target.log.end)
-                elif comparison.unverified_from is not None:
-                    self._compare_last_records(tp, pair, here.positions, target, comparison.unverified_from)
-                begun = target.log.end > 0 or bool(target.truncations)
-                lacking = next_range(
-                    where,
-                    here.positions,
-                    target.log,
-                    begun=begun,
-                    ahead=target.known is not None,
-                    allow_data_loss=self.settings.allow_data_loss,
-                )
-                position = MirrorPosition(
-                    self.source.cluster_id, here.topic_uuid, here.leader_epoch, target.log.end, target.leader_epoch
-                )
-                if comparison != IDENTICAL:
-                    verified.setdefault(pair.target.store_id, {})[pair.target.topic_id, number] = position
-                lacking_of[tp] = _Lacking(lacking, position, begun)
+            try:
+                lacking_of |= self._comparison.lacking(pair, source)
+            except self.topics.isolated as error:
+                self.topics.leave_out(name, error)
+        verified: dict[StoreId, dict[Key, MirrorPosition]] = {}
+        for (name, number), lacking in lacking_of.items():
+            if lacking.unsaved:
+                topic = pairs[name].target
+                verified.setdefault(topic.store_id, {})[topic.topic_id, number] = lacking.position
         for store_id, positions in verified.items():
             store = self.target.at(store_id).store
             store.transact(lambda connection, _attempt: write_positions(connection, positions))  # noqa: B023
@@ -182,67 +146,100 @@ class Mirror:
             if tp in positions and positions[tp].topic_id == topic.topic_id
         }
 
-    def _target_partitions(self, topic: Topic) -> dict[int, TargetPartition]:
-        return self.target.of(topic).store.read(lambda connection: read_target(connection, topic.topic_id))
-
-    def _report_divergence(self, where: str, start: int, end: int) -> None:
-        loss = (
-            f"{where}: the records with the offsets [{start}, {end}) were truncated in the source by an unclean leader"
-            " election after they were copied"
-        )
-        if not self.settings.allow_data_loss:
-            raise DataLossError(f"{loss} (--allow-data-loss keeps them and continues after them)")
-        logger.warning("%s: the target keeps them, and the mirror continues after them", loss)
-
-    def _compare_last_records(
-        self, tp: TopicPartition, pair: Pair, source: Positions, target: TargetPartition, first: int
-    ) -> None:
-        """Raise OffsetOutOfRangeError if the last records of the target, from `first` on, differ from the source's
-        records at the same offsets.
-
-        Records that compaction or retention has removed on either side are not compared.
-        """
-        end = min(target.high_watermark, source.high_watermark)
-        start = max(target.log.start, source.log_start_offset, end - _COMPARED_OFFSETS, first)
-        if start >= end:
-            return
-        compared = OffsetRange(start, end)
-        ours = self._records(self._target_log, TopicPartition(pair.target.name, tp.partition), compared)
-        theirs = self._records(self._source_log, tp, compared)
-        for offset in sorted(ours.keys() & theirs.keys()):
-            if ours[offset] != theirs[offset]:
-                raise OffsetOutOfRangeError(
-                    f"{pair.target.name}-{tp.partition}: the record at offset {offset} of the target is not the"
-                    " source's: something else has written to it, or the source was deleted and created again"
-                )
-
-    def _records(self, log: LogReader, tp: TopicPartition, where: OffsetRange) -> dict[int, dict[str, object]]:
-        rows = (row for batch in log.read({tp: where}, _COMPARED_SCHEMA) for row in batch.to_pylist())
-        return {row["offset"]: row for row in rows}
-
     def step(self, run: Run, until: Mapping[TopicPartition, int] | None = None) -> Step | None:
         """Copy new records in one append transaction: at most `offsets_per_step_max` offsets, and none from the offsets
         of `until` on. Returns None if there is no new record.
+
+        Topics that a pattern chose and that fail are left out. Each of them is tried again in later steps, in a
+        transaction of its own after that of the others. Raises an error with all reasons if no other topic remains.
         """
         while True:
             with contextlib.suppress(_TruncatedMeanwhile):
-                return self._step(run, until)
+                step = self._step(run, until)
+                self.topics.raise_failures(of_all=True)
+                return step
 
     def _step(self, run: Run, until: Mapping[TopicPartition, int] | None) -> Step | None:
         pairs = self.topics.pairs()
         lags = self._lacking(pairs)
         lacking = {tp: lag.range for tp, lag in lags.items()}
+        complete = {tp.topic for tp in lags} - {tp.topic for tp, offsets in lacking.items() if offsets.size > 0}
         if until is not None:
             lacking = {tp: OffsetRange(r.start, min(r.end, until[tp])) for tp, r in lacking.items() if tp in until}
         lacking = {tp: offsets for tp, offsets in lacking.items() if offsets.size > 0}
-        if not lacking:
+        taken: Ranges = {}
+        done: list[Transferred] = []
+        try:
+            for ranges, transferred in self._copies(run, pairs, lags, lacking):
+                taken |= ranges
+                done += transferred
+        except _TruncatedMeanwhile:
+            if not taken:
+                raise
+        self.topics.mirrored(complete | {tp.topic for tp in taken})
+        if not taken:
             return None
-        store_id = _most_behind(pairs, lacking)  # one append transaction is of one store
+        before: dict[TopicPartition, int] = {}
+        after: dict[TopicPartition, int] = {}
+        for (name, number), (_, end) in taken.items():
+            target = pairs[name].target
+            before[TopicPartition(target.name, number)] = lags[TopicPartition(name, number)].position.end_offset
+            after[TopicPartition(target.name, number)] = end
+        return Step(
+            sum(transferred.batch.record_count for transferred in done),
+            sum(transferred.record_bytes for transferred in done),
+            before,
+            after,
+            sum(offsets.end - (taken[tp].end if tp in taken else offsets.start) for tp, offsets in lacking.items()),
+        )
+
+    def _copies(
+        self, run: Run, pairs: Mapping[str, Pair], lags: Mapping[TopicPartition, Lacking], lacking: Ranges
+    ) -> Iterator[tuple[Ranges, list[Transferred]]]:
+        """Copy records of the topics that have not failed, of another store if all of one fail, and then of each topic
+        that had failed before.
+        """
+        failed = self.topics.failed.keys() & {tp.topic for tp in lacking}
+        copied = False
+        while not copied and (healthy := [tp for tp in lacking if tp.topic not in self.topics.failed]):
+            for copy in self._copy(run, pairs, lags, self._share(pairs, {tp: lacking[tp] for tp in healthy})):
+                copied = True
+                yield copy
+        for name in sorted(failed):
+            alone = {tp: offsets for tp, offsets in lacking.items() if tp.topic == name}
+            yield from self._copy(run, pairs, lags, self._share(pairs, alone))
+
+    def _share(self, pairs: Mapping[str, Pair], lacking: Ranges) -> Ranges:
+        """Return the ranges of one append transaction: of one store of the target, and within the limit of a step."""
+        store_id = _most_behind(pairs, lacking)
         here = {tp: offsets for tp, offsets in lacking.items() if pairs[tp.topic].target.store_id == store_id}
-        store = self.target.at(store_id).store
         starts = {tp: offsets.start for tp, offsets in here.items()}
         ends = rate_limit(self.settings.offsets_per_step_max, starts, {tp: r.end for tp, r in here.items()})
-        taken = {tp: OffsetRange(start, ends[tp]) for tp, start in starts.items() if start < ends[tp]}
+        return {tp: OffsetRange(start, ends[tp]) for tp, start in starts.items() if start < ends[tp]}
+
+    def _copy(
+        self, run: Run, pairs: Mapping[str, Pair], lags: Mapping[TopicPartition, Lacking], taken: Ranges
+    ) -> Iterator[tuple[Ranges, list[Transferred]]]:
+        """Copy the ranges in one append transaction. If a topic fails, copy each half of the topics by itself, until
+        only topics that fail alone are left out.
+        """
+        names, done = sorted({tp.topic for tp in taken}), None
+        try:
+            done = self._copy_ranges(run, pairs, lags, taken)
+        except self.topics.isolated as error:
+            if len(names) == 1:
+                self.topics.leave_out(names[0], error)
+                return
+        if done is not None:
+            yield taken, done
+            return
+        for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+            yield from self._copy(run, pairs, lags, {tp: r for tp, r in taken.items() if tp.topic in half})
+
+    def _copy_ranges(
+        self, run: Run, pairs: Mapping[str, Pair], lags: Mapping[TopicPartition, Lacking], taken: Ranges
+    ) -> list[Transferred]:
+        store = self.target.of(next(pairs[tp.topic].target for tp in taken)).store
         write_id = write_ids.register(store, "mirror", store.settings.spark_write_id_lease_ms)
         try:
             positions = {tp: lags[tp].at(where.end) for tp, where in taken.items()}
@@ -259,19 +256,7 @@ class Mirror:
             with contextlib.suppress(SparkLogError):  # else its lease expires; clean-up deletes the files
                 write_ids.release(store, write_id)
             raise
-        before: dict[TopicPartition, int] = {}
-        after: dict[TopicPartition, int] = {}
-        for (name, number), (_, end) in taken.items():
-            target = pairs[name].target
-            before[TopicPartition(target.name, number)] = lags[TopicPartition(name, number)].position.end_offset
-            after[TopicPartition(target.name, number)] = end
-        return Step(
-            sum(transferred.batch.record_count for transferred in done),
-            sum(transferred.record_bytes for transferred in done),
-            before,
-            after,
-            sum(offsets.end - ends.get(tp, offsets.start) for tp, offsets in lacking.items()),
-        )
+        return done
 
     def _check_not_truncated(self, pairs: Mapping[str, Pair], copied: Mapping[TopicPartition, MirrorPosition]) -> None:
         """Raise _TruncatedMeanwhile if records below the positions were truncated in the source since they were looked

@@ -1,6 +1,7 @@
 """The topics of a mirror: pairs of a topic of the source and its copy in the target, which is made if it is missing."""
 
-import contextlib
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,14 +9,52 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.errors import (
+    CorruptRecordError,
     DataLossError,
+    IncompatibleSchemaError,
+    InvalidConfigurationError,
     InvalidPartitionsError,
+    InvalidRecordError,
+    InvalidReplicationFactorError,
+    InvalidSchemaError,
+    InvalidTopicError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
+    PolicyViolationError,
+    SchemaRegistryError,
+    SchemaRegistryUnavailableError,
+    SparkLogError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
+    redact,
 )
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.mirror.mirror_columns import configs_for_target, copy_columns
+
+logger = logging.getLogger(__name__)
+
+ERRORS_OF_ONE_TOPIC = (
+    CorruptRecordError,
+    DataLossError,
+    IncompatibleSchemaError,
+    InvalidConfigurationError,
+    InvalidPartitionsError,
+    InvalidRecordError,
+    InvalidReplicationFactorError,
+    InvalidSchemaError,
+    InvalidTopicError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
+    PolicyViolationError,
+    SchemaRegistryError,
+    SchemaRegistryUnavailableError,  # each topic may have a registry of its own
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+"""Errors that say nothing about other topics. An error of a store or a log dir is not among them."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +79,27 @@ class Pair(NamedTuple):
 
 
 class MirroredTopics:
-    """The topics of the source that the settings choose, each with its copy in the target. Not thread-safe."""
+    """The topics of the source that the settings choose, each with its copy in the target. Not thread-safe.
+
+    A topic that a pattern chose and that fails is left out, because its owner need not know of the mirror, and is tried
+    again later. A topic that was named raises its error.
+    """
 
     def __init__(self, source: Cluster, target: Cluster, settings: MirrorSettings) -> None:
         self._source, self._target, self._settings = source, target, settings
         self._seen: dict[str, Pair] = {}
+        self._names: list[str] = []
+        self._warned: set[tuple[str, type[SparkLogError]]] = set()
+        self.failed: dict[str, SparkLogError] = {}
+        """The topics that were left out and not mirrored since, with the first reason of each."""
+        self.isolated = ERRORS_OF_ONE_TOPIC if isinstance(settings.topics, SubscribePattern) else ()
+        """The errors that leave out a topic (`leave_out`)."""
 
     def pairs(self) -> dict[str, Pair]:
         """Return the mirrored topics, by their names in the source. Missing ones are created if the settings allow it.
 
-        Raises UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number of partitions),
-        DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
+        Leaves out topics, or raises: UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another
+        number of partitions), DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
         """
         wanted = self._settings.topics
         everything = self._source.store.read(find_topics)
@@ -59,19 +108,48 @@ class MirroredTopics:
             validate_user_topic(name, "mirror")
             if name not in everything:
                 raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition, in the source")
+        self._names = names
+        self.failed = {name: error for name, error in self.failed.items() if name in everything}
         there = self._target.store.read(lambda connection: find_topics(connection, map(self.named, names)))
         by_name: dict[str, Pair] = {}
         for name in names:
-            pair = Pair(everything[name], self._in_target(everything[name], there.get(self.named(name))))
-            known = self._seen.setdefault(name, pair)
-            if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
-                raise recreated(name)
-            by_name[name] = pair
+            try:
+                by_name[name] = self._pair(everything[name], there.get(self.named(name)))
+            except self.isolated as error:
+                self.leave_out(name, error)
         return by_name
+
+    def leave_out(self, name: str, error: SparkLogError) -> None:
+        """Note that a topic could not be mirrored. A warning names it the first time, for each kind of error."""
+        self.failed.setdefault(name, error)
+        if (name, type(error)) not in self._warned:
+            self._warned.add((name, type(error)))
+            logger.warning("topic %r is not mirrored: %s", name, redact(str(error)))
+
+    def mirrored(self, names: Collection[str]) -> None:
+        """Note that these topics were mirrored up to the present step."""
+        for name in sorted(self.failed.keys() & names):
+            del self.failed[name]
+            self._warned = {each for each in self._warned if each[0] != name}
+            logger.warning("topic %r is mirrored again", name)
+
+    def raise_failures(self, *, of_all: bool = False) -> None:
+        """Raise an error with the reasons of all topics that were left out; with `of_all` only if no other remains."""
+        if self.failed and not (of_all and len(self.failed) < len(self._names)):
+            reasons = (f"topic {name!r} is not mirrored: {error}" for name, error in sorted(self.failed.items()))
+            raise SparkLogError("; ".join(reasons)) from next(iter(self.failed.values()))
 
     def named(self, name: str) -> str:
         """Return the name in the target."""
         return self._settings.prefix + name
+
+    def _pair(self, source: Topic, target: Topic | None) -> Pair:
+        pair = Pair(source, self._in_target(source, target))
+        known = self._seen.get(source.name, pair)
+        self._seen[source.name] = pair  # later calls compare it with the positions in the target
+        if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
+            raise recreated(source.name)
+        return pair
 
     def _in_target(self, source: Topic, target: Topic | None) -> Topic:
         name, settings = self.named(source.name), self._settings
@@ -81,8 +159,11 @@ class MirroredTopics:
                     f"topic {name!r}: unknown topic or partition, in the target (--create-topics makes it)"
                 )
             factor = settings.replication_factor or source.replication_factor
-            with contextlib.suppress(TopicAlreadyExistsError):  # find_topic raises if the name only collides
+            try:
                 create_topic(self._target, name, source.partition_count, factor, configs_for_target(source))
+            except TopicAlreadyExistsError:
+                if name not in self._target.store.read(lambda connection: find_topics(connection, [name])):
+                    raise  # the name only collides
             target = self._target.store.read(lambda connection: find_topic(connection, name))
         target = copy_columns(self._target, source, target, missing=settings.create)
         if target.partition_count < source.partition_count and settings.create:

@@ -275,10 +275,6 @@ def test_new_topics_that_match_a_pattern_are_mirrored_with_a_prefix(source, targ
     assert read_all(log, log.find_topic("eu.t2")) == [(0, 0, "a"), (1, 0, "c")]
     assert read_all(log, log.find_topic("eu.t3")) == [(0, 0, "b")]
     assert everything(target, "eu.t") == everything(source)
-    delete_topic(source, "t3")
-    create_topic(source, "t3")
-    with pytest.raises(DataLossError, match="'t3' was deleted and created again"):
-        mirror.step(without_spark)
 
 
 def test_invalid_mirrors_are_refused_before_anything_is_written(source, target, mirrors):
@@ -339,7 +335,7 @@ def test_records_truncated_in_the_source_after_they_were_copied_are_data_loss(
     source, target, mirrors, copied, restarted, values, monkeypatch
 ):
     monkeypatch.setattr(
-        "spark_log.spark.mirror.mirror._COMPARED_OFFSETS", 1
+        "spark_log.spark.mirror.mirror_comparison._COMPARED_OFFSETS", 1
     )  # the last record is the same in both lineages
     regrow(source, *values)
     mirror = mirrors(source, target) if restarted else copied

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.errors import CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError
 from spark_log.ids import TopicPartition
 from spark_log.log.append.transfer import Transfer, Transferred, transfer
+from spark_log.spark.jobs.failures import raise_error_of_task
 from spark_log.spark.jobs.options.job_arguments import MirrorArguments
 from spark_log.spark.jobs.options.run_options import AvailableNow, Every
 from spark_log.spark.jobs.queries.query_runner import stop_on_signals
@@ -16,13 +20,17 @@ from spark_log.spark.jobs.summary import BatchProgress, Summary, print_lines, pr
 from spark_log.spark.mirror.mirror import Mirror, Step
 from spark_log.spark.mirror.mirror_groups import copy_groups
 
+_ERRORS_OF_TASKS = (CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError)
+"""The errors of `transfer` that are about one topic."""
 _TASKS_PER_CORE = 4
 _PAUSE_S_MIN = 0.1
 """Shortest pause between two steps, because each reads the positions of all partitions."""
 
 
 def run(arguments: MirrorArguments) -> int:
-    """Mirror the topics; return the exit code. Raises errors of spark-log and of Spark."""
+    """Mirror the topics; return the exit code. Raises errors of spark-log and of Spark; with available-now also, at the
+    end, an error that names the topics that were left out.
+    """
     with Cluster.open(arguments.cluster) as source, Cluster.open(arguments.to_cluster) as target:
         mirror = Mirror(source, target, arguments.settings)
         try:
@@ -31,6 +39,8 @@ def run(arguments: MirrorArguments) -> int:
             mirror.close()
     summary = Summary("mirror", steps.records, steps.record_bytes, steps.seconds, steps.before, steps.after)
     print_lines(*summary_lines(summary, arguments.json))
+    if isinstance(arguments.run, AvailableNow):
+        mirror.topics.raise_failures()
     return 0
 
 
@@ -100,10 +110,14 @@ def _step(
 
 def _copy_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
     if arguments.groups:
-        copy_groups(mirror.source, mirror.target, mirror.topics.pairs())
+        pairs, failed = mirror.topics.pairs(), mirror.topics.failed
+        copy_groups(mirror.source, mirror.target, {name: pair for name, pair in pairs.items() if name not in failed})
 
 
 def _on_spark(spark: SparkSession, transfers: Sequence[Transfer]) -> list[Transferred]:
     context = spark.sparkContext
     tasks = min(len(transfers), _TASKS_PER_CORE * context.defaultParallelism)
-    return context.parallelize(list(transfers), tasks).map(transfer).collect()
+    try:
+        return context.parallelize(list(transfers), tasks).map(transfer).collect()
+    except (PySparkException, Py4JError) as error:
+        raise_error_of_task(error, _ERRORS_OF_TASKS)
