@@ -378,8 +378,6 @@ class Consumer(ConsumerQueries):
             with contextlib.suppress(AttributeError):
                 deserializer.close()
 
-    # --- inside -------------------------------------------------------------------------------------------------
-
     def check_open(self) -> None:
         if self._closed or self._polling.closed.is_set():
             raise IllegalStateError("the consumer is closed")
