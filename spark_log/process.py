@@ -12,6 +12,7 @@ sets are copied in one step (`list`), which no thread can interrupt.
 
 import atexit
 import concurrent.futures.thread  # noqa: F401  its exit hook runs after ours: our threads may use pools until they end
+import contextlib
 import logging
 import os
 import queue
@@ -50,10 +51,46 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread | No
     return thread
 
 
+class _Worker:
+    """A daemon thread that runs one piece of work after the other. Starting a thread costs more than most of them."""
+
+    def __init__(self) -> None:
+        self._next: queue.SimpleQueue[tuple[Callable[[], object], str]] = queue.SimpleQueue()
+
+    def give(self, work: Callable[[], object], name: str) -> None:
+        self._next.put((work, name))
+
+    def run(self) -> None:
+        thread = threading.current_thread()
+        while len(_idle) < _IDLE_MAX:
+            _idle.append(self)
+            thread.name = "spark-log-idle"
+            work, thread.name = self._next.get()
+            work()
+            del work
+
+
+_idle: list[_Worker] = []
+_IDLE_MAX = 8
+
+
+def _give(work: Callable[[], object], name: str) -> bool:
+    """Let a daemon thread run `work`. Return False if none can be started."""
+    with contextlib.suppress(IndexError):
+        _idle.pop().give(work, name)
+        return True
+
+    def run() -> None:
+        work()
+        _Worker().run()
+
+    return start_thread(run, name) is not None
+
+
 def begin(work: Callable[[], R], name: str) -> "Future[R]":
-    """Start `work` in a daemon thread of its own, which does not keep the process alive if it hangs."""
+    """Run `work` in a daemon thread, which has this name meanwhile, and does not keep the process alive if it hangs."""
     answer: Future[R] = Future()
-    if start_thread(partial(settle, answer, work), name) is None:
+    if not _give(partial(settle, answer, work), name):
         answer.set_exception(no_thread())
     return answer
 
@@ -61,7 +98,7 @@ def begin(work: Callable[[], R], name: str) -> "Future[R]":
 def begin_or_run(work: Callable[[], R], name: str) -> "Future[R]":
     """As `begin`, but without a new thread `work` runs here."""
     answer: Future[R] = Future()
-    if start_thread(partial(settle, answer, work), name) is None:
+    if not _give(partial(settle, answer, work), name):
         settle(answer, work)
     return answer
 
@@ -150,6 +187,7 @@ def _forget_threads_of_parent() -> None:
     global _asking_lock
     _asking_lock = threading.Lock()
     _asking.clear()
+    _idle.clear()
 
 
 os.register_at_fork(after_in_child=_forget_threads_of_parent)

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from spark_log import process
-from spark_log.process import Stop, in_parallel, start_thread
+from spark_log.process import Stop, begin, in_parallel, start_thread
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 def interrupted_everywhere(call, handler, timeout_s):
@@ -74,3 +75,24 @@ def test_work_goes_on_without_threads_at_their_limit(monkeypatch, caplog):
     assert start_thread(lambda: None, "a name") is None
     assert in_parallel(lambda number: -number, [1, 2, 3], threads=3, name="a name") == [-1, -2, -3]
     assert len(caplog.records) == 1 and "a name" in caplog.text
+
+
+def test_a_thread_is_used_again_and_one_that_hangs_holds_up_no_other_work():
+    goes_on, threads = threading.Event(), []
+    hanging = begin(lambda: goes_on.wait(LIMIT_S), "hanging")
+    for _ in range(20):
+        begin(lambda: threads.append(threading.current_thread()), "a name").result(LIMIT_S)
+        wait_until(lambda: threads[-1].name == "spark-log-idle")
+    assert len(set(threads)) == 1
+    assert not hanging.done()
+    goes_on.set()
+    assert hanging.result(LIMIT_S)
+
+
+def test_work_that_fails_gives_its_error_and_its_thread_works_on():
+    def fail():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        begin(fail, "failing").result(LIMIT_S)
+    assert begin(lambda: 1, "working").result(LIMIT_S) == 1

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -28,6 +29,7 @@ from spark_log.log.segments.field_filters import group_excluded
 from spark_log.log.segments.segment_repair import repair
 from spark_log.log.segments.slices import FieldFilter, LogDirs, Slice, TimestampBounds
 from spark_log.log.segments.typed_columns import has_present_columns, read_with_columns, wants_columns
+from spark_log.process import begin_or_run
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ BAD_REPLICA = (CorruptRecordError, StorageUnavailableError, LogDirMismatchError,
 """Errors after which another replica is tried: missing or damaged bytes, or a log dir that is unavailable, swapped, or
 replaced by a symbolic link."""
 
+READ_S_MAX = 30.0
+"""The longest time for one result of a replica, if there is another replica."""
 _AWAY_S = 30.0
 """After this time, `renewal_due` asks to try the log dirs again that could not be opened."""
 
@@ -150,9 +154,8 @@ class Fetcher:
             bad: dict[LogDirId, SparkLogError] = {}
             for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
                 try:
-                    log_dir = self._log_dir(log_dir_id)
-                    location = log_dir.location(_path(piece))
-                    for item in islice(read(_open_segment(piece, log_dir), location), yielded, None):
+                    items = self._items(piece, log_dir_id, read, yielded)
+                    for item in self._in_time(items, log_dir_id) if len(piece.log_dir_ids) > 1 else items:
                         yielded += 1
                         held = [item]
                         del item  # so that, while this generator is suspended, only the caller keeps the batch
@@ -162,10 +165,36 @@ class Fetcher:
                 else:
                     self.passed_over += len(bad)
                     for bad_id, why in bad.items():
-                        self._repair_replica(piece, bad_id, why, log_dir)
+                        self._repair_replica(piece, bad_id, why, self._open[log_dir_id])
                     return
             if not self._log_dirs_changed():
                 raise all_replicas_bad_error(piece, list(bad.values()))
+
+    def _items(
+        self, piece: Slice, log_dir_id: LogDirId, read: Callable[[pq.ParquetFile, str], Iterator[T]], first: int
+    ) -> Iterator[T]:
+        log_dir = self._log_dir(log_dir_id)
+        yield from islice(read(_open_segment(piece, log_dir), log_dir.location(_path(piece))), first, None)
+
+    def _in_time(self, items: Iterator[T], log_dir_id: LogDirId) -> Iterator[T]:
+        """Yield the items, which a thread reads, two at a time: most files have one. Raises StorageUnavailableError if
+        that takes READ_S_MAX: its disk or mount hangs, and another replica may answer. The thread is left.
+        """
+        while True:
+            answer = begin_or_run(lambda: list(islice(items, 2)), "spark-log-read")
+            wait([answer], READ_S_MAX)
+            if not answer.done():
+                self._open.pop(log_dir_id, None)  # no repair there
+                uri = redact(self._infos[log_dir_id].uri)
+                self._note_away(log_dir_id, f"its disk or mount has not answered in {READ_S_MAX:.0f} s")
+                raise StorageUnavailableError(f"log dir {uri}: its disk or mount hangs")
+            held = answer.result()
+            del answer
+            ended = len(held) < 2
+            while held:
+                yield held.pop(0)
+            if ended:
+                return
 
     def _log_dirs_changed(self) -> bool:
         """Look the log dirs up again, and use them if they differ."""
@@ -193,13 +222,14 @@ class Fetcher:
             return open_log_dir(self._infos[log_dir_id])
         except BAD_REPLICA as error:
             self._open.pop(log_dir_id, None)
-            if log_dir_id not in self._away:
-                logger.warning(
-                    "log dir %s is unavailable, no replica in it is read: %s", log_dir_id, redact(str(error))
-                )
-                self._away.add(log_dir_id)
-            self._away_since_s = self._away_since_s or clock.monotonic_s()
+            self._note_away(log_dir_id, str(error))
             raise
+
+    def _note_away(self, log_dir_id: LogDirId, why: str) -> None:
+        if log_dir_id not in self._away:
+            logger.warning("log dir %s is unavailable, no replica in it is read: %s", log_dir_id, redact(why))
+            self._away.add(log_dir_id)
+        self._away_since_s = self._away_since_s or clock.monotonic_s()
 
     def _repair_replica(self, piece: Slice, bad_id: LogDirId, why: SparkLogError, good: LogDir) -> None:
         """Repair the bad replica from the good one that was read, unless its log dir is unavailable."""

@@ -1,4 +1,6 @@
-"""A disk whose writes hang while it answers reads, as one that fails, or whose file system is frozen, does."""
+"""A disk whose writes hang while it answers reads, as one that fails, or whose file system is frozen, does; and one
+whose reads hang too, as of a mount whose server is away.
+"""
 
 import os
 import threading
@@ -9,15 +11,18 @@ import pytest
 
 from spark_log.cluster.files import new_file
 from spark_log.cluster.lease import COORDINATOR, unfenced
+from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.errors import NotCoordinatorError, StorageUnavailableError
 from spark_log.facts.topics import describe_topics
+from spark_log.log.segments import fetcher
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator import lease_runner
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from tests.support.records import read_all
 from tests.support.replicas import folder_of, take_away, topic_on
 from tests.support.topics import append
 from tests.support.waiting import LIMIT_S, wait_until
@@ -82,6 +87,30 @@ def test_without_another_replica_the_append_fails_and_other_partitions_go_on(thr
         with pytest.raises(StorageUnavailableError, match="its disk or mount hangs"):
             append(log, alone, "v", partition=0)
         append(log, alone, "v", partition=1)
+
+
+def test_a_reader_goes_on_with_another_replica(three_brokers, monkeypatch, caplog):
+    topic = topic_on(three_brokers, "t", [[3, 1, 2]], inline_max_bytes="0")
+    with closing(ClientLog(three_brokers)) as log:
+        append(log, topic, "a")
+        append(log, topic, "b")
+        answers, open_, asked = threading.Event(), LogDir.open, []
+
+        def hanging(log_dir, path):
+            if not asked or log_dir.uri in asked:  # the log dir that is read first
+                asked.append(log_dir.uri)
+                assert answers.wait(LIMIT_S)
+            return open_(log_dir, path)
+
+        monkeypatch.setattr(LogDir, "open", hanging)
+        monkeypatch.setattr(fetcher, "READ_S_MAX", ANSWER_S)
+        try:
+            assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b")]
+        finally:
+            answers.set()
+        assert len(asked) == 1, "the second file is read from another replica at once"
+        assert "has not answered" in caplog.text
+    wait_until(lambda: not any("spark-log-read" in thread.name for thread in threading.enumerate()))
 
 
 def test_a_run_of_a_task_that_waits_for_a_log_dir_that_has_failed_is_left_and_fenced(three_brokers, monkeypatch):
