@@ -217,7 +217,7 @@ def test_a_coordinator_records_by_itself(cluster):
     with Coordinator(cluster):
         until(lambda: total(cluster, Kind.TOPIC, "t")["records"] == 3, cluster.store)
     alter_settings(cluster, {"metrics.interval.ms": "-1"})
-    with pytest.raises(InvalidConfigurationError, match="table_loop_poll_ms"):
+    with pytest.raises(InvalidConfigurationError, match=r"table\.loop\.poll\.ms"):
         alter_settings(cluster, {"table.loop.poll.ms": "-1"})
 
 
