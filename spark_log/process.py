@@ -62,12 +62,14 @@ class _Worker:
 
     def run(self) -> None:
         thread = threading.current_thread()
-        while len(_idle) < _IDLE_MAX:
-            _idle.append(self)
-            thread.name = "spark-log-idle"
+        while True:
             work, thread.name = self._next.get()
             work()
             del work
+            if len(_idle) >= _IDLE_MAX:
+                return
+            _idle.append(self)
+            thread.name = "spark-log-idle"
 
 
 _idle: list[_Worker] = []
@@ -79,12 +81,9 @@ def _give(work: Callable[[], object], name: str) -> bool:
     with contextlib.suppress(IndexError):
         _idle.pop().give(work, name)
         return True
-
-    def run() -> None:
-        work()
-        _Worker().run()
-
-    return start_thread(run, name) is not None
+    worker = _Worker()
+    worker.give(work, name)
+    return start_thread(worker.run, name) is not None
 
 
 def begin(work: Callable[[], R], name: str) -> "Future[R]":

@@ -55,7 +55,7 @@ class Remembered(Generic[P, T]):
             self._size = 0
 
 
-class Latest(OrderedDict[K, V]):
+class BoundedDict(OrderedDict[K, V]):
     """A dictionary with the entries that were set last, at most `entries_max`. Threads may share it."""
 
     def __init__(self, entries_max: int = 100_000) -> None:

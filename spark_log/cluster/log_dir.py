@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_log import clock
+from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.cluster.files.log_dir_folder import LogDirFolder
 from spark_log.cluster.files.new_file import LocalFile, NewFile, RemoteCopy, RemoteFile, create_whole, fsync, make_root
 from spark_log.cluster.files.object_puts import can_create, create_object, object_store_options
@@ -28,7 +29,7 @@ shorter than controller.lease.ms, because a client that acts as the controller d
 MARKER = "spark_log_dir.json"
 """The marker file of the home store. Each data store has its own, and decides in which state a log dir comes back."""
 _MARKER = re.compile(r"spark_log_dir(-[0-9]+)?\.json")
-_MARKER_TEMPORARY = re.compile(rf"\.{_MARKER.pattern}\.tmp")
+_MARKER_TEMPORARY = re.compile(rf"\.{_MARKER.pattern}(-[0-9a-f]+)?\.tmp")
 _BEAT = re.compile(r"\.?store-[0-9]+\.beat(-[0-9a-f]+)?(\.tmp)?")
 """A beat of a store (`promotion`), or its temporary file."""
 _TRIAL = ".spark_log_trial"
@@ -117,8 +118,8 @@ class LogDir(LogDirFolder):
     def create(self, relative: str, *, waits: bool = False) -> NewFile:
         """Begin a file that does not exist yet. `waits`: see LocalFile.
 
-        Raises StorageUnavailableError if the log dir cannot be written, and LogDirMismatchError if a verified log dir
-        was unmounted or swapped.
+        Raises LogDirMismatchError if a verified log dir was unmounted or swapped, and StorageUnavailableError if an
+        object store cannot be written. A folder is written later.
         """
         path = self._resolve(relative)
         self._verify_again()
@@ -217,12 +218,16 @@ class LogDir(LogDirFolder):
         """
         if self.local:
             path, root = Path(self._resolve(relative)), Path(self._root)
-            with self._storage_errors(relative):
+
+            def force() -> None:
                 fsync(path)
                 for folder in path.parents:
                     fsync(folder)
                     if not ancestors or folder == root:
                         break
+
+            with self._storage_errors(relative):
+                DiskCalls(self._root, Use.WRITES).run(force)
 
     def read_marker(self) -> Marker | None:
         """Read the marker file. Returns None if there is none. Raises LogDirMismatchError if it is not valid."""
@@ -258,8 +263,9 @@ class LogDir(LogDirFolder):
         with self._storage_errors(self._marker):
             if self.local:
                 make_root(Path(self._root))
-                Path(self._root, f".{self._marker}.tmp").unlink(missing_ok=True)  # left by a killed process
-        file = self.create(self._marker)
+                for temporary in Path(self._root).glob(f".{self._marker}*.tmp"):  # left by a killed process
+                    temporary.unlink(missing_ok=True)
+        file = self.replace(self._marker)
         with self._storage_errors(self._marker):
             file.write(json.dumps(asdict(marker)).encode())
             file.commit()

@@ -78,19 +78,22 @@ class TableRounds:
         if searches:
             self._lags_from_s = began_s + _LAGS_EVERY_S
         try:
-            costs_ms = {topic_id: attempt.cost_ms or 0.0 for topic_id, attempt in self._attempts.items()}
+            costs_ms = {topic_id: attempt.cost_ms or 0.0 for topic_id, attempt in dict(self._attempts).items()}
             due = _due_topics(context, costs_ms, searches_lags=searches)
             with FirstFailure() as failure:
                 with failure.attempt():
                     yield from self._seal(context, self._chosen(due.tails, lambda each: each[0]), due.cuts)
                 with failure.attempt():
                     yield from self._publish_behind(context, self._chosen(due.behind, lambda topic: topic), failure)
-                if self._checkpoints:  # one a round: the tables of topics with equal rates are due at the same time
-                    try_maintain_logs(context.cluster, self._checkpoints.pop(next(iter(self._checkpoints))))
+                # one a round: the tables of topics with equal rates are due at the same time
+                for topic_id in list(self._checkpoints)[:1]:
+                    try_maintain_logs(context.cluster, self._checkpoints.pop(topic_id))
         finally:
             self._seconds = clock.monotonic_s() - began_s
             if len(self._attempts) > _KNOWN_MAX:
-                self._attempts = {topic_id: attempt for topic_id, attempt in self._attempts.items() if attempt.failures}
+                self._attempts = {
+                    topic_id: attempt for topic_id, attempt in list(self._attempts.items()) if attempt.failures
+                }
 
     def _chosen(self, due: Sequence[T], topic_of: Callable[[T], Topic]) -> list[T]:
         """Return the part of the due work for this round, in the same order."""

@@ -16,7 +16,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
-from spark_log.remembered import Latest
+from spark_log.remembered import BoundedDict
 from spark_log.tables import publication_state, table_work, topic_tables
 from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
 from spark_log.tables.delta_log_repair import TornLogError
@@ -53,7 +53,7 @@ class LogFiles:
     bytes_after: int
 
 
-_asked: Latest[str, tuple[int, int]] = Latest()
+_asked: BoundedDict[str, tuple[int, int]] = BoundedDict()
 """The version of each table when its log was last asked for the checkpoint, and that of the checkpoint, by the id of
 the table.
 """

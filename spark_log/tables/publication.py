@@ -25,7 +25,7 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, TopicId
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.metadata.connections.server_identity import accepted_at_ms
-from spark_log.remembered import Latest
+from spark_log.remembered import BoundedDict
 from spark_log.tables import checkpoints, publication_intent, publication_state, table_work, topic_tables
 from spark_log.tables.current.cut import NO_CUTS, Cut
 from spark_log.tables.current.open_current import OpenCurrent
@@ -237,7 +237,7 @@ def check_publication(cluster: Cluster, topic: Topic) -> None:
             _compare_all(cluster, table, there, changes)
 
 
-_began_s: Latest[tuple[str, str], float] = Latest()
+_began_s: BoundedDict[tuple[str, str], float] = BoundedDict()
 """When this process last began to publish each topic to its tables of a format, by the topic's uuid and the format."""
 
 

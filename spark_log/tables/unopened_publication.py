@@ -14,7 +14,7 @@ from spark_log.errors import SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.columns.field_paths import contains
-from spark_log.remembered import Latest
+from spark_log.remembered import BoundedDict
 from spark_log.tables import publication_intent, publication_state, table_work
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_state import DELTA, ICEBERG, TableKey
@@ -23,7 +23,7 @@ from spark_log.tables.unopened_commit import commit_content, commit_path, is_new
 
 logger = logging.getLogger(__name__)
 
-opened: Latest[str, pa.StructType | None] = Latest()
+opened: BoundedDict[str, pa.StructType | None] = BoundedDict()
 """The typed columns that each table had when this process opened it last, by the table's id; None if none are known.
 A table that is not remembered is opened again. Columns are never removed. A power loss, which may tear a log
 (`delta_log_repair`), ends every process of the host. So it is enough that each process opens a table once, which finds

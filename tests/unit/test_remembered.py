@@ -1,6 +1,6 @@
 """A function remembers the values that were used last, up to a size."""
 
-from spark_log.remembered import Latest, Remembered
+from spark_log.remembered import BoundedDict, Remembered
 
 
 def test_the_values_that_were_used_last_are_remembered_up_to_a_size() -> None:
@@ -29,7 +29,7 @@ def test_the_values_that_were_used_last_are_remembered_up_to_a_size() -> None:
 
 
 def test_the_entries_that_were_set_last_are_kept() -> None:
-    latest: Latest[str, int] = Latest(2)
+    latest: BoundedDict[str, int] = BoundedDict(2)
     latest["a"] = 1
     latest.setdefault("b", 2)
     latest["a"] = 3

@@ -199,18 +199,19 @@ def _log_dir_facts(cluster: "Cluster") -> list[dict[str, Any]]:
     wait(answers.values(), ANSWER_S_MAX)
     rows = []
     for log_dir_id, answer in answers.items():
-        error = answer.exception() if answer.done() else f"no answer in {ANSWER_S_MAX:.0f} s"
-        if isinstance(error, Exception) and not isinstance(error, SparkLogError | OSError):
-            raise error
-        problem = error
-        if error is None and log_dir_id in failures:
-            problem = f"marked offline: {failures[log_dir_id]}"
+        unreachable = None if answer.done() else f"no answer in {ANSWER_S_MAX:.0f} s"
+        try:
+            if answer.done():
+                answer.result()
+        except (SparkLogError, OSError) as error:
+            unreachable = redact(str(error))
+        marked = f"marked offline: {redact(failures[log_dir_id])}" if log_dir_id in failures else None
         rows.append(
             {
                 "broker": infos[log_dir_id].broker_id,
                 "log_dir": redact(infos[log_dir_id].uri),
-                "reachable": error is None,
-                "problem": None if problem is None else redact(str(problem)),
+                "reachable": unreachable is None,
+                "problem": unreachable or marked,
             }
         )
     return rows

@@ -3,26 +3,18 @@
 import contextlib
 import os
 import tempfile
-import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import wait
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from pyarrow import fs
 
-from spark_log.errors import SparkLogError, StorageUnavailableError, WriteIdExpiredError, redact, storage_error
+from spark_log.cluster.files.disk_calls import DiskCalls, Use
+from spark_log.errors import SparkLogError, WriteIdExpiredError, redact, storage_error
 from spark_log.failpoints import failpoint
-from spark_log.process import begin_or_run
-from spark_log.remembered import Latest
+from spark_log.remembered import BoundedDict
 
-WRITE_S_MAX = 30.0
-"""The longest time that a step of writing a file may take, besides the time for its bytes, until its disk or mount
-counts as hanging: as long as a replica may lag before it leaves the ISR (Kafka's replica.lag.time.max.ms).
-"""
-_BYTES_PER_S_MIN = 10_000_000
 _WRITE_BYTES = 4 * 1024 * 1024
 _IN_MEMORY_BYTES_MAX = 16 * 1024 * 1024
 _UPLOAD_BYTES = 4 * 1024 * 1024
@@ -43,9 +35,8 @@ class LocalFile:
     write id expires, clean-up may delete the temporary file, and `commit` raises WriteIdExpiredError. Other
     failures of `write` and `commit` raise StorageUnavailableError.
 
-    A disk that hangs blocks system calls until it answers, perhaps forever. So a thread makes them, and the caller
-    leaves it after WRITE_S_MAX (StorageUnavailableError); the thread then deletes the temporary file if it can. With
-    `waits`, the caller makes them, which has a thread of its own and a limit for it.
+    Threads make the calls (DiskCalls): one that was left does not rename the file, and deletes it. With `waits` the
+    caller makes them, which has a thread of its own and a limit for it.
     """
 
     def __init__(self, path: Path, root: Path, suffix: str = "", *, waits: bool = False) -> None:
@@ -54,57 +45,41 @@ class LocalFile:
         self._file: IO[bytes] | None = None
         self._waiting: list[bytes] = []
         self._waiting_bytes = self._bytes = 0
-        self._turn = threading.Lock()
-        self._working = self._left = False
+        self._calls = DiskCalls(str(root), Use.WRITES, self._delete)
 
-    def _in_thread(self, work: Callable[[], object]) -> None:
+    def _run(self, work: Callable[[], object]) -> None:
         if self._waits:
             work()
-            return
-        self._working = True
-        self._bytes += self._waiting_bytes
-        answer = begin_or_run(partial(self._work, work), "spark-log-file")
-        wait([answer], WRITE_S_MAX + self._bytes / _BYTES_PER_S_MIN)
-        with self._turn:
-            self._left = self._left or self._working
-        if self._left:
-            raise StorageUnavailableError(f"{self._path}: its disk or mount hangs, nothing was appended")
-        answer.result()
-
-    def _work(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        finally:
-            with self._turn:
-                self._working = False
-            if self._left:
-                self._delete()
+        else:
+            self._calls.run(work, self._bytes)
 
     def write(self, data: Any) -> int:
         self._waiting.append(bytes(data))
         self._waiting_bytes += len(data)
         if self._waiting_bytes >= _WRITE_BYTES:
-            self._in_thread(self._write)
+            self._run(self._write)
         return len(data)
 
     def _write(self) -> IO[bytes]:
+        blocks, self._waiting = self._waiting, []
+        self._bytes += self._waiting_bytes
+        self._waiting_bytes = 0
         try:
             if self._file is None:
                 make_folders(self._path.parent, self._root)
                 # no buffer: a forked child would write it too when it ends
                 self._file = open(self._temporary, "xb", buffering=0)  # noqa: SIM115 - closed by commit or abort
-            for block in self._waiting:
+            for block in blocks:
                 left = memoryview(block)
                 while left:
                     left = left[self._file.write(left) :]
         except OSError as error:
             raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
-        self._waiting, self._waiting_bytes = [], 0
         return self._file
 
     def commit(self) -> None:
         try:
-            self._in_thread(self._commit)
+            self._run(self._commit)
         except SparkLogError:
             self.abort()
             raise
@@ -116,6 +91,8 @@ class LocalFile:
             failpoint("file.temporary-written")
             os.fsync(file.fileno())
             file.close()
+            if self._calls.left:
+                return
             os.rename(self._temporary, self._path)
             fsync(self._path.parent)
         except FileNotFoundError as error:
@@ -129,11 +106,9 @@ class LocalFile:
             raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
 
     def abort(self) -> None:
-        with self._turn:
-            self._left = self._left or self._working  # its thread deletes it
-        if not self._left:
+        if not self._calls.leave() and self._file is not None:
             with contextlib.suppress(SparkLogError):
-                self._in_thread(self._delete)
+                self._run(self._delete)
 
     def _delete(self) -> None:
         if self._file is not None:
@@ -255,7 +230,7 @@ def make_root(root: Path) -> None:
         fsync(folder.parent)
 
 
-_durable: Latest[tuple[str, int, int], None] = Latest()
+_durable: BoundedDict[tuple[str, int, int], None] = BoundedDict()
 
 
 def _folder_key(folder: Path) -> tuple[str, int, int]:

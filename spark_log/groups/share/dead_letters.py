@@ -39,7 +39,7 @@ from spark_log.log.records.schema import DEAD_LETTER_CAUSE, RECORD_SCHEMA, read_
 from spark_log.log.segments.plan import find_positions
 from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC
 from spark_log.metadata.store_clock import StoreClock
-from spark_log.remembered import Latest
+from spark_log.remembered import BoundedDict
 from spark_log.replication.controller.topic_operations import create_topic
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,8 @@ class DeadLetters:
         self._make_log = make_log
         self._log: Log | None = None
         self._lock = threading.Lock()
-        self._tried_s: Latest[tuple[str, Key], float] = Latest()
-        self._warned_s: Latest[str, float] = Latest()
+        self._tried_s: BoundedDict[tuple[str, Key], float] = BoundedDict()
+        self._warned_s: BoundedDict[str, float] = BoundedDict()
 
     @property
     def log(self) -> Log:

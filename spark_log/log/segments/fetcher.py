@@ -3,15 +3,15 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import wait
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_log import clock
+from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.errors import (
     CorruptRecordError,
@@ -29,19 +29,17 @@ from spark_log.log.segments.field_filters import group_excluded
 from spark_log.log.segments.segment_repair import repair
 from spark_log.log.segments.slices import FieldFilter, LogDirs, Slice, TimestampBounds
 from spark_log.log.segments.typed_columns import has_present_columns, read_with_columns, wants_columns
-from spark_log.process import begin_or_run
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _ALL_TIMES = TimestampBounds()
+_END: Any = object()
 BAD_REPLICA = (CorruptRecordError, StorageUnavailableError, LogDirMismatchError, UnsafePathError)
 """Errors after which another replica is tried: missing or damaged bytes, or a log dir that is unavailable, swapped, or
 replaced by a symbolic link."""
 
-READ_S_MAX = 30.0
-"""The longest time for one result of a replica, if there is another replica."""
 _AWAY_S = 30.0
 """After this time, `renewal_due` asks to try the log dirs again that could not be opened."""
 
@@ -155,7 +153,7 @@ class Fetcher:
             for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
                 try:
                     items = self._items(piece, log_dir_id, read, yielded)
-                    for item in self._in_time(items, log_dir_id) if len(piece.log_dir_ids) > 1 else items:
+                    for item in self._in_time(items, log_dir_id) if self._is_local(log_dir_id) else items:
                         yielded += 1
                         held = [item]
                         del item  # so that, while this generator is suspended, only the caller keeps the batch
@@ -177,24 +175,26 @@ class Fetcher:
         yield from islice(read(_open_segment(piece, log_dir), log_dir.location(_path(piece))), first, None)
 
     def _in_time(self, items: Iterator[T], log_dir_id: LogDirId) -> Iterator[T]:
-        """Yield the items, which a thread reads, two at a time: most files have one. Raises StorageUnavailableError if
-        that takes READ_S_MAX: its disk or mount hangs, and another replica may answer. The thread is left.
+        """Yield the items, each of which a thread reads (DiskCalls). Raises StorageUnavailableError if the disk or
+        mount hangs: another replica may answer.
         """
+        calls = DiskCalls(self._infos[log_dir_id].uri, Use.READS)
         while True:
-            answer = begin_or_run(lambda: list(islice(items, 2)), "spark-log-read")
-            wait([answer], READ_S_MAX)
-            if not answer.done():
-                self._open.pop(log_dir_id, None)  # no repair there
-                uri = redact(self._infos[log_dir_id].uri)
-                self._note_away(log_dir_id, f"its disk or mount has not answered in {READ_S_MAX:.0f} s")
-                raise StorageUnavailableError(f"log dir {uri}: its disk or mount hangs")
-            held = answer.result()
-            del answer
-            ended = len(held) < 2
-            while held:
-                yield held.pop(0)
-            if ended:
+            try:
+                item = calls.run(partial(next, items, _END))
+            except StorageUnavailableError as error:
+                if calls.hangs:
+                    self._open.pop(log_dir_id, None)  # no repair there
+                    self._note_away(log_dir_id, str(error))
+                raise
+            if item is _END:
                 return
+            held = [item]
+            del item  # so that, while this generator is suspended, only the caller keeps the batch
+            yield held.pop()
+
+    def _is_local(self, log_dir_id: LogDirId) -> bool:
+        return log_dir_id in self._infos and self._infos[log_dir_id].uri.startswith("file:")
 
     def _log_dirs_changed(self) -> bool:
         """Look the log dirs up again, and use them if they differ."""

@@ -33,7 +33,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import discard, swap
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import COMPACTION, PARTITION
-from spark_log.remembered import Latest
+from spark_log.remembered import BoundedDict
 from spark_log.tables.publication import publish_above_tails, try_publish
 from spark_log.tables.seen_offsets import listed_above_tail, overlaps, seen_offsets
 from spark_log.text import count_of
@@ -95,7 +95,7 @@ class _Cleanable:
     skipped_from: int | None
 
 
-_read_up_to: Latest[tuple[str, int], tuple[int, int]] = Latest()
+_read_up_to: BoundedDict[tuple[str, int], tuple[int, int]] = BoundedDict()
 """The partition epoch and the end of the last pass over each partition that skipped files, by the topic's uuid and
 number. While files are skipped in that epoch, only segments above this end, or expired tombstones, make another pass
 due. A new process does one more.

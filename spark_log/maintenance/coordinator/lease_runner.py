@@ -1,5 +1,6 @@
 """Holds a lease, and runs periodic tasks while it is held."""
 
+import contextlib
 import logging
 import math
 import threading
@@ -73,8 +74,8 @@ class LeaseRunner:
 
     One thread renews the lease and each task has a thread of its own, so that a task that blocks delays neither the
     renewal nor the other tasks. Each run has one too: a call into a log dir that hangs may never return. A run that
-    goes on for _LEFT_AFTER_S after a log dir has failed that was online when the run began is left to its thread and
-    fenced, and the task begins again, without this log dir.
+    goes on for _LEFT_AFTER_S after a log dir has failed that was online when the run began, whether it uses it or not,
+    is left to its thread and fenced, and the task begins again, without this log dir. `close` does not wait for it.
     """
 
     def __init__(
@@ -141,15 +142,16 @@ class LeaseRunner:
                 failpoint(f"{self.lease}.lease-taken")
                 logger.info("%s: term %s begins", self.lease, self._lease.epoch)
                 self._wake_tasks()
-            if self.acting:
-                now_s, offline = clock.monotonic_s(), self._cluster.store.read(failures_of_log_dirs)
-                self._failed_s = {log_dir_id: self._failed_s.get(log_dir_id, now_s) for log_dir_id in offline}
             free_s = math.inf if self.acting else self._until_free_s()
         except UnsupportedVersionError:
             raise
         except Exception as error:  # the lease must be tried again, whatever the error is
             logger.warning("%s: the lease was not renewed: %s", self.lease, redact(str(error)))
             free_s = math.inf
+        if self.acting:
+            with contextlib.suppress(SparkLogError):
+                now_s, offline = clock.monotonic_s(), self._cluster.store.read(failures_of_log_dirs)
+                self._failed_s = {log_dir_id: self._failed_s.get(log_dir_id, now_s) for log_dir_id in offline}
         return min(free_s, self._lease.duration_ms / 3000)
 
     def _until_free_s(self) -> float:
@@ -191,10 +193,9 @@ class LeaseRunner:
             )
             answer = begin_or_run(lambda: task.run(context), f"spark-log-{self.lease}: {task.name}: run")
             while wait([answer], _LOOK_S).not_done:
-                failed = self._failed_since(began_s)
-                if failed:
+                if self._has_failed_since(began_s):
                     left.set()
-                    raise StorageUnavailableError(f"left, because it may wait for log dirs that have failed: {failed}")
+                    raise StorageUnavailableError("left, because it may wait for a log dir that has failed meanwhile")
             notes = answer.result()
             self._failures.pop(task.name, None)
             done(None, notes or ())
@@ -210,11 +211,10 @@ class LeaseRunner:
             done(text)
         return _RETRY_S if settings is None else task.pause_s(settings)
 
-    def _failed_since(self, began_s: float) -> list[str]:
-        """Return the URIs of the log dirs that have failed since then, and _LEFT_AFTER_S ago."""
+    def _has_failed_since(self, began_s: float) -> bool:
+        """Whether a log dir has failed since then, and _LEFT_AFTER_S ago."""
         until_s = clock.monotonic_s() - _LEFT_AFTER_S
-        failed = {log_dir_id for log_dir_id, failed_s in self._failed_s.items() if began_s < failed_s <= until_s}
-        return [redact(info.uri) for log_dir_id, info in self._cluster.log_dirs().items() if log_dir_id in failed]
+        return any(began_s < failed_s <= until_s for failed_s in self._failed_s.values())
 
     def _count(self, task: PeriodicTask, seconds: float, *, failed: bool) -> None:
         before = self.runs[task.name]

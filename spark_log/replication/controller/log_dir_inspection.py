@@ -8,22 +8,24 @@ A log dir is declared failed only if another one answers: a host that lost all i
 """
 
 import logging
-import math
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.files import disk_calls
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDir, Marker, segment_path
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import LogDirMismatchError, SparkLogError, redact
+from spark_log.errors import DiskFullError, LogDirMismatchError, SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import BrokerId, LogDirId, StoreId
 from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import PartitionState, fence_writers, lose_files
@@ -40,9 +42,21 @@ _BACK_S_MAX = 3.0
 together are below controller.lease.ms, so that leaders can be elected after it.
 """
 
-_TRIAL_EVERY_S = 30.0
-_tried_s: dict[str, float] = {}
-"""When this process last tried to write to each folder, by its URI."""
+
+class _Trial(NamedTuple):
+    """A trial write. `of_online`: the log dir was online when it began."""
+
+    answer: "Future[int]"
+    began_s: float
+    of_online: bool
+
+    @property
+    def failed(self) -> bool:
+        return self.answer.done() and self.answer.exception() is not None
+
+
+_trials: dict[tuple[str, StoreId], _Trial] = {}
+"""The last trial write of this process to each folder, by its URI."""
 
 
 @dataclass(frozen=True)
@@ -203,20 +217,39 @@ def _ask(log_dir: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> 
         )
         if not formerly:
             directory.verify(log_dir.uuid)
-        if log_dir.suspect_bytes is not None or not log_dir.online or _trial_is_due(directory):
-            directory.try_writing(log_dir.suspect_bytes or 1)
+        if log_dir.suspect_bytes is not None:
+            directory.try_writing(log_dir.suspect_bytes)
+        elif directory.local:
+            _check_trial(log_dir, directory)
     except (SparkLogError, OSError) as error:
         return LogDirAnswer(redact(str(error)))
     return LogDirAnswer(None, counter=-1 if marker is None or formerly else marker.counter)
 
 
-def _trial_is_due(directory: LogDir) -> bool:
-    """Whether to try to write to a folder: one whose writes hang may answer reads, and no writer reports it then."""
-    now_s = clock.monotonic_s()
-    due = directory.local and now_s - _tried_s.get(directory.uri, -math.inf) >= _TRIAL_EVERY_S
-    if due:
-        _tried_s[directory.uri] = now_s
-    return due
+def _check_trial(log_dir: RegisteredLogDir, directory: LogDir) -> None:
+    """Raise the error of the last trial write to a folder, and begin another one when it is due: a disk whose writes
+    hang may answer reads, and then no writer reports it. One that is offline must take one before it comes back.
+
+    A trial may take as long as a write of a writer. A full disk is not a failed one: clean-up frees space there.
+    """
+    key, now_s = (directory.uri, log_dir.store_id), clock.monotonic_s()
+    trial = _trials.get(key)
+    if (
+        trial is None
+        or now_s - trial.began_s >= disk_calls.ANSWER_S_MAX
+        or (not log_dir.online and (trial.of_online or trial.failed))
+    ):
+        answer = ask_in_thread("spark-log-trial", key, lambda: directory.try_writing(1))
+        if trial is None or answer is not trial.answer:
+            trial = _trials[key] = _Trial(answer, now_s, log_dir.online)
+    limit_s = trial.began_s + disk_calls.ANSWER_S_MAX - clock.monotonic_s()
+    if not log_dir.online:
+        wait([trial.answer], max(0.0, limit_s))
+    if trial.answer.done():
+        with suppress(DiskFullError):
+            trial.answer.result()
+    elif limit_s <= 0 or not log_dir.online:
+        raise StorageUnavailableError(f"a trial write has not ended in {disk_calls.ANSWER_S_MAX:.0f} s")
 
 
 def _has_other_marker(directory: LogDir, log_dir: RegisteredLogDir, cluster_id: str) -> bool:

@@ -23,7 +23,7 @@ from spark_log.failpoints import failpoint
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.records.winners import Mask
-from spark_log.remembered import Latest
+from spark_log.remembered import BoundedDict
 from spark_log.tables.current.deletion_vectors import Vector, decode, encode, file_name
 from spark_log.tables.current.hidden_rows import Rows
 from spark_log.tables.current.key_columns import read_rows
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _OPENED_MAX = 1_000
 """The number of tables that a process remembers."""
 
-_opened: Latest[str, tuple[CurrentTable, bytes]] = Latest(_OPENED_MAX)
+_opened: BoundedDict[str, tuple[CurrentTable, bytes]] = BoundedDict(_OPENED_MAX)
 """The last versions of tables that this process has written, by the id of the table, with the content of the commit."""
 
 

@@ -130,7 +130,7 @@ def test_costly_requests_of_one_client_leave_the_others_served(address, tmp_path
 
 
 @pytest.mark.long
-def test_costly_requests_of_all_apis(cluster_address, tmp_path, request):
+def test_costly_requests_of_all_apis(cluster, cluster_address, tmp_path, request):
     with gateway_on(cluster_address, tmp_path) as gateway:
         good = attack(gateway, seed=request.config.getoption("--hypothesis-seed") or 28, share=1.0)
         check(gateway, good, cluster_address)

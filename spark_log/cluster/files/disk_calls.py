@@ -1,0 +1,83 @@
+"""Calls into a folder with a limit of time: a disk or mount that hangs blocks a system call until it answers, perhaps
+forever.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+from enum import Enum
+from typing import TypeVar
+
+from spark_log import clock
+from spark_log.errors import StorageUnavailableError, redact
+from spark_log.process import begin_or_run
+
+R = TypeVar("R")
+
+ANSWER_S_MAX = 30.0
+"""The longest time for a call, besides the time for its bytes: as long as a replica may lag before it leaves the ISR
+(Kafka's replica.lag.time.max.ms).
+"""
+_BYTES_PER_S_MIN = 10_000_000
+_AGAIN_S = 60.0
+"""While a call hangs, others fail at once for this time: threads that hang hold memory. Then one is tried, since the
+mount may have been replaced.
+"""
+
+
+class Use(Enum):
+    """A frozen file system answers reads."""
+
+    READS = "reads"
+    WRITES = "writes"
+
+
+class DiskCalls:
+    """Makes calls below the folder `root`, one at a time, each in a thread that is left after its limit."""
+
+    def __init__(self, root: str, use: Use, undo: Callable[[], object] = lambda: None) -> None:
+        """`undo` is called in the thread of a call that was left, should it return."""
+        self.left = False
+        self.hangs = False
+        """Whether `run` has raised because this call or another one hangs."""
+        self._folder = root, use
+        self._undo = undo
+        self._turn = threading.Lock()
+        self._working = False
+
+    def run(self, work: Callable[[], R], size: int = 0) -> R:
+        """Call `work`, which reads or writes `size` bytes. Raises StorageUnavailableError after its limit, and at once
+        while another call hangs.
+        """
+        if self.left or clock.monotonic_s() < _again_s.get(self._folder, 0.0):
+            self.hangs = True
+            raise StorageUnavailableError(f"{redact(self._folder[0])}: an earlier call has not returned yet")
+        self._working = True
+        limit_s = ANSWER_S_MAX + size / _BYTES_PER_S_MIN
+        answer = begin_or_run(lambda: self._run(work), f"spark-log-disk-{self._folder[1].value}")
+        wait([answer], limit_s)
+        if self.leave():
+            self.hangs = True
+            _again_s[self._folder] = clock.monotonic_s() + _AGAIN_S
+            raise StorageUnavailableError(f"{redact(self._folder[0])}: no answer in {limit_s:.0f} s, its disk may hang")
+        return answer.result()
+
+    def leave(self) -> bool:
+        """Leave a call that is running. Return whether one was left, now or before."""
+        with self._turn:
+            self.left = self.left or self._working
+            return self.left
+
+    def _run(self, work: Callable[[], R]) -> R:
+        try:
+            return work()
+        finally:
+            with self._turn:
+                self._working = False
+            if self.left:
+                _again_s.pop(self._folder, None)
+                self._undo()
+
+
+_again_s: dict[tuple[str, Use], float] = {}
+"""When to make calls again into the folders in which one has been left."""
