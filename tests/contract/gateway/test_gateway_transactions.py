@@ -52,6 +52,7 @@ class Librdkafka:
 
     def __init__(self, address, transactional_id, **settings):
         named = {name.replace("_", "."): value for name, value in settings.items()}
+        self.address = address
         self.client = rdkafka.Producer(
             {"bootstrap.servers": address, "transactional.id": transactional_id, **ONE_BROKER, **named}
         )
@@ -75,7 +76,7 @@ class Librdkafka:
         self.client.abort_transaction(WAIT_S)
 
     def add_offsets(self, topic, offset, group):
-        consumer = rdkafka.Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": group})
+        consumer = rdkafka.Consumer({"bootstrap.servers": self.address, "group.id": group})
         metadata = consumer.consumer_group_metadata()
         self.client.send_offsets_to_transaction([rdkafka.TopicPartition(topic, 0, offset)], metadata, WAIT_S)
         consumer.close()
