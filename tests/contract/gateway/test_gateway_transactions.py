@@ -76,10 +76,9 @@ class Librdkafka:
         self.client.abort_transaction(WAIT_S)
 
     def add_offsets(self, topic, offset, group):
-        consumer = rdkafka.Consumer({"bootstrap.servers": self.address, "group.id": group})
-        metadata = consumer.consumer_group_metadata()
-        self.client.send_offsets_to_transaction([rdkafka.TopicPartition(topic, 0, offset)], metadata, WAIT_S)
-        consumer.close()
+        with contextlib.closing(rdkafka.Consumer({"bootstrap.servers": self.address, "group.id": group})) as consumer:
+            metadata = consumer.consumer_group_metadata()
+            self.client.send_offsets_to_transaction([rdkafka.TopicPartition(topic, 0, offset)], metadata, WAIT_S)
 
     def close(self):
         self.client.flush(1)
