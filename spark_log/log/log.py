@@ -114,35 +114,41 @@ class Log(LogReader):
         items: Sequence[tuple[Topic, Records]],
         *,
         acks: Acks = "all",
-        codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         hooks: Sequence[CommitHook] = (),
     ) -> list[Appended | Rejected]:
         """Append records that went through `encoding.prepare`, to partitions of any topics of a store, in one
         transaction.
 
-        `codec` is the producer's; it applies to topics that do not set compression.type. `hooks` run in the append
-        transaction, in this log's store. Raises PolicyViolationError for an internal topic, CrossStoreTransactionError
-        for topics of several stores, or of another store than that of `hooks`, and the errors of `write_batches`.
+        `hooks` run in the append transaction, in this log's store. Raises PolicyViolationError for an internal topic,
+        CrossStoreTransactionError for topics of several stores, or of another store than that of `hooks`, and the
+        errors of `write_batches`.
         """
         log = self if hooks else self._log_of(items)
 
         def append(items: Sequence[tuple[Topic, Records]]) -> list[Appended | Rejected]:
-            written = log.write_batches(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+            written = log.write_batches(items, acks=acks, timeout_ms=timeout_ms)
             return log._append_written(written, {topic.topic_id: topic for topic, _ in items}, acks, timeout_ms, hooks)
 
         return append(items) if hooks else append_with_producers(log.cluster, items, append)
 
     def append_each(
-        self, items: Sequence[tuple[Topic, Records]], *, acks: Acks = "all", timeout_ms: int = DEFAULT_TIMEOUT_MS
+        self,
+        items: Sequence[tuple[Topic, Records]],
+        *,
+        acks: Acks = "all",
+        codec: str | None = None,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> list[Appended | Rejected]:
-        """Append batches of different clients, whose records have gone through `encoding.prepare`. A batch that cannot
-        be written is refused alone. Raises CrossStoreTransactionError for topics of several stores.
+        """Append like `append_prepared`, but a batch that cannot be written is refused alone.
+
+        `codec` is the producer's; it applies to topics that do not set compression.type. Raises PolicyViolationError
+        for an internal topic, CrossStoreTransactionError for topics of several stores, and the errors of the store.
         """
         log = self._log_of(items)
 
         def append(items: Sequence[tuple[Topic, Records]]) -> list[Appended | Rejected]:
-            written, refused = log.write_each(items, acks=acks, timeout_ms=timeout_ms)
+            written, refused = log.write_each(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
             topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
             appended = iter(log._append_written(written, topics, acks, timeout_ms) if written.batches else ())
             return [refused[number] if number in refused else next(appended) for number in range(len(items))]

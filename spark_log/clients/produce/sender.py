@@ -79,6 +79,10 @@ def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
                 batch.own_table()
 
 
+def _is_retriable(error: Exception) -> bool:
+    return isinstance(error, WriteIdExpiredError) or (isinstance(error, SparkLogError) and error.retriable)
+
+
 _NO_FAULTS: dict[int, SparkLogError] = {}
 
 
@@ -243,7 +247,7 @@ class Sender(threading.Thread):
         """Return a function that appends the batches, and that any thread may call."""
         items = [(batch.topic, Records(batch.partition, batch.table, self._sequence(batch))) for batch in batches]
         acks, codec = self._settings.log_acks, self._settings.compression_type
-        return lambda: self._log.append_prepared(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
+        return lambda: self._log.append_each(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
 
     def _settle(self, batches: Sequence[ProducerBatch], result: Result, seconds: float) -> None:
         """Handle the result of an append that took so many seconds."""
@@ -263,7 +267,7 @@ class Sender(threading.Thread):
                     self._identity.advance((batch.topic.topic_id, batch.partition), batch.count)
                 self._finish(batch, outcome.base_offset, None)
             else:
-                self._rejected(batch, outcome)
+                self._rejected(batch, outcome.error)
 
     def warn_of_expired(self) -> None:
         """Log a warning, once per topic, about records that are already older than retention.ms."""
@@ -320,46 +324,42 @@ class Sender(threading.Thread):
             return None
         return self._identity.sequence((batch.topic.topic_id, batch.partition))
 
-    def _rejected(self, batch: ProducerBatch, outcome: Rejected) -> None:
-        error = outcome.error
+    def _rejected(self, batch: ProducerBatch, error: Exception) -> None:
         if isinstance(error, _FORGOTTEN):
             self._identity.reset((batch.topic.topic_id, batch.partition))
             batch.in_doubt = False
             self._retry_later(batch, error)
-        elif error.retriable:
+        elif _is_retriable(error):
             self._retry_later(batch, error)
         else:
             self._finish(batch, -1, error)
 
     def _failed(self, batches: Sequence[ProducerBatch], error: Exception) -> None:
         """Handle an append that raised an error, so that there are no outcomes by partition."""
-        ours = isinstance(error, SparkLogError)
-        retriable = isinstance(error, WriteIdExpiredError) or (isinstance(error, SparkLogError) and error.retriable)
-        if not ours:
+        if not isinstance(error, SparkLogError):
             logger.error("append failed", exc_info=error)
         for batch in batches:
             batch.in_doubt = True
-            in_common = isinstance(error, MetadataStoreUnavailableError) or self._transaction is not None
-            if len(batches) > 1 and not in_common:
-                batch.alone = True  # a retry of each batch alone shows which one fails
+            if _is_retriable(error):
+                self._retry_later(batch, error)
+            elif len(batches) > 1 and self._transaction is None:
                 batch.attempts -= 1
                 self._retry_later(batch, error)
-            elif retriable:
-                if isinstance(error, DiskFullError):
-                    # it fails soon, also if later attempts fail with another error, as when the log dir goes offline
-                    batch.disk_full = error
-                    self._failing.disk_full(batch.key, f"{batch.topic.name}-{batch.partition}", error)
-                self._retry_later(batch, error)
+                batch.alone = True  # one attempt with each batch alone shows which one fails
             else:
                 self._finish(batch, -1, error)
 
     def _retry_later(self, batch: ProducerBatch, error: Exception) -> None:
         logger.debug("%s-%s: tried again", batch.topic.name, batch.partition, exc_info=error)
         _drop_traceback(error)
-        batch.last_error = error
-        full = batch.disk_full is not None and self._failing.is_full_for_long(batch.key)
-        if not isinstance(error, DiskFullError):
+        batch.last_error, batch.alone = error, False
+        if isinstance(error, DiskFullError):
+            # it fails soon, also if later attempts fail with another error, as when the log dir goes offline
+            batch.disk_full = error
+            self._failing.disk_full(batch.key, f"{batch.topic.name}-{batch.partition}", error)
+        else:
             self._failing.failed(batch.key, f"{batch.topic.name}-{batch.partition}", error)
+        full = batch.disk_full is not None and self._failing.is_full_for_long(batch.key)
         if full or batch.attempts > self._settings.retries:
             self._finish(batch, -1, batch.disk_full if full else error)
             return

@@ -47,7 +47,7 @@ class WaitingBatches:
         return [head.retry_at_s for head in heads if not self._appends.is_busy(head.topic.store_id)]
 
     def due(self) -> list[ProducerBatch]:
-        """Return the first batch of each partition that need not wait, or one alone after a common failure. With
+        """Return the first batch of each partition that need not wait, or one that must be tried alone. With
         `all_at_once` return all batches or none.
         """
         now_s = clock.monotonic_s()

@@ -47,6 +47,29 @@ def test_a_failing_partition_does_not_delay_the_others(produce, cluster, log):
     assert stored(log, "t")[0] == [b"0", b"1", b"2"]
 
 
+def test_partitions_without_a_log_dir_do_not_delay_the_others(produce, cluster, log, tmp_path):
+    """Without a back-off one of them is always due."""
+    files = create_topic(cluster, "files", 2, configs={"inline.max.bytes": "0"})
+    create_topic(cluster, "t")
+    producer = produce(retry_backoff_ms=0, linger_ms=60_000)
+    producer.send("files", b"0", partition=0)
+    producer.flush()
+    [folder] = tmp_path.rglob(files.folder)
+    segments, elsewhere = folder / "_segments", folder / "elsewhere"
+    segments.rename(elsewhere)
+    segments.write_text("no folder")
+    held = [producer.send("files", b"1", partition=partition) for partition in range(2)]
+    sent = producer.send("t", b"x")
+    with pytest.raises(kafka.errors.KafkaTimeoutError):
+        producer.flush(timeout=0.01)
+    assert sent.get(timeout=5).offset == 0
+    assert not any(future.is_done for future in held)
+    segments.unlink()
+    elsewhere.rename(segments)
+    producer.flush()
+    assert stored(log, "files") == {0: [b"0", b"1"], 1: [b"1"]}
+
+
 def test_records_expire(produce, cluster, log):
     create_topic(cluster, "t")
     take_offline(cluster)
@@ -108,7 +131,7 @@ def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monke
     """The append commits, but the producer gets an error: the sequence of the batch makes the retry a duplicate."""
     create_topic(cluster, "t", 2)
     producer = produce(retry_backoff_ms=1)
-    appended = producer._sender._log.append_prepared
+    appended = producer._sender._log.append_each
     lost = iter([True, False, True, True])
 
     def append(*arguments, **options):
@@ -117,7 +140,7 @@ def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monke
             raise spark_log.errors.MetadataStoreUnavailableError("the answer is lost")
         return outcomes
 
-    monkeypatch.setattr(producer._sender._log, "append_prepared", append)
+    monkeypatch.setattr(producer._sender._log, "append_each", append)
     for number in range(4):
         futures = [producer.send("t", b"%d" % number, partition=partition) for partition in range(2)]
         assert [future.get(timeout=LIMIT_S).offset for future in futures] == [number, number]
@@ -127,7 +150,7 @@ def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monke
 def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(produce, cluster, log, monkeypatch):
     create_topic(cluster, "t")
     producer = produce(retries=1, retry_backoff_ms=1, enable_idempotence=True)
-    appended = producer._sender._log.append_prepared
+    appended = producer._sender._log.append_each
     lost = iter([True, True])
 
     def append(*arguments, **options):
@@ -136,7 +159,7 @@ def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(prod
             raise spark_log.errors.MetadataStoreUnavailableError("the answer is lost")
         return outcomes
 
-    monkeypatch.setattr(producer._sender._log, "append_prepared", append)
+    monkeypatch.setattr(producer._sender._log, "append_each", append)
     with pytest.raises(kafka.errors.KafkaConnectionError):
         producer.send("t", b"in doubt").get(timeout=LIMIT_S)
     assert producer.send("t", b"next").get(timeout=LIMIT_S).offset == 1
@@ -146,14 +169,14 @@ def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(prod
 def test_a_bug_in_an_append_fails_its_records_alone(produce, cluster, log, monkeypatch, caplog):
     create_topic(cluster, "t", 2)
     producer = produce(linger_ms=60_000)
-    append = producer._sender._log.append_prepared
+    append = producer._sender._log.append_each
 
     def broken(items, **options):
         if any(item.partition == 0 for _, item in items):
             raise RuntimeError("a bug")
         return append(items, **options)
 
-    monkeypatch.setattr(producer._sender._log, "append_prepared", broken)
+    monkeypatch.setattr(producer._sender._log, "append_each", broken)
     bad, good = (producer.send("t", b"v", partition=partition) for partition in range(2))
     with caplog.at_level(logging.ERROR):
         producer.flush(timeout=30)

@@ -1,8 +1,56 @@
 """Rules of the sender that need no cluster."""
 
 import threading
+from types import SimpleNamespace
 
-from spark_log.clients.produce.sender import _drop_traceback
+import pyarrow as pa
+
+from spark_log.clients.produce.accumulator import Accumulator
+from spark_log.clients.produce.producer_batch import ProducerBatch, TopicBatch
+from spark_log.clients.produce.producer_settings import ProducerSettings
+from spark_log.clients.produce.sender import Sender, _drop_traceback
+from spark_log.errors import StorageUnavailableError
+from spark_log.ids import HOME
+from spark_log.log.append.rules import Appended, Rejected
+
+
+class Log:
+    """A log in which an append with partition 0 and others has a bug, and partition 0 alone cannot be written."""
+
+    def __init__(self):
+        self.appended = []
+
+    def append_each(self, items, **_):
+        partitions = [records.partition for _, records in items]
+        self.appended.append(partitions)
+        if 0 in partitions and len(partitions) > 1:
+            raise RuntimeError("a bug")
+        return [
+            Appended(0, 1) if partition else Rejected(StorageUnavailableError("no log dir")) for partition in partitions
+        ]
+
+    def take_expired(self):
+        return []
+
+
+def test_a_batch_is_tried_alone_once_after_an_append_that_failed():
+    """Without a back-off a batch that fails again and again is always due."""
+    settings = ProducerSettings(retry_backoff_ms=0, enable_idempotence=False)
+    topic = SimpleNamespace(name="t", topic_id=1, store_id=HOME, partition_count=2)
+    topics = SimpleNamespace(refresh=lambda *_, **__: SimpleNamespace(topic=topic))
+    log, topic_batch = Log(), TopicBatch("t")
+    sender = Sender(SimpleNamespace(store=None), log, settings, Accumulator(settings), topics, None)
+    table = pa.table({"value": [b"v"]})
+    deadline_s = topic_batch.made_s + 3_600
+    batches = [ProducerBatch(topic_batch, number, topic, number, table, 1, deadline_s) for number in range(2)]
+    topic_batch.unsettled = len(batches)
+    topic_batch.begin(batches, [0, 1], {})
+    for batch in batches:
+        sender._waiting.add(batch)
+    for _ in range(4):
+        sender._append(sender._waiting.due())
+    assert log.appended == [[0, 1], [0], [1], [0]]
+    assert [batch.done for batch in batches] == [False, True]
 
 
 def raised(error):
