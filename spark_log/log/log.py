@@ -52,6 +52,9 @@ __all__ = ["Log", "Records", "WrittenBatches"]
 
 logger = logging.getLogger(__name__)
 
+_RETRY_MS = 200
+"""How long `append_each` retries batches whose replicas lack records: the outcomes of the others wait for it."""
+
 
 @dataclass(frozen=True)
 class WrittenBatches:
@@ -140,7 +143,8 @@ class Log(LogReader):
         codec: str | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> list[Appended | Rejected]:
-        """Append like `append_prepared`, but a batch that cannot be written is refused alone.
+        """Append like `append_prepared`, but a batch that cannot be written is refused alone, and the outcomes do not
+        wait long for a batch whose replicas lack records: it is refused with a retriable error.
 
         `codec` is the producer's; it applies to topics that do not set compression.type. Raises PolicyViolationError
         for an internal topic, CrossStoreTransactionError for topics of several stores, and the errors of the store.
@@ -150,7 +154,9 @@ class Log(LogReader):
         def append(items: Sequence[tuple[Topic, Records]]) -> list[Appended | Rejected]:
             written, refused = log.write_each(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
             topics: dict[int, Topic] = {topic.topic_id: topic for topic, _ in items}
-            appended = iter(log._append_written(written, topics, acks, timeout_ms) if written.batches else ())
+            appended = iter(
+                log._append_written(written, topics, acks, timeout_ms, retry_ms=_RETRY_MS) if written.batches else ()
+            )
             return [refused[number] if number in refused else next(appended) for number in range(len(items))]
 
         return append_with_producers(log.cluster, items, append)
@@ -167,10 +173,17 @@ class Log(LogReader):
         acks: Acks,
         timeout_ms: int,
         hooks: Sequence[CommitHook] = (),
+        retry_ms: int | None = None,
     ) -> list[Appended | Rejected]:
         durable = any(topic.config.flush_messages <= 1 for topic in topics.values())
         request = AppendRequest(
-            written.batches, written.blobs, acks=acks, write_id=written.write_id, durable=durable, hooks=hooks
+            written.batches,
+            written.blobs,
+            acks=acks,
+            write_id=written.write_id,
+            hooks=hooks,
+            durable=durable,
+            retry_ms=retry_ms,
         )
         with self.naming(written, topics) as unnamed:
             outcomes = list(self.append_batches(request, topics, timeout_ms=timeout_ms).outcomes)

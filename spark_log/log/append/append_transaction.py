@@ -52,7 +52,8 @@ class AppendRequest:
     `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
     `release_write_id` deletes it in the same transaction. `hooks` run in order. `commits` is True if the batches were
     pending in a transaction, so that none of them repeats an earlier one. With `only_checks` the batches get their
-    outcomes as always, and nothing but the changes of the hooks is written.
+    outcomes as always, and nothing but the changes of the hooks is written. Batches that are refused because replicas
+    lack records are retried once, and for `retry_ms` (None: until the timeout of the append).
     """
 
     batches: Sequence[Batch]
@@ -65,6 +66,7 @@ class AppendRequest:
     durable: bool = True
     commits: bool = False
     only_checks: bool = False
+    retry_ms: int | None = None
 
 
 @dataclass(frozen=True)

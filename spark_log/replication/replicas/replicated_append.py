@@ -4,13 +4,16 @@ A writer puts its file in the log dirs of the ISR and then appends. In between, 
 may have joined the ISR, or a log dir may have failed. A member of the ISR may also lack records that acks=1 appended.
 The append transaction then refuses the batch and changes nothing. This module copies the file to the log dirs that lack
 it, brings lagging members up to date, and reports a log dir that cannot be written to the controller, which removes its
-replica from the ISR. Then it appends again, until the timeout.
+replica from the ISR. Then it appends again, until the timeout, or for a shorter time in which the outcomes of the other
+batches may wait.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+
+import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -39,7 +42,7 @@ from spark_log.log.append.rules import (
     Rejected,
     check_enough_in_sync,
 )
-from spark_log.log.partitions.partition_rows import read_partition
+from spark_log.log.partitions.partition_rows import Key, read_partition
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.log.segments.segment_copy import SegmentFile, copy_segment
 from spark_log.replication.controller.fallback_controller import FallbackController
@@ -73,7 +76,8 @@ def _append(
 ) -> AppendResult:
     """Run the append transaction, and repeat it while a batch is refused because replicas lack records.
 
-    A repetition has the refused batches, or all batches of an atomic request.
+    A repetition has the refused batches, or all batches of an atomic request. There is one at least, so that each
+    append brings the replicas further, and then others until the timeout or `request.retry_ms`.
     """
     deadline_s = clock.monotonic_s() + timeout_ms / 1000
     result = run_append_transaction(cluster.store, request, timeout_ms=timeout_ms)
@@ -82,18 +86,25 @@ def _append(
     outcomes, partitions = list(result.outcomes), dict(result.partitions)
     batches = list(request.batches)
     back_off_s = _BACK_OFF_S_MIN
+    retry_until_s = deadline_s
+    if request.retry_ms is not None:
+        retry_until_s = min(deadline_s, clock.monotonic_s() + request.retry_ms / 1000)
     while True:
         refused = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)]
         left_ms = int((deadline_s - clock.monotonic_s()) * 1000)
         if left_ms <= 0 or not any(_is_retriable(outcomes[number]) for number in refused):
             return AppendResult(outcomes, partitions)
-        prepared = False
+        states = _read_partitions(cluster, fallback, [batches[number] for number in refused], request.acks)
+        prepared = failed = False
         for number in refused:
+            state = states[batches[number].topic_id, batches[number].partition]
             try:
-                batches[number] = _prepare_retry(cluster, fallback, topics, batches[number], request.acks)
-                prepared = True
+                batches[number], log_dir_failed = _prepare_retry(cluster, topics, batches[number], state, request.acks)
+                prepared, failed = True, failed or log_dir_failed
             except SparkLogError as error:  # the present reason replaces the earlier one
                 outcomes[number] = Rejected(error)
+        if failed:
+            fallback.detect_failures()
         if not prepared:
             return AppendResult(outcomes, partitions)
         clock.sleep_s(back_off_s := min(_BACK_OFF_S_MAX, 2 * back_off_s))
@@ -106,6 +117,8 @@ def _append(
         partitions.update(result.partitions)
         for number, outcome in zip(again, result.outcomes, strict=True):
             outcomes[number] = outcome
+        if clock.monotonic_s() >= retry_until_s:
+            return AppendResult(outcomes, partitions)
 
 
 def _is_retriable(outcome: Appended | Rejected) -> bool:
@@ -115,10 +128,13 @@ def _is_retriable(outcome: Appended | Rejected) -> bool:
 
 
 def _prepare_retry(
-    cluster: Cluster, fallback: FallbackController, topics: Mapping[int, Topic], batch: Batch, acks: Acks
-) -> Batch:
-    """Bring the replicas up to date, and return the batch to append again. Raises SparkLogError if that cannot help."""
-    state = _read_writable_partition(cluster, fallback, batch, acks)
+    cluster: Cluster, topics: Mapping[int, Topic], batch: Batch, state: PartitionState | SparkLogError, acks: Acks
+) -> tuple[Batch, bool]:
+    """Bring the replicas up to date. Return the batch to append again, and whether a log dir failed, which was reported
+    to the controller. Raises SparkLogError if a repetition cannot help.
+    """
+    if isinstance(state, SparkLogError):
+        raise state
     needed = [r for r in state.replicas if r.broker_id == state.leader or (r.in_sync and acks == "all")]
     topic = topics[batch.topic_id]
     failed = False
@@ -136,38 +152,44 @@ def _prepare_retry(
                 SparkLogError
             ) as error:  # the partition has changed, or no log dir has a good copy: the next try shows which
                 _log_failure(topic, batch, replica, error)
-    if failed:
-        fallback.detect_failures()
     leader_epoch = None if batch.inline else state.leader_epoch
-    return batch._replace(written_to=written_to, leader_epoch=leader_epoch)
+    return batch._replace(written_to=written_to, leader_epoch=leader_epoch), failed
 
 
-def _read_writable_partition(
-    cluster: Cluster, fallback: FallbackController, batch: Batch, acks: Acks
-) -> PartitionState:
-    """Return the partition, after failure detection if it has no leader or too few in-sync replicas.
-
-    Raises NotLeaderForPartitionError or NotEnoughReplicasError if that does not help, and UnknownTopicOrPartitionError.
+def _read_partitions(
+    cluster: Cluster, fallback: FallbackController, batches: Sequence[Batch], acks: Acks
+) -> dict[Key, PartitionState | SparkLogError]:
+    """Return the partition of each batch, after failure detection if one has no leader or too few in-sync replicas; or
+    the error, if that does not help, or if the partition or the store is gone.
     """
-    for attempt in range(2):
-        state = cluster.store.read(lambda connection: read_partition(connection, (batch.topic_id, batch.partition)))
-        if state is None:
-            raise UnknownTopicOrPartitionError(
-                f"topic {batch.topic_id}, partition {batch.partition}: deleted meanwhile"
-            )
-        try:
-            if state.leader is None:
-                raise NotLeaderForPartitionError(
-                    f"partition {batch.partition} has no leader: no in-sync replica is alive"
-                )
-            if acks == "all":
-                check_enough_in_sync(state, batch.partition)
-            return state
-        except _RETRIABLE:
-            if attempt:
-                raise
-        fallback.detect_failures()
-    raise AssertionError("unreachable")
+    keys = {(batch.topic_id, batch.partition) for batch in batches}
+
+    def read(connection: sa.Connection) -> dict[Key, PartitionState | SparkLogError]:
+        return {key: _writable(read_partition(connection, key), key, acks) for key in keys}
+
+    try:
+        states = cluster.store.read(read)
+        if any(isinstance(state, _RETRIABLE) for state in states.values()):
+            fallback.detect_failures()
+            states = cluster.store.read(read)
+        return states
+    except SparkLogError as error:
+        return dict.fromkeys(keys, error)
+
+
+def _writable(state: PartitionState | None, key: Key, acks: Acks) -> PartitionState | SparkLogError:
+    """Return the partition, or the error with which it refuses every batch now."""
+    topic_id, partition = key
+    if state is None:
+        return UnknownTopicOrPartitionError(f"topic {topic_id}, partition {partition}: deleted meanwhile")
+    if state.leader is None:
+        return NotLeaderForPartitionError(f"partition {partition} has no leader: no in-sync replica is alive")
+    try:
+        if acks == "all":
+            check_enough_in_sync(state, partition)
+    except NotEnoughReplicasError as error:
+        return error
+    return state
 
 
 def _copy_to_replicas(
