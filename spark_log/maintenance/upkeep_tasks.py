@@ -167,6 +167,7 @@ def _clean_up(context: MaintenanceContext, log_dirs: CleanableLogDirs) -> Iterat
                 deleted = delete_retired_files(cluster, log_dirs, topic, context.fence)
                 deleted += delete_left_copies(cluster, log_dirs, topic, context.fence)
                 deleted += delete_orphans(cluster, log_dirs, topic)
+            deleted += log_dirs.use_again()
             yield from _files_report(topic.name, deleted)
         of_no_topic = Deleted()
         if context.topic_names is None and cluster.store_id == HOME:  # a data store knows only its own folders
