@@ -235,12 +235,12 @@ class LogDir(LogDirFolder):
 
     def markers(self) -> list[Marker]:
         """Return the markers of all stores. Raises LogDirMismatchError if one of them is not valid."""
-        names = [name for name in self._names_at_top() if _MARKER.fullmatch(name)]
+        names = [name for name in self.names() if _MARKER.fullmatch(name)]
         return [marker for name in names if (marker := self._read_marker(name)) is not None]
 
     def marked_stores(self) -> set[StoreId]:
         """Return the numbers of the stores whose marker files are here."""
-        markers = [match for name in self._names_at_top() if (match := _MARKER.fullmatch(name))]
+        markers = [match for name in self.names() if (match := _MARKER.fullmatch(name))]
         return {StoreId(int(match[1][1:])) if match[1] else HOME for match in markers}
 
     def delete_marker(self) -> None:
@@ -272,7 +272,7 @@ class LogDir(LogDirFolder):
 
     def empty(self) -> bool:
         """Whether the log dir has no files or folders besides markers and trial files, or does not exist."""
-        return all(_is_of_log_dir(name) for name in self._names_at_top())
+        return all(_is_of_log_dir(name) for name in self.names())
 
     def has_only_tables(self) -> bool:
         """Whether the log dir has no files or folders besides the logs of tables, markers and trial files.

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from spark_log.cluster.topics import Topic
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.column_backfill import backfill, files_to_backfill, partitions_to_backfill
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions

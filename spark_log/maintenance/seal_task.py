@@ -13,9 +13,9 @@ from spark_log import clock
 from spark_log.cluster.names import is_kept_by_store
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.config import ClusterSettings
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.ids import TopicId
 from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_round, deadline_ms, due_tails

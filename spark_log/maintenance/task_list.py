@@ -10,13 +10,13 @@ from spark_log.cluster.cluster import Cluster, cluster_of
 from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
 from spark_log.ids import HOME
 from spark_log.log.append.producer_expiry import count_silent_producers, expire_producers
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.compaction.local_compaction import compact, plan_compaction
 from spark_log.maintenance.context import MaintenanceContext, check_topics, open_maintenance
-from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite_tasks import (
     backfill_columns,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from spark_log.cluster.topics import Topic
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME
 from spark_log.log.append import write_ids
@@ -13,7 +14,6 @@ from spark_log.log.append.append_transaction import force
 from spark_log.log.append.flush import partitions_to_flush
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.first_failure import FirstFailure
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs, CountedLogDirs, Deleted
 from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
 from spark_log.maintenance.removal.retention import Dropped, apply_retention, plan_retention
@@ -167,6 +167,7 @@ def _clean_up(context: MaintenanceContext, log_dirs: CleanableLogDirs) -> Iterat
                 deleted = delete_retired_files(cluster, log_dirs, topic, context.fence)
                 deleted += delete_left_copies(cluster, log_dirs, topic, context.fence)
                 deleted += delete_orphans(cluster, log_dirs, topic)
+            deleted += log_dirs.use_again()
             yield from _files_report(topic.name, deleted)
         of_no_topic = Deleted()
         if context.topic_names is None and cluster.store_id == HOME:  # a data store knows only its own folders

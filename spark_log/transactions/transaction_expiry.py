@@ -9,6 +9,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidProducerIdMappingError
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.log.append.producer_rows import (
     delete_producer_batches,
     delete_producers,
@@ -38,16 +39,20 @@ _IDS_A_TURN = 1_000
 
 def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
     """Abort transactions that have been open for longer than their transaction.timeout.ms. Yield the transactional id
-    of each one when it is aborted. Their files are deleted at the end, so that no log dir delays another abort.
+    of each one when it is aborted. Their files are deleted at the end, so that no log dir delays another abort. One
+    that fails does not stop the others; the first error is raised at the end.
     """
     store = cluster.store
     dropped: list[PendingBatch] = []
     try:
-        for producer_id, transactional_id in timed_out(store):
-            batches = store.transact(partial(_time_out, store, fence, producer_id), announce=True)
-            if batches is not None:
-                dropped += batches
-                yield transactional_id
+        with FirstFailure() as failure:
+            for producer_id, transactional_id in timed_out(store):
+                batches = None
+                with failure.attempt():
+                    batches = store.transact(partial(_time_out, store, fence, producer_id), announce=True)
+                if batches is not None:
+                    dropped += batches
+                    yield transactional_id
     finally:
         delete_files(cluster, dropped)
 

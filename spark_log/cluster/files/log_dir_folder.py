@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from stat import S_ISDIR, S_ISREG
 
 import pyarrow as pa
 from pyarrow import fs
@@ -38,6 +39,9 @@ class LogDirFolder:
 
     Paths are relative to the log dir. A path that leaves it, or crosses a symbolic link, raises UnsafePathError. A disk
     or object store that cannot be read or written raises StorageUnavailableError.
+
+    Local folders are listed by `os`: in names that are not UTF-8, for which pyarrow raises, it replaces the bytes by
+    surrogates.
     """
 
     def __init__(self, uri: str) -> None:
@@ -75,7 +79,11 @@ class LogDirFolder:
         return not self.local or os.path.isdir(self._root)
 
     def list_files(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of every file below a folder, by path. Empty if there is no such folder."""
+        """Return the size in bytes of every file below a folder, by path. Empty if there is no such folder. In a local
+        folder, symbolic links are left out: no file behind one can be read here.
+        """
+        if self.local:
+            return self._list_local_files(folder)
         found: list[fs.FileInfo] = []
         with self._storage_errors(folder), _if_it_exists():
             selector = fs.FileSelector(self._resolve(folder), allow_not_found=True, recursive=True)
@@ -83,9 +91,29 @@ class LogDirFolder:
         start = len(self._root.rstrip("/")) + 1
         return {info.path[start:]: info.size for info in found if info.is_file}
 
+    def _list_local_files(self, folder: str) -> dict[str, int]:
+        files: dict[str, int] = {}
+        folders = [folder]
+        while folders:
+            parent = folders.pop()
+            with self._storage_errors(parent):
+                for name, info in _in_local_folder(self._resolve(parent), follow_symlinks=False):
+                    if S_ISREG(info.st_mode):
+                        files[f"{parent}/{name}"] = info.st_size
+                    elif S_ISDIR(info.st_mode):
+                        folders.append(f"{parent}/{name}")
+        return files
+
     def entries(self, folder: str = "") -> list[Entry]:
         """List a folder, or the log dir itself, not recursively. Returns no entries if there is no such folder."""
         where = self._resolve(folder) if folder else self._root
+        if self.local:
+            prefix = f"{folder}/" if folder else ""
+            with self._storage_errors(folder or "its folder"):
+                return [
+                    Entry(prefix + name, not S_ISREG(info.st_mode), info.st_size, info.st_mtime_ns // 1_000_000)
+                    for name, info in _in_local_folder(where)
+                ]
         infos: list[fs.FileInfo] = []
         with self._storage_errors(folder or "its folder"), _if_it_exists():
             infos = self._fs.get_file_info(fs.FileSelector(where, allow_not_found=True))
@@ -95,18 +123,15 @@ class LogDirFolder:
             for info in infos
         ]
 
-    def names(self, folder: str) -> list[str]:
-        """Return the names in a folder; none if it does not exist. In a local folder it is cheaper than `entries`."""
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder, or in the log dir itself; none if it does not exist. In a local folder it is
+        cheaper than `entries`.
+        """
         if not self.local:
             return [entry.name for entry in self.entries(folder)]
-        with self._storage_errors(folder), _if_it_exists():
-            return os.listdir(self._resolve(folder))
+        with self._storage_errors(folder or "its folder"), _if_it_exists():
+            return os.listdir(self._resolve(folder) if folder else self._root)
         return []
-
-    def _names_at_top(self) -> list[str]:
-        with self._storage_errors("its folder"):
-            infos = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        return [info.base_name for info in infos]
 
     def sizes(self, relatives: Sequence[str]) -> list[int | None]:
         """Return the size of each file in bytes, None for a file that does not exist."""
@@ -117,7 +142,10 @@ class LogDirFolder:
     def delete(self, relative: str) -> None:
         """Remove a file, if it exists. Only clean-up, or its writer before any metadata names it, may call this."""
         with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
-            self._fs.delete_file(self._resolve(relative))
+            if self.local:
+                os.remove(self._resolve(relative))
+            else:
+                self._fs.delete_file(self._resolve(relative))
 
     def delete_empty_folder(self, relative: str) -> None:
         """Remove a folder if it is empty. Object stores have no folders."""
@@ -155,6 +183,18 @@ class LogDirFolder:
             raise storage_error(
                 redact(f"log dir {self.uri}: {relative} cannot be written or read: {error}"), error
             ) from error
+        except UnicodeError as error:  # pyarrow opens no file with such a name
+            raise StorageUnavailableError(redact(f"log dir {self.uri}: {relative!a} is not UTF-8")) from error
+
+
+def _in_local_folder(folder: str, *, follow_symlinks: bool = True) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the names in a local folder, with what is known about each; none if there is no such folder."""
+    with _if_it_exists(), os.scandir(folder) as found:
+        for each in found:
+            try:
+                yield each.name, each.stat(follow_symlinks=follow_symlinks)
+            except FileNotFoundError:  # it was deleted meanwhile
+                continue
 
 
 @contextlib.contextmanager

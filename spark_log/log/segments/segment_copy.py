@@ -1,11 +1,12 @@
 """Copies a segment file from one log dir to another and verifies its checksum. Runs on executors too."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import xxhash
 
+from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError, SparkLogError, redact
 
@@ -59,9 +60,11 @@ class _BadSourceError(Exception):
 
 def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None:
     digest, copied = xxhash.xxh3_128(), 0
-    with contextlib.closing(source.read_blocks(file.path)) as blocks:
+    blocks = source.read_blocks(file.path)
+    calls = DiskCalls(source.uri, Use.READS) if source.local else None
+    try:
         # Read first, so that a source without the file, which is the usual failure, leaves the target unchanged.
-        block = _next(blocks)
+        block = _next(blocks, calls)
         copy = target.replace(file.path)
         try:
             while block is not None:
@@ -71,17 +74,23 @@ def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None
                 digest.update(block)
                 pace(len(block))
                 copy.write(block)
-                block = _next(blocks)
+                block = _next(blocks, calls)
             if (copied, digest.hexdigest()) != (file.bytes, file.checksum):
                 raise _BadSourceError(f"{source.location(file.path)} is not what was written ({copied} bytes)")
             copy.commit()
         except BaseException:
             copy.abort()
             raise
+    finally:
+        with contextlib.suppress(ValueError):  # a call that hangs still reads
+            blocks.close()
 
 
-def _next(blocks: Iterable[memoryview]) -> memoryview | None:
+def _next(blocks: Iterator[memoryview], calls: DiskCalls | None) -> memoryview | None:
+    def read() -> memoryview | None:
+        return next(blocks, None)
+
     try:
-        return next(iter(blocks), None)
+        return read() if calls is None else calls.run(read)
     except SparkLogError as error:
         raise _BadSourceError(str(error)) from error

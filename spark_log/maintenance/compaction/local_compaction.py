@@ -4,7 +4,7 @@ Coordinator. `compact_on_spark` compacts large partitions.
 
 from collections.abc import Iterator
 
-from spark_log.errors import NotCoordinatorError, SparkLogError
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.log.records.current_rule import CurrentRule
 from spark_log.maintenance.compaction.last_offsets import find_last_offsets
 from spark_log.maintenance.compaction.passes import (
@@ -29,31 +29,25 @@ def compact(context: MaintenanceContext, *, force: bool = False) -> Iterator[Rep
     Memory is bounded, whatever the number of keys: see `find_last_offsets`. A failing partition does not stop the
     others; the first error is raised at the end.
     """
-    failed: Exception | None = None
-    for topic in compacted_topics(context):
-        compacting = Compacting(context, topic)
-        for partition in candidates(context, topic, force=force):
-            if context.stopping():
-                break
-            try:
-                due = find_due(context, topic, partition, force=force)
-                if due is None:
-                    continue
-                if _is_too_large(context, due):
-                    compacting.say(_too_large(due))
-                    continue
-                planned = plan_pass(context, due)
-                if planned is not None:
-                    _run(context, planned, compacting)
-            except NotCoordinatorError:
-                raise
-            except (SparkLogError, OSError) as error:
-                failed = failed or error
-        report = compacting.report()
-        if report is not None:
-            yield report
-    if failed is not None:
-        raise failed
+    with FirstFailure() as failure:
+        for topic in compacted_topics(context):
+            compacting = Compacting(context, topic)
+            for partition in candidates(context, topic, force=force):
+                if context.stopping():
+                    break
+                with failure.attempt():
+                    due = find_due(context, topic, partition, force=force)
+                    if due is None:
+                        continue
+                    if _is_too_large(context, due):
+                        compacting.say(_too_large(due))
+                        continue
+                    planned = plan_pass(context, due)
+                    if planned is not None:
+                        _run(context, planned, compacting)
+            report = compacting.report()
+            if report is not None:
+                yield report
 
 
 def plan_compaction(context: MaintenanceContext) -> Iterator[Report]:

@@ -10,7 +10,7 @@ from spark_log import clock
 from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.log_dir_failures import suspected_log_dirs
 from spark_log.config import ClusterSettings
-from spark_log.errors import NotCoordinatorError, SparkLogError
+from spark_log.errors import NotCoordinatorError
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
 from spark_log.groups.share.dead_letters import DeadLetters, archiving_partitions
@@ -44,13 +44,13 @@ _INSPECT_S = 2.0
 
 def _reconcile(context: PeriodicTaskContext, group_ids: Sequence[str]) -> None:
     assignors = known_assignors()
-    failed: SparkLogError | None = None
+    failed: Exception | None = None
     for group_id in group_ids:
         try:
             reconcile_group(context.cluster.store, group_id, assignors, context.fence)
         except NotCoordinatorError:
             raise
-        except SparkLogError as error:  # a group whose assignor fails does not delay the others
+        except Exception as error:  # a group whose assignor fails, or whose rows are damaged, does not stop the others
             failed = error
     if failed is not None:
         raise failed

@@ -40,12 +40,15 @@ class Deleted:
 class CleanableLogDirs:
     """The log dirs of a cluster for one run of clean-up. Each is used only after its id was verified, every time.
 
-    A log dir that is offline or fails is skipped for the rest of the run; `failures` has the reason.
+    A log dir that is offline or fails is skipped for the rest of the run; `failures` has the reason. One that failed in
+    the folder of a topic is skipped until `use_again`, which is called before the next topic.
     """
 
     cluster: Cluster
     infos: Mapping[LogDirId, LogDirInfo]
     failures: dict[LogDirId, str] = field(default_factory=dict)
+    doubtful: set[LogDirId] = field(default_factory=set)
+    """Those of `failures` that failed in the folder of a topic."""
     expired: Collection[str] = frozenset()
     """Write ids that are still registered, but are treated as expired."""
 
@@ -78,7 +81,7 @@ class CleanableLogDirs:
             log_dir = self.cluster.log_dir(info)
             log_dir.verify(info.uuid)
         except LOG_DIR_FAILURES as error:
-            self.leave_alone(log_dir_id, error)
+            self.failures[log_dir_id] = redact(str(error))
             return None
         return log_dir
 
@@ -90,7 +93,21 @@ class CleanableLogDirs:
                 yield log_dir_id, log_dir
 
     def leave_alone(self, log_dir_id: LogDirId, error: Exception) -> None:
+        """Skip a log dir that failed in the folder of a topic."""
         self.failures[log_dir_id] = redact(str(error))
+        self.doubtful.add(log_dir_id)
+
+    def use_again(self) -> Deleted:
+        """Use the log dirs again that failed in the folder of a topic, if they answer: only that folder is damaged. A
+        note says how.
+        """
+        notes: tuple[str, ...] = ()
+        for log_dir_id in sorted(self.doubtful):
+            reason = self.failures.pop(log_dir_id)
+            if self.open(log_dir_id) is not None:
+                notes += (reason,)
+        self.doubtful.clear()
+        return Deleted(notes=notes)
 
     def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
         """Delete those of these files that exist, and return their number and bytes."""

@@ -223,6 +223,9 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
                     return deleted + Deleted(notes=(redact(f"folders of unknown topics stay: {error}"),))
             for folder in sorted(unknown):
                 deleted += _delete_unknown(cluster, data_stores, log_dirs, log_dir_id, log_dir, folder)
+                deleted += log_dirs.use_again()
+                if log_dir_id in log_dirs.failures:
+                    break
         except LOG_DIR_FAILURES as error:
             log_dirs.leave_alone(log_dir_id, error)
     return deleted
@@ -271,6 +274,9 @@ def _delete_unknown(
     try:
         content = _content(log_dir, folder)
     except UnsafePathError:
+        return Deleted()
+    except LOG_DIR_FAILURES as error:
+        log_dirs.leave_alone(log_dir_id, error)
         return Deleted()
     if content is None:
         return Deleted()

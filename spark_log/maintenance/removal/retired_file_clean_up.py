@@ -215,6 +215,7 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
             here, complete = _delete_folder(log_dirs, log_dir_id, folder)
             deleted += here
             everywhere = everywhere and complete
+        deleted += log_dirs.use_again()
         failpoint("clean_up.topic-deleted")
         if everywhere:
             log_dirs.forget(lambda connection, folder=folder: forget(connection, folder))  # type: ignore[misc]

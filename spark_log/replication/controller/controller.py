@@ -15,6 +15,7 @@ from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.lease import Fence, Lease
 from spark_log.cluster.topics import Topic, find_topics, topic_config
 from spark_log.config import ClusterSettings
+from spark_log.errors import RetriableError
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
 from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
@@ -57,23 +58,37 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
     """Remove dead replicas from the ISRs and elect leaders for partitions whose leader is dead or missing.
 
     In the partitions of `unclean` a replica outside the ISR may lead. One transaction changes at most 2,000 partitions.
-    Raises the error of `fence`, after which the partitions of earlier transactions stay changed.
+    A partition that fails does not stop the others: the first error is raised at the end. Raises the error of `fence`,
+    after which the partitions of earlier transactions stay changed.
     """
 
     def read(connection: sa.Connection) -> list[Key]:
         return _partitions_to_change(connection, alive_log_dirs(connection, store.clock(connection)), unclean)
 
-    keys = store.read(read)
-    done = Elections()
-    for first in range(0, len(keys), _PARTITIONS_PER_TRANSACTION):
-        chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]
-
-        def body(connection: sa.Connection, _attempt: Attempt, chosen: list[Key] = chosen) -> Elections:
-            return _elect(connection, store, fence, chosen, unclean)
-
-        part = store.transact(body, announce=True)
+    def elect(chosen: list[Key]) -> None:
+        part = store.transact(lambda connection, _: _elect(connection, store, fence, chosen, unclean), announce=True)
         for name in ("elected", "shrunk", "offline", "truncations"):
             getattr(done, name).extend(getattr(part, name))
+
+    keys = store.read(read)
+    done = Elections()
+    failed: Exception | None = None
+    for first in range(0, len(keys), _PARTITIONS_PER_TRANSACTION):
+        chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]
+        try:
+            elect(chosen)
+        except RetriableError:
+            raise
+        except Exception:  # damaged rows of one of them, perhaps: each has its own transaction now
+            for key in chosen:
+                try:
+                    elect([key])
+                except RetriableError:
+                    raise
+                except Exception as error:
+                    failed = failed or error
+    if failed is not None:
+        raise failed
     return done
 
 

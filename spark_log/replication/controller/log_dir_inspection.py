@@ -23,9 +23,16 @@ from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.files import disk_calls
 from spark_log.cluster.lease import Fence
-from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDir, Marker, segment_path
+from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDir, Marker
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import DiskFullError, LogDirMismatchError, SparkLogError, StorageUnavailableError, redact
+from spark_log.errors import (
+    DiskFullError,
+    LogDirMismatchError,
+    SparkLogError,
+    StorageUnavailableError,
+    UnsafePathError,
+    redact,
+)
 from spark_log.ids import BrokerId, LogDirId, StoreId
 from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import PartitionState, fence_writers, lose_files
@@ -319,9 +326,15 @@ def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
 def _check_files(store: Store, fence: Fence, log_dir: RegisteredLogDir, directory: LogDir, topic: Topic) -> int:
     """Lower the LEO of the topic's replicas in the log dir to their first segment that is missing or of another size.
 
-    Writers of the partitions are fenced. Returns the number of replicas whose LEO fell.
+    All files are missing if the topic's folder crosses a symbolic link: nothing reads or writes them there. Writers of
+    the partitions are fenced. Returns the number of replicas whose LEO fell.
     """
-    sizes, log_dir_id = directory.list_files(topic.folder), log_dir.log_dir_id
+    log_dir_id = log_dir.log_dir_id
+    try:
+        sizes = directory.list_files(topic.folder)
+    except UnsafePathError as error:
+        logger.error("topic %s: all its files in a log dir count as missing: %s", topic.name, redact(str(error)))
+        sizes = {}
 
     def body(connection: sa.Connection, _attempt: Attempt) -> int:
         _set(connection, fence, log_dir, online=False)
@@ -363,6 +376,7 @@ def _first_missing(
     wanted = frozenset(partitions)
     for partition, base_offset, name, size in connection.execute(query):
         here = partition in wanted and partition not in first_offsets
-        if here and sizes.get(segment_path(topic.folder, partition, name)) != size:
+        # not `segment_path`: a damaged name is that of a missing file, and does not keep the log dir offline
+        if here and sizes.get(f"{topic.folder}/_segments/{partition}/{name}") != size:
             first_offsets[partition] = base_offset
     return first_offsets

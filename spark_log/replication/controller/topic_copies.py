@@ -4,7 +4,8 @@ The home store decides which topics exist, and has their names, configs and type
 a copy of them, and decides about its partitions and replicas. `follow` brings both up to date, in any order of events:
 
     home            data store      step
-    creating        no row          the data store inserts the topic with its partitions
+    creating        no row          the data store inserts the topic with its partitions; if it has too few brokers,
+                                    home deletes its row
     creating        a row           home makes the topic live
     live            a row           configs and typed columns are copied to the data store, and the numbers of
                                     partitions and replicas to home; frozen partitions thaw, unless it is being moved
@@ -45,7 +46,8 @@ from spark_log.cluster.topics import (
     topics_of_store,
     topics_with_name,
 )
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import InvalidReplicationFactorError, redact
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, StoreId
 from spark_log.log.partitions.partition_rows import (
@@ -94,46 +96,58 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
     """Bring a data store and home up to date, for one topic or for all topics of the store. With home's number, what
     moves have left at home is removed.
 
-    Raises the errors of both stores, InvalidReplicationFactorError if a new topic cannot be placed.
+    Raises the errors of both stores, InvalidReplicationFactorError if a new topic cannot be placed. A failing topic
+    does not stop the others: the first error is raised at the end.
     """
     home, data = cluster.home, cluster.at(store_id)
     if home.store.sqlite:
         return
-    _thaw(data, topic_id)
-    if store_id == HOME:
-        for left_id in home.store.read(topics_left):
-            if topic_id in (None, left_id):
-                _delete_copy(home, left_id)
+    with FirstFailure() as failure:
+        _thaw(data, topic_id, failure)
+        if store_id == HOME:
+            for left_id in home.store.read(topics_left):
+                if topic_id in (None, left_id):
+                    with failure.attempt():
+                        _delete_copy(home, left_id)
+            return
+        # the data store first: a topic that is not at home when home is read later was deleted, and not just created
+        copies = data.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
+        stated = home.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
+        for deleted_id in copies.keys() - stated.keys():
+            with failure.attempt():
+                _delete_copy(data, deleted_id)
+        for stated_id, one in stated.items():
+            with failure.attempt():
+                _follow_topic(home, data, one, copies.get(stated_id))
+
+
+def _follow_topic(home: Cluster, data: Cluster, stated: StatedTopic, copy: StatedTopic | None) -> None:
+    """Do the step of a topic of the data store that home has."""
+    topic, state = stated.topic, stated.state
+    topic_id, store_id = topic.topic_id, data.store_id
+    if state == DELETING:
+        if copy is not None:
+            _delete_copy(data, topic_id)
+        failpoint("topic.copy-deleted")
+        home.store.transact(lambda c, _: delete_topic_row(c, topic_id, DELETING))
         return
-    # the data store first: a topic that is not at home when home is read later was deleted, and not just created
-    copies = data.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
-    stated = home.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
-    for deleted_id in copies.keys() - stated.keys():
-        _delete_copy(data, deleted_id)
-    for stated_id, (topic, state, *_) in stated.items():
-        copy = copies.get(stated_id)
-        if state == DELETING:
-            if copy is not None:
-                _delete_copy(data, stated_id)
-            failpoint("topic.copy-deleted")
-            home.store.transact(lambda c, _, i=stated_id: delete_topic_row(c, i, DELETING))  # type: ignore[misc]
-            continue
-        if copy is None and state == CREATING:
+    if copy is None and state == CREATING:
+        try:
             _create(data, topic)
-            failpoint("topic.copied")
-        elif copy is None:  # as after a restore of the data store: its files are kept
-            logger.error("store %s has lost topic %s", store_id, topic.name)
-            continue
-        elif copy.state == CREATING:
-            change_copy(
-                data,
-                stated_id,
-                lambda c, stated, i=stated_id: _make_live(c, i, stated, store_id),  # type: ignore[misc]
-            )
-        elif copy.topic != topic:
-            _copy(home, data, topic, copy.topic)
-        if state == CREATING:
-            home.store.transact(lambda c, _, i=stated_id: set_live(c, i), announce=True)  # type: ignore[misc]
+        except InvalidReplicationFactorError as error:
+            logger.warning("topic %s cannot be created in store %s: %s", topic.name, store_id, redact(str(error)))
+            home.store.transact(lambda c, _: delete_topic_row(c, topic_id, CREATING))
+            raise
+        failpoint("topic.copied")
+    elif copy is None:  # as after a restore of the data store: its files are kept
+        logger.error("store %s has lost topic %s", store_id, topic.name)
+        return
+    elif copy.state == CREATING:
+        change_copy(data, topic_id, lambda c, stated: _make_live(c, topic_id, stated, store_id))
+    elif copy.topic != topic:
+        _copy(home, data, topic, copy.topic)
+    if state == CREATING:
+        home.store.transact(lambda c, _: set_live(c, topic_id), announce=True)
 
 
 def _make_live(connection: sa.Connection, topic_id: int, stated: StatedTopic | None, store_id: StoreId) -> None:
@@ -143,7 +157,7 @@ def _make_live(connection: sa.Connection, topic_id: int, stated: StatedTopic | N
             thaw_partitions(connection, topic_id, fence_writers=True)
 
 
-def _thaw(view: Cluster, topic_id: int | None) -> None:
+def _thaw(view: Cluster, topic_id: int | None, failure: FirstFailure) -> None:
     """Let the partitions of this store change that are frozen because of a move that was cancelled."""
 
     def thaw(connection: sa.Connection, stated: StatedTopic | None) -> None:
@@ -154,7 +168,8 @@ def _thaw(view: Cluster, topic_id: int | None) -> None:
 
     for each in view.store.read(frozen_topics):
         if topic_id in (None, each):
-            change_copy(view, each, thaw)
+            with failure.attempt():
+                change_copy(view, each, thaw)
 
 
 def follow_all(cluster: Cluster) -> None:
@@ -163,12 +178,12 @@ def follow_all(cluster: Cluster) -> None:
     stores = home.store_ids()
     if stores == [HOME]:
         return
-    follow(home, HOME)
-    for store_id in stores[1:]:
+    for store_id in stores:
         try:
-            copy_brokers(home, home.at(store_id))
+            if store_id != HOME:
+                copy_brokers(home, home.at(store_id))
             follow(home, store_id)
-        except SparkLogError as error:
+        except Exception as error:  # of whatever kind: the other stores go on
             logger.warning("store %s does not follow the home store: %s", store_id, redact(str(error)))
 
 

@@ -199,6 +199,7 @@ def _finish_creation(cluster: Cluster, topic: Topic) -> None:
         with contextlib.suppress(SparkLogError):
             cluster.store.transact(lambda c, _: delete_topic_row(c, topic.topic_id, CREATING), timeout_ms=1_000)
         raise
+    cluster.store.read(lambda connection: find_topic(connection, topic.name))  # a coordinator has not removed it
 
 
 def _exists_already(name: str) -> str:

@@ -9,13 +9,14 @@ one that the metadata names, or an orphan. Nothing is deleted here.
 import contextlib
 import threading
 from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import LogDir, LogDirInfo, segment_path
+from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDir, LogDirInfo, segment_path
 from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
@@ -31,6 +32,7 @@ from spark_log.log.partitions.replication_rules import CopiedRange, PartitionSta
 from spark_log.log.segments.segment_copy import SegmentFile, copy_segment, is_whole
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
+from spark_log.process import ask_in_thread
 from spark_log.replication.replicas.throttle import Throttle
 from spark_log.tables.publication import try_publish
 
@@ -247,8 +249,11 @@ class ReplicaCopy:
         return after
 
     def _open(self, info: LogDirInfo) -> LogDir | None:
+        """Open a source. Returns None if it fails, or does not answer."""
+        answer = ask_in_thread("spark-log-copy-source", info, lambda: self.cluster.log_dir(info))
+        wait([answer], ANSWER_S_MAX)
         with contextlib.suppress(SparkLogError, OSError):
-            return self.cluster.log_dir(info)
+            return answer.result() if answer.done() else None
         return None
 
     def _pace(self, size: int) -> None:

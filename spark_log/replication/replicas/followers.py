@@ -63,6 +63,12 @@ def choose(
 
 
 @dataclass(frozen=True)
+class _UnderWay:
+    in_sync: bool
+    copy: ReplicaCopy
+
+
+@dataclass(frozen=True)
 class _Failure:
     count: int
     until_s: float
@@ -88,7 +94,8 @@ class Followers:
         """The value of `_woken` before the last completed poll."""
         self._idle = True
         """Whether that poll found no lagging replica."""
-        self._under_way: dict[ReplicaKey, bool] = {}
+        self._under_way: dict[ReplicaKey, _UnderWay] = {}
+        """The copies that take turns; a copy that was left may still have a thread in `_copies`."""
         self._copies: set[threading.Thread] = set()
         self._failures: dict[ReplicaKey, _Failure] = {}
         self._turns: dict[ReplicaKey, int] = {}
@@ -145,12 +152,14 @@ class Followers:
         """Abandon the running copies like `close`, but return the threads instead of waiting."""
         with self._changed:
             self._stop.set()
+            for one in self._under_way.values():
+                one.copy.stop.set()
             self._changed.notify_all()
             return [thread for thread in (self._thread, *self._copies) if thread is not None]
 
     @property
     def _busy(self) -> bool:
-        return bool(self._under_way or self._unpublished or self._publishing)
+        return bool(self._copies or self._unpublished)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -188,25 +197,35 @@ class Followers:
         if self._poll_failure is None:
             self._turns = {key: turn for key, turn in self._turns.items() if key in keys}
             self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
+            # a copy into a log dir that is offline now may hang: it is left, so that another one has its turn
+            for key in self._under_way.keys() - keys:
+                self._under_way.pop(key).copy.stop.set()
+        under_way = {key: copying.in_sync for key, copying in self._under_way.items()}
         waiting = {key for key, failure in self._failures.items() if failure.until_s > now_s}
-        for one in choose(behind, self._under_way, waiting, self._turns):
+        for one in choose(behind, under_way, waiting, self._turns):
             if one.topic in topics and topics[one.topic].topic_id == one.topic_id:
                 self._turn += 1
                 self._turns[one.key] = self._turn
-                self._under_way[one.key] = one.in_sync
                 self._start(one, topics[one.topic])
         if self._poll_failure is not None:
             return _BACK_OFF_S_MAX
         return min((each.until_s - now_s for each in self._failures.values() if each.until_s > now_s), default=None)
 
     def _start(self, one: LaggingReplica, topic: Topic) -> None:
+        throttle = self._throttle(one.throttle_bytes_per_s)
+        copying = ReplicaCopy(self._cluster, topic, one.partition, one.broker_id, throttle)
+
         def run() -> None:
             try:
-                self._catch_up(one, topic)
+                self._catch_up(one, copying)
             finally:
                 with self._changed:
                     self._copies.discard(threading.current_thread())
+                    self._changed.notify_all()
 
+        self._under_way[one.key] = _UnderWay(one.in_sync, copying)
+        if self._stop.is_set():  # since the poll
+            copying.stop.set()
         thread = start_thread(run, self._name)
         if thread is None:
             del self._under_way[one.key]
@@ -214,15 +233,8 @@ class Followers:
         else:
             self._copies.add(thread)
 
-    def _catch_up(self, one: LaggingReplica, topic: Topic) -> None:
-        copying = ReplicaCopy(
-            self._cluster,
-            topic,
-            one.partition,
-            one.broker_id,
-            self._throttle(one.throttle_bytes_per_s),
-            stop=self._stop,
-        )
+    def _catch_up(self, one: LaggingReplica, copying: ReplicaCopy) -> None:
+        topic = copying.topic
         failed: Exception | None = None
         publishes = False
         try:
@@ -236,7 +248,9 @@ class Followers:
                 self._failures.pop(one.key, None)
             else:
                 self._note(one, failed)
-            del self._under_way[one.key]
+            under_way = self._under_way.get(one.key)
+            if under_way is not None and under_way.copy is copying:
+                del self._under_way[one.key]
             if copying.moved:
                 self._unpublished[topic.topic_id] = topic
                 if topic.topic_id not in self._publishing:

@@ -15,7 +15,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.files import new_file
 from spark_log.cluster.log_dir import LogDir, segment_path
-from spark_log.errors import WriteIdExpiredError
+from spark_log.errors import StorageUnavailableError, WriteIdExpiredError
 from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.append import write_ids
 from spark_log.log.append.rules import Appended, Rejected
@@ -345,6 +345,36 @@ def test_folders_of_no_known_topic_are_deleted_if_they_are_ours_and_old(cluster,
     left = set(folders_of(folder_of(cluster, 1)))
     assert left == {topic.folder, "empty-20260101", *contents} - {"gone-00000001"}
     assert clean(cluster) == {}
+
+
+@pytest.mark.on_data_store
+@pytest.mark.on_sqlite
+def test_a_damaged_folder_does_not_stop_the_clean_up_of_others_in_its_log_dir(cluster, log, monkeypatch):
+    names = ("1-damaged", "2-whole", "3-damaged-deleted", "4-deleted")
+    damaged, whole, damaged_deleted, deleted = (create_topic(cluster, name, configs=FILES) for name in names)
+    for topic in (damaged_deleted, deleted):
+        append(log, topic, "a")
+        delete_topic(cluster, topic.name)
+    log.close()
+    clean(cluster)
+    change(cluster, t.retired_file.update().values(retired_ms=0))
+    orphan = plant(cluster, segment_path(whole.folder, 0, f"{gone_id()}-0.parquet"))
+    plant(cluster, f"{damaged.folder}/_segments")
+    unknown = [plant(cluster, segment_path(f"{name}-00000001", 0, f"{gone_id()}-0.parquet"), age_ms=2 * DAY_MS)
+               for name in ("5-damaged-unknown", "6-unknown")]  # fmt: skip
+    entries = LogDir.entries
+
+    def failing(self, folder=""):
+        if folder.startswith(("3-damaged", "5-damaged")):
+            raise StorageUnavailableError(f"{folder} cannot be read")
+        return entries(self, folder)
+
+    monkeypatch.setattr(LogDir, "entries", failing)
+    reports = clean(cluster)
+    assert not orphan.exists() and [path.exists() for path in unknown] == [True, False]
+    assert retired(cluster) == [damaged_deleted.folder]
+    assert "_segments" in "".join(reports[damaged.name].notes)
+    assert {note.partition("-00000001")[0].partition("-")[0] for note in reports[None].notes} == {"3", "5"}
 
 
 @pytest.mark.on_data_store

@@ -283,6 +283,22 @@ def test_a_pass_runs_when_it_is_due(local, local_log):
     assert read(local_log, topic) == "1:a2 3:c1 4:d1 5:e1 6:f1 7:g1 8:h1 9:i1 10:b2"
 
 
+def test_a_damaged_topic_does_not_stop_the_compaction_of_the_others(local, local_log, monkeypatch):
+    topics = [make(local, name, cleanup_policy="compact", **FILES) for name in ("damaged", "t")]
+    for topic in topics:
+        append(local_log, topic, "a1 a2")
+
+    def failing(context, topic, partition, *, force):
+        if topic.name == "damaged":
+            raise KeyError("damaged")
+        return find_due(context, topic, partition, force=force)
+
+    monkeypatch.setattr(task, "find_due", failing)
+    with pytest.raises(KeyError):
+        compact(local)
+    assert [read(local_log, topic) for topic in topics] == ["0:a1 1:a2", "1:a2"]
+
+
 def test_a_large_partition_is_left_to_spark(local, local_log):
     topic = make(local, "t", 2, cleanup_policy="compact", **FILES)
     append(local_log, topic, "a1 a2")

@@ -18,6 +18,7 @@ from spark_log.errors import (
     NotControllerError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
+    UnsafePathError,
 )
 from spark_log.facts.topics import describe_topics
 from spark_log.ids import OffsetRange, TopicPartition
@@ -366,6 +367,25 @@ def test_an_unclean_election_leaves_out_a_topic_that_is_being_deleted(cluster, l
     assert partition(cluster, topics[1]).leader == 3
     # a log that closes would wait for its replica
     cluster.store.transact(lambda connection, _: delete_topic_rows(connection, topics[0].topic_id))
+
+
+def test_a_damaged_segment_row_stops_the_election_of_its_partition_alone(cluster, log, tmp_path):
+    configs = {**FILES, "unclean.leader.election.enable": "true"}
+    topics = [create_topic(cluster, name, replication_factor=3, configs=configs) for name in ("damaged", "t")]
+    for topic in topics:
+        append(log, topic, "a")
+    away = lose(cluster, 3, tmp_path)
+    for topic in topics:
+        append(log, topic, "b")
+    for broker in (1, 2):
+        lose(cluster, broker, tmp_path)
+    away.rename(tmp_path / "d3")
+    damage = t.segment.update().where(t.segment.c.topic_id == topics[0].topic_id, t.segment.c.base_offset == 1)
+    cluster.store.transact(lambda connection, _: connection.execute(damage.values(name="bad name")))
+    with pytest.raises(UnsafePathError, match="damaged"):
+        inspect_and_elect(cluster)
+    assert partition(cluster, topics[1]).leader == 3
+    assert partition(cluster, topics[0]).leader != 3
 
 
 def test_a_served_broker_is_dead_when_its_lease_has_expired(cluster, log):

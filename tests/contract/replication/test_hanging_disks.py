@@ -17,13 +17,16 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.errors import NotCoordinatorError, StorageUnavailableError
 from spark_log.facts.topics import describe_topics
+from spark_log.log.log import Records
+from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator import lease_runner
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
 from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
-from tests.support.records import read_all
+from spark_log.replication.replicas.followers import COPIES_MAX, Followers
+from tests.support.records import read_all, table
 from tests.support.replicas import folder_of, take_away, topic_on
 from tests.support.topics import append
 from tests.support.waiting import LIMIT_S, wait_until
@@ -62,6 +65,12 @@ def offline(cluster):
 def isr(cluster, topic):
     [described] = describe_topics(cluster, [topic])
     return described.partitions[0].isr
+
+
+def replica_end(cluster, topic, broker_id):
+    """The LEO of the replica of partition 0."""
+    state = cluster.store.read(lambda connection: read_partition(connection, (topic.topic_id, 0)))
+    return state.replica(broker_id).log_end_offset
 
 
 def test_an_append_leaves_out_the_log_dir_and_it_comes_back_when_it_writes_again(three_brokers, frozen):
@@ -184,3 +193,31 @@ def test_a_run_of_a_task_that_waits_for_a_log_dir_that_has_failed_is_left_and_fe
     finally:
         goes_on.set()
         runner.close()
+
+
+def test_copies_into_a_log_dir_that_hangs_are_left_when_it_is_offline(three_brokers, monkeypatch):
+    hangs = topic_on(three_brokers, "hangs", [[1, 2]] * COPIES_MAX, inline_max_bytes="0")
+    copied = topic_on(three_brokers, "copied", [[1, 3]], inline_max_bytes="0")
+    asked, answers, sizes = [], threading.Event(), LogDir.sizes
+
+    def hanging(log_dir, paths):
+        if log_dir.uri == folder_of(three_brokers, 2).as_uri():
+            asked.append(paths)
+            answers.wait()
+        return sizes(log_dir, paths)
+
+    monkeypatch.setattr(LogDir, "sizes", hanging)
+    monkeypatch.setattr(Followers, "appended", lambda *_: None)
+    followers = Followers(three_brokers)
+    try:
+        with closing(ClientLog(three_brokers)) as log:
+            log.append(hangs, [Records(number, table("v")) for number in range(COPIES_MAX)], acks=1)
+            followers.wake()
+            wait_until(lambda: len(asked) == COPIES_MAX)
+            take_away(three_brokers, 2)
+            log.append(copied, [Records(0, table("v"))], acks=1)
+        followers.wake()
+        wait_until(lambda: replica_end(three_brokers, copied, 3) == 1)
+    finally:
+        answers.set()
+        followers.close()

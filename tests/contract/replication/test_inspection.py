@@ -187,3 +187,26 @@ def test_a_listing_of_a_log_dir_that_was_online_since_changes_nothing(three_brok
     listing.set()
     wait_until(lambda: not process._asking)
     assert replicas(three_brokers) == before
+
+
+@pytest.mark.parametrize("damage", ["symbolic link", "name of a segment"])
+def test_a_damaged_topic_does_not_keep_a_log_dir_offline(three_brokers, damage):
+    """All or some of its files count as missing."""
+    damaged, whole = (topic_on(three_brokers, name, [[1, 3]], inline_max_bytes="0") for name in ("damaged", "whole"))
+    with closing(ClientLog(three_brokers)) as log:
+        for topic in (damaged, whole):
+            append(log, topic, "v")
+    folder = folder_of(three_brokers, 3)
+    take_away(three_brokers, 3)
+    if damage == "symbolic link":
+        elsewhere = folder.with_name("elsewhere")
+        (folder.with_name(f"{folder.name}-away") / damaged.folder).rename(elsewhere)
+        (folder.with_name(f"{folder.name}-away") / damaged.folder).symlink_to(elsewhere)
+    else:
+        rename = t.segment.update().where(t.segment.c.topic_id == damaged.topic_id).values(name="bad name")
+        three_brokers.store.transact(lambda connection, _: connection.execute(rename))
+    bring_back(three_brokers, 3)
+    assert online(three_brokers) == {1, 2, 3}
+    ends = sa.select(t.replica.c.topic_id, t.replica.c.log_end_offset).where(t.replica.c.broker_id == 3)
+    ends = dict(three_brokers.store.read(lambda c: [tuple(row) for row in c.execute(ends)]))
+    assert ends == {damaged.topic_id: 0, whole.topic_id: 1}

@@ -6,15 +6,17 @@ import pytest
 
 from spark_log import AcknowledgeType, Consumer, Producer, ShareConsumer
 from spark_log.cluster.settings import alter_settings
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.topics import CREATING, delete_topic_row, find_topics, insert_topic_row, topics_of_store
 from spark_log.errors import (
     CrossStoreTransactionError,
     DeadLetterTopicError,
     IllegalArgumentError,
     InvalidConfigurationError,
+    MetadataStoreError,
     OutOfOrderSequenceNumberError,
     StoreNotFoundError,
     TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
 )
 from spark_log.groups.group_operations import Latest
 from spark_log.groups.share.administration import reset_share_offsets
@@ -26,6 +28,8 @@ from spark_log.log.append.producer_rows import register_producer
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
+from spark_log.replication.controller import topic_copies, topic_operations
+from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from tests.support.producing import consume_all
@@ -169,3 +173,32 @@ def test_readers_do_not_poll_while_the_changes_of_a_data_store_are_not_received(
     while east._listening:
         changes.wait(changes.current(), 0.1)
     assert not changes.wait(changes.current(), 0.3)
+
+
+def test_a_topic_that_cannot_be_created_does_not_stop_the_others(stores, monkeypatch):
+    """The rows of three killed creations. A coordinator removes the topic for which the store has too few brokers."""
+    create = topic_copies._create
+
+    def insert(connection, _):
+        for name, replicas in {"needs-two-brokers": 2, "fails": 1, "created": 1}.items():
+            insert_topic_row(connection, name, 1, replicas, {}, stores.store.clock(connection), store_id=EAST)
+
+    def failing(data, topic):
+        if topic.name == "fails":
+            raise MetadataStoreError("damaged")
+        create(data, topic)
+
+    stores.store.transact(insert)
+    monkeypatch.setattr(topic_copies, "_create", failing)
+    follow_all(stores)
+    states = stores.store.read(lambda connection: topics_of_store(connection, EAST))
+    assert {each.topic.name: each.state for each in states.values()} == {"fails": "creating", "created": "live"}
+
+
+def test_a_creation_whose_topic_a_coordinator_removes_meanwhile_fails(stores, monkeypatch):
+    def removed(home, _, topic_id):
+        home.store.transact(lambda connection, _: delete_topic_row(connection, topic_id, CREATING))
+
+    monkeypatch.setattr(topic_operations, "follow", removed)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        create_topic(stores, "t", store="east")

@@ -144,6 +144,26 @@ def test_files_are_deleted_after_every_transaction_that_has_timed_out_is_aborted
     assert {wire.who.transactional_id for wire in wires} <= set(aborted) and deletions == [aborted]
 
 
+def test_a_transaction_that_cannot_be_aborted_does_not_stop_the_others(cluster, topic, monkeypatch):
+    wires, aborted, read = [Wire(cluster), Wire(cluster)], [], transaction_expiry.read_pending
+    for wire in wires:
+        wire.add_offsets(group(), topic(), 0)
+    damaged, whole = sorted(wires, key=lambda wire: wire.who.producer_id)
+
+    def read_pending(connection, producer_id):
+        if producer_id == damaged.who.producer_id:
+            raise KeyError("damaged")
+        return read(connection, producer_id)
+
+    change(cluster, t.transaction.update().values(until_ms=0))
+    with monkeypatch.context() as patched:
+        patched.setattr(transaction_expiry, "read_pending", read_pending)
+        with pytest.raises(KeyError):
+            aborted.extend(abort_timed_out(cluster))  # one by one
+    assert whole.who.transactional_id in aborted
+    assert damaged.who.transactional_id in list(abort_timed_out(cluster))
+
+
 def test_deleted_offsets_are_not_committed_by_an_open_transaction(cluster, topic):
     name, mine, other = topic(2), group(), group()
     wire = Wire(cluster)

@@ -60,3 +60,18 @@ def test_folders_of_topics_with_long_names() -> None:
     assert is_topic_folder(topic_folder("a-b", uuid), "a-b")
     for other in ("a", "a-b-0123abcd", "a-b-", "b"):
         assert not is_topic_folder(topic_folder("a-b", uuid), other)
+
+
+def test_names_that_are_not_utf_8_are_listed(tmp_path: Path) -> None:
+    log_dir = LogDir(tmp_path.as_uri())
+    (tmp_path / "topic" / "folder").mkdir(parents=True)
+    (tmp_path / "topic" / "folder" / "file").write_text("four")
+    for folder in (tmp_path, tmp_path / "topic" / "folder"):
+        Path(os.fsdecode(bytes(folder) + b"/caf\xe9")).write_text("x")
+    assert sorted(entry.name for entry in log_dir.entries()) == ["caf\udce9", "topic"]
+    assert log_dir.list_files("topic") == {"topic/folder/file": 4, "topic/folder/caf\udce9": 1}
+    assert log_dir.markers() == [] and log_dir.marked_stores() == set()
+    with pytest.raises(StorageUnavailableError):
+        log_dir.sizes(["caf\udce9"])
+    log_dir.delete("topic/folder/caf\udce9")
+    assert log_dir.names("topic/folder") == ["file"]

@@ -1,10 +1,13 @@
 """Raises the first error of several topics or tasks at the end, so that a failing one does not stop the others."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
+
+logger = logging.getLogger(__name__)
 
 
 class FirstFailure:
@@ -30,7 +33,9 @@ class FirstFailure:
             yield
         except (NotCoordinatorError, NotControllerError):
             raise
-        except (SparkLogError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, SparkLogError | OSError):  # a bug, or damaged metadata
+                logger.exception("unexpected error, the others go on")
             self.keep(error)
             if notes is not None:
                 notes.append(redact(str(error)))
