@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -59,7 +58,7 @@ class Consumer(ConsumerQueries):
             opened.pop_all()  # an error before, such as of session_timeout_ms, closes the cluster
         self._subscription = self._polling.subscription
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
-        self.lock = threading.RLock()
+        super().__init__()
         self._closing = self._closed = False
         self._process = os.getpid()
         self._iterator: Iterator[ConsumerRecord] | None = None

@@ -64,7 +64,7 @@ class ShareConsumer(Guarded):
         address, self.settings = parse_settings(ShareConsumerSettings, configs, {}, KafkaConfigurationError)
         with kafka_errors():
             self.cluster = Cluster.open(address)
-        self.lock = threading.RLock()
+        super().__init__()
         self._background = Background(f"spark-log-share-consumer-{self.settings.group_id}")
         self._membership = ShareMembership(self.cluster, self.settings, self._background)
         self.member_id = self._membership.member_id
@@ -317,7 +317,7 @@ class ShareConsumer(Guarded):
 
     def wakeup(self) -> None:
         """Make the running poll of another thread, or the next one, raise WakeupError."""
-        self._polling.woken.set()
+        self._polling.woken = True
 
     def acquisition_lock_timeout_ms(self) -> int | None:
         """Return the duration of the locks as of the last poll; None before it."""

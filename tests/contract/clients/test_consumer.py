@@ -526,6 +526,42 @@ def test_a_signal_handler_may_close_the_consumer_whatever_poll_holds(cluster, co
 
 
 @pytest.mark.on_sqlite
+@pytest.mark.parametrize("call", ["commit", "commit_async", "end_offsets", "pause", "close"])
+def test_a_signal_handler_may_close_the_consumer_in_each_of_its_calls(cluster, consume, monkeypatch, call):
+    """The interrupted step holds a lock that `close` needs, and that is not reentrant."""
+    make(cluster, "t", 1)
+    consumer = consume("t", group_id="g")
+    consumer.poll(0)
+    held, closed_inside = threading.Lock(), []
+
+    def interrupted(*arguments):
+        with held:
+            consumer.close()
+            closed_inside.append(consumer._closed)
+        return original(*arguments)
+
+    owner, name = {
+        "commit": (consumer._background, "submit"),
+        "commit_async": (consumer._background, "submit"),
+        "end_offsets": (consumer, "_ends"),
+        "pause": (consumer._subscription, "state"),
+        "close": (consumer._polling.commits, "finish"),
+    }[call]
+    original = getattr(owner, name)
+    release = consumer._release
+
+    def release_with_lock(timeout_s):
+        assert held.acquire(timeout=0), "deadlock"
+        release(timeout_s)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    monkeypatch.setattr(consumer, "_release", release_with_lock)
+    getattr(consumer, call)(*{"end_offsets": [[P0]], "pause": [P0]}.get(call, []))
+    assert closed_inside[0] is False
+    assert consumer._closed
+
+
+@pytest.mark.on_sqlite
 def test_one_consumer_per_thread(cluster, log, cluster_address):
     make(cluster, "t", 4)
     fill(log, "t", [5] * 4)

@@ -27,6 +27,7 @@ from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
+from spark_log.process import Stop
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all, table
@@ -103,7 +104,7 @@ def test_the_answer_limit_of_home_is_that_of_its_data_stores(far):
 
 
 def test_a_store_is_lost_until_it_answers(far, proxy):
-    closed = threading.Event()
+    closed = Stop()
     probe = StoreProbe(far, far.at(1).store_id, closed)
     far.at(1).store.read(lambda connection: connection.execute(sa.select(sa.literal(1))))  # leaves a pooled connection
     proxy.answers.clear()
