@@ -1,5 +1,6 @@
 """Decorators and argument checks of a consumer's methods: they translate errors and forbid concurrent calls."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +8,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.errors import IllegalStateError
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +45,10 @@ class Guarded:
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
-        """Count the block as a call. At the end of the outermost one, close if that was asked for meanwhile."""
+        """Count the block as a call. At the end of the outermost one, close if that was asked for meanwhile.
+
+        An error of this close is only logged: it must not replace the result of the call, which is gone then.
+        """
         calls = self._calls
         calls.count += 1
         try:
@@ -52,7 +58,10 @@ class Guarded:
             if not calls.count:
                 closing, calls.closing = calls.closing, None
                 if closing is not None:
-                    closing()
+                    try:
+                        closing()
+                    except Exception:
+                        logger.exception("an error while the consumer was closed")
 
     @contextmanager
     def after_running_call(self, timeout_s: float) -> Iterator[None]:

@@ -114,17 +114,15 @@ class SharePolling:
         return bool(result.taken)
 
     def take(self, rows_max: int) -> Iterator[tuple[Delivery, pa.RecordBatch]]:
-        """Yield buffered records, and count them as returned."""
+        """Yield buffered records. The caller counts those that it returns (`Delivery.returned`)."""
         whole = self._settings.share_acquire_mode == "batch_optimized" and rows_max == self._settings.max_poll_records
         left = math.inf if whole else rows_max
         for delivery in list(self.deliveries.buffered(clock.monotonic_s())):
             if left <= 0:
                 return
             count = int(min(left, len(delivery.offsets) - delivery.returned))
-            batch = delivery.records.slice(delivery.returned, count)
-            delivery.returned += count
             left -= count
-            yield delivery, batch
+            yield delivery, delivery.records.slice(delivery.returned, count)
 
     def send(self) -> dict[TopicPartition, Exception | None]:
         """Send the acknowledgements. Return None for each partition, or the error that refused all of its own."""
