@@ -9,7 +9,7 @@ from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import redact
 from spark_log.ids import StoreId
-from spark_log.process import start_thread
+from spark_log.process import Stop, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class StoreProbe:
     answered for SILENT_S.
     """
 
-    def __init__(self, home: Cluster, store_id: StoreId, closed: threading.Event) -> None:
+    def __init__(self, home: Cluster, store_id: StoreId, closed: Stop) -> None:
         """`closed` ends the thread."""
         self._home, self._store_id, self._closed = home, store_id, closed
         self._lock = threading.Lock()

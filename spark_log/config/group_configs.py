@@ -4,6 +4,7 @@ A share group uses, in this order, its own config, the cluster setting `group.<n
 limits for some (`group.share.min.…`, `group.share.max.…`).
 """
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable, Mapping
@@ -151,18 +152,22 @@ class GroupConfig:
 
     @classmethod
     def of(cls, overrides: Mapping[str, str], settings: ClusterSettings) -> "GroupConfig":
-        """Return the configs in use: the group's, within the cluster's limits, else the cluster's defaults."""
+        """Return the configs in use: the group's, within the cluster's limits, else the cluster's defaults. Values of a
+        newer spark-log, which this version does not know, are left out: otherwise one group would stop the work for
+        all.
+        """
         values = {}
         for field in fields(cls):
             name, value_type = field.name, field.metadata["type"]
             dotted = field.metadata["definition"].name
-            if dotted in overrides:
-                values[name] = value_type.parse(overrides[dotted])
-                limits = _limits(name, settings)
-                if limits is not None:
-                    values[name] = max(limits[0], min(values[name], limits[1]))
-            elif hasattr(settings, f"group_{name}"):
+            if hasattr(settings, f"group_{name}"):
                 values[name] = getattr(settings, f"group_{name}")
+            if dotted in overrides:
+                with contextlib.suppress(ValueError):
+                    values[name] = value_type.parse(overrides[dotted])
+                    limits = _limits(name, settings)
+                    if limits is not None:
+                        values[name] = max(limits[0], min(values[name], limits[1]))
         return replace(cls(), **values)
 
     def as_text(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ from spark_log.errors import MetadataStoreUnavailableError, SparkLogError
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.ids import HOME, HOME_NAME, StoreId, TopicPartition
+from spark_log.process import Stop
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -177,7 +178,7 @@ class _DataStore:
     def __init__(self, home: Cluster, store_id: StoreId) -> None:
         self._home, self._store_id = home, store_id
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix=f"gateway store {store_id}")
-        self._closed = threading.Event()
+        self._closed = Stop()
         self.probe = StoreProbe(home, store_id, self._closed)
 
     def begin(self, function: Callable[[Cluster], R]) -> "concurrent.futures.Future[R]":

@@ -9,11 +9,13 @@ from pyspark.sql.streaming.listener import QueryStartedEvent
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
+from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.facts.metrics.history import Kind, read_queries, read_series
+from spark_log.facts.metrics.query_facts import QueryFacts
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.replication.controller.topic_operations import create_topic
-from spark_log.spark.streams import SparkLogListener, observing_queries
+from spark_log.spark.streams import SparkLogListener, observing_queries, query_listener
 from tests.support.alerts import firing, samples
 from tests.support.postgres import PostgresServer
 from tests.support.records import table
@@ -173,3 +175,47 @@ def test_queries_are_recorded_unless_the_history_is_off(cluster, interval, recor
     listener.close()
     assert len(read_queries(cluster, from_ms=0)) == recorded
     assert len(listener.queries()) == 1
+
+
+def test_a_store_that_does_not_answer_takes_away_only_the_lags_of_its_queries(cluster, monkeypatch):
+    asked, written = [], []
+
+    def lag(_cluster, ends):
+        asked.append(ends)
+        if ends == ("far",):
+            raise MetadataStoreUnavailableError("store 1 does not answer")
+        return {TopicPartition("t", 0): 5}
+
+    monkeypatch.setattr(query_listener, "lag_by_partition", lag)
+    monkeypatch.setattr(query_listener, "_LAG_CACHED_S", 0.0)
+    monkeypatch.setattr(
+        query_listener, "append_records", lambda _cluster, _topic, records, **_: written.extend(records)
+    )
+    listener = SparkLogListener(cluster, record_interval_s=0.0)
+    listener.request_stop()[0].join(LIMIT_S)  # the steps of its thread are made here
+    for name in ("far", "near"):
+        listener._keep(QueryFacts(name, "run", name, ends=(name,)))
+    for _ in range(3):
+        assert [(query.name, query.lag) for query in listener.queries()] == [("far", None), ("near", 5)]
+        listener._step(None, last=False)
+    assert sorted(record.key for record in written) == ["far", "near"]
+    assert asked.count(("far",)) == 1  # it is not asked again for some seconds
+    listener.close()
+
+
+def test_records_pause_only_after_an_append_that_failed(cluster, monkeypatch):
+    attempts = []
+
+    def append(*_, **__):
+        attempts.append(1)
+        raise MetadataStoreUnavailableError("the home store does not answer")
+
+    listener = SparkLogListener(cluster, record_interval_s=0.0)
+    listener.request_stop()[0].join(LIMIT_S)
+    listener._keep(QueryFacts("id", "run", "name"))
+    monkeypatch.setattr(query_listener, "append_records", append)
+    monkeypatch.setattr(listener, "_handle", lambda *_: 1 / 0)
+    for event in (("no event", 0), None, None):
+        listener._step(event, last=False)
+    assert len(attempts) == 1
+    listener.close()

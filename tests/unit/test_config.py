@@ -6,6 +6,7 @@ import re
 import pytest
 
 from spark_log.config import ClusterSettings, TopicConfig, definitions
+from spark_log.config.group_configs import GroupConfig
 from spark_log.errors import InvalidConfigurationError
 
 INT64_MAX = 2**63 - 1
@@ -158,3 +159,16 @@ def test_the_delay_of_deleting_files_has_kafkas_name_and_an_older_one(name: str)
 def test_a_config_is_not_given_by_both_of_its_names() -> None:
     with pytest.raises(InvalidConfigurationError, match="given twice"):
         TopicConfig.from_overrides({"file.delete.delay.ms": "5", "retired.file.retention.ms": "6"})
+
+
+def test_values_of_group_configs_that_only_a_newer_version_knows_are_left_out() -> None:
+    settings = ClusterSettings.parse({"group.share.session.timeout.ms": "50000"})
+    stored = {
+        "share.isolation.level": "read_newly",
+        "share.session.timeout.ms": "never",
+        "share.delivery.count.limit": "7",
+        "share.new": "1",
+    }
+    config = GroupConfig.of(stored, settings)
+    assert config == GroupConfig.of({"share.delivery.count.limit": "7"}, settings)
+    assert (config.share_delivery_count_limit, config.share_session_timeout_ms) == (7, 50_000)

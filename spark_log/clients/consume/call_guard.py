@@ -1,26 +1,35 @@
 """Decorators and argument checks of a consumer's methods: they translate errors and forbid concurrent calls."""
 
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar
 
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.errors import IllegalStateError
 
-if TYPE_CHECKING:
-    from threading import RLock
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Guarded:
-    """A client that only one thread at a time may use."""
+class _Calls(threading.local):
+    """The calls of one thread."""
 
-    lock: "RLock"
-    running_calls = 0
-    """Number of `exclusive` calls of the thread that holds the lock, of which one is inside another."""
-    closing_after_call: Callable[[], None] | None = None
+    count = 0
+    """Number of running calls, of which one is inside another."""
+    closing: Callable[[], None] | None = None
+    """A close that waits for their end."""
+
+
+class Guarded:
+    """A client that only one thread at a time may use, apart from methods that are only `translated`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._calls = _Calls()
 
     def check_open(self) -> None:
         """Raise IllegalStateError if it is closed."""
@@ -30,59 +39,78 @@ class Guarded:
         """Whether this thread is in a call: then `close` runs when that call returns. A callback or a signal handler
         may have interrupted it anywhere, also while it holds a lock that `close` needs.
         """
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            if self.running_calls:
-                self.closing_after_call = self.closing_after_call or close
-            return self.running_calls > 0
-        finally:
-            self.lock.release()
+        if self._calls.count:
+            self._calls.closing = self._calls.closing or close
+        return self._calls.count > 0
 
     @contextmanager
-    def after_running_call(self, timeout_s: float) -> Iterator[None]:
-        """Wait until the call of another thread returns, and exclude other calls during the block. Raises
-        IllegalStateError if it does not return in time.
+    def in_call(self) -> Iterator[None]:
+        """Count the block as a call. At the end of the outermost one, close if that was asked for meanwhile.
+
+        An error of this close is only logged: it must not replace the result of the call, which is gone then.
         """
-        if not self.lock.acquire(timeout=max(0.0, timeout_s)):
-            raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
+        calls = self._calls
+        calls.count += 1
         try:
             yield
         finally:
-            self.lock.release()
+            calls.count -= 1
+            if not calls.count:
+                closing, calls.closing = calls.closing, None
+                if closing is not None:
+                    try:
+                        closing()
+                    except Exception:
+                        logger.exception("an error while the consumer was closed")
+
+    @contextmanager
+    def after_running_call(self, timeout_s: float) -> Iterator[None]:
+        """Wait until the call of another thread returns, and exclude other calls during the block, which is a call too.
+        Raises IllegalStateError if it does not return in time.
+        """
+        with self.in_call():
+            if not self.lock.acquire(timeout=max(0.0, timeout_s)):
+                raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
+            try:
+                yield
+            finally:
+                self.lock.release()
 
 
 S = TypeVar("S", bound=Guarded)
 
 
-def translated(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a method so that its spark-log errors are also kafka-python's."""
-    return kafka_errors()(method)
+def translated(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Decorate a method that other threads may call too, so that its spark-log errors are also kafka-python's."""
+
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with kafka_errors(), self.in_call():
+            return method(self, *args, **kwargs)
+
+    return _as(method, call)
 
 
 def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Translate errors; raise IllegalStateError while another thread runs such a method, or after `close`."""
 
-    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        with kafka_errors():
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with kafka_errors(), self.in_call():
             if not self.lock.acquire(blocking=False):
                 raise IllegalStateError("the consumer is in use by another thread: it is not safe to share")
-            closing: Callable[[], None] | None = None
-            self.running_calls += 1
             try:
                 self.check_open()
                 return method(self, *args, **kwargs)
             finally:
-                self.running_calls -= 1
-                if not self.running_calls:
-                    closing, self.closing_after_call = self.closing_after_call, None
                 self.lock.release()
-                if closing is not None:
-                    closing()
 
+    return _as(method, call)
+
+
+def _as(method: Callable[P, R], call: Callable[P, R]) -> Callable[P, R]:
+    """Give `call` the name, the documentation and the signature of `method`."""
     call.__name__, call.__doc__, call.__qualname__ = method.__name__, method.__doc__, method.__qualname__
     call.__wrapped__ = method  # type: ignore[attr-defined]  # for inspect.signature
-    return cast(Callable[Concatenate[S, P], R], call)
+    return call
 
 
 def timeout_s(timeout_ms: object) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -59,14 +58,13 @@ class Consumer(ConsumerQueries):
             opened.pop_all()  # an error before, such as of session_timeout_ms, closes the cluster
         self._subscription = self._polling.subscription
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
-        self.lock = threading.RLock()
+        super().__init__()
         self._closing = self._closed = False
         self._process = os.getpid()
         self._iterator: Iterator[ConsumerRecord] | None = None
         self._iteration_deadline_s = math.inf
         self._deferred: Exception | None = None
-        self._polls = 0
-        self._records = 0
+        self._polls = self._records = 0
         self._forgotten = Finalizer(self, self._background.abandon)
         self.config = {"bootstrap_servers": address, **vars(self.settings)}
         try:
@@ -161,9 +159,9 @@ class Consumer(ConsumerQueries):
         of deserializers: the position is then at the failed record, and `seek` skips it.
         """
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
-        if self._deferred is not None:  # a deserializer failed after the records of the previous poll
-            failure, self._deferred = self._deferred, None
-            raise failure
+        error, self._deferred = self._deferred, None
+        if error is not None:  # a deserializer failed after the records of the previous poll
+            raise error
         polled: dict[TopicPartition, list[ConsumerRecord]] = {}
         self._polls += 1
         self._polling.fetching.choose(None)
@@ -171,15 +169,17 @@ class Consumer(ConsumerQueries):
             records, error = python_records(batch, partition.topic, partition.partition, self._deserializers, epoch)
             if records:
                 polled.setdefault(partition, []).extend(records)
-                if update_offsets:
-                    self._subscription.partitions[partition].seek(records[-1].offset + 1, epoch)
-            if error is not None:
-                # the position stays at the failed record; the records taken after it are read again
-                self._polling.positions_changed()
-                if not polled:
-                    raise error
-                self._deferred = error
+            if error is not None:  # the position stays at the failed record; the records after it are read again
                 break
+        if self._polling.closed.is_set():  # by a deserializer or a signal handler: it must not commit these records
+            return {}
+        if error is not None:
+            self._polling.positions_changed()
+            if not polled:
+                raise error
+            self._deferred = error
+        for partition, records in polled.items() if update_offsets else ():
+            self._subscription.partitions[partition].seek(records[-1].offset + 1, records[-1].leader_epoch)
         self._records += sum(map(len, polled.values()))
         return polled
 
@@ -200,14 +200,18 @@ class Consumer(ConsumerQueries):
         batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
         self._polls += 1
         self._polling.fetching.choose(columns)
-        for partition, batch, epoch in self._polling.poll(timeout_s(timeout_ms), rows_max):
+        fetched = self._polling.poll(timeout_s(timeout_ms), rows_max)
+        for partition, batch, _ in fetched:
             batches.setdefault(partition, []).append(batch)
-            offsets = batch.column("offset")
-            self._subscription.partitions[partition].seek(offsets[batch.num_rows - 1].as_py() + 1, epoch)
-            self._records += batch.num_rows
         tables = {partition: pa.Table.from_batches(found) for partition, found in batches.items()}
-        names = None if columns is None else top_columns(columns)
-        return tables if names is None else {partition: table.select(names) for partition, table in tables.items()}
+        if columns is not None:
+            tables = {partition: table.select(top_columns(columns)) for partition, table in tables.items()}
+        if self._polling.closed.is_set():
+            return {}
+        for partition, batch, epoch in fetched:
+            self._subscription.partitions[partition].seek(batch.column("offset")[-1].as_py() + 1, epoch)
+            self._records += batch.num_rows
+        return tables
 
     def __iter__(self) -> Consumer:
         return self
@@ -347,7 +351,7 @@ class Consumer(ConsumerQueries):
 
         It may be called from any thread, and waits for a running `poll`. Raises IllegalStateError if that takes longer
         than `timeout_ms` (default: request_timeout_ms). Callbacks and signal handlers do not wait: the call that they
-        interrupt closes the consumer. A second call has no effect.
+        interrupt closes the consumer, and logs an error of this close. A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():
@@ -356,18 +360,14 @@ class Consumer(ConsumerQueries):
         if self.closes_later(lambda: self.close(autocommit, timeout_ms)):
             return
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
-        with kafka_errors(), self.after_running_call(timeout_ms / 1000):
-            if self._closing:  # also if the listener calls it
+        with kafka_errors(), self.after_running_call(timeout_ms / 1000), contextlib.ExitStack() as at_end:
+            if self._closing:
                 return
             self._closing = True
-            try:
-                left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
-                self._polling.commits.finish(self._polling.to_commit() if autocommit else {}, left_ms)
-            finally:
-                try:
-                    self._polling.leave_and_drop_partitions()
-                finally:
-                    self._release(max(0.0, deadline_s - clock.monotonic_s()))
+            at_end.callback(lambda: self._release(max(0.0, deadline_s - clock.monotonic_s())))
+            at_end.callback(self._polling.leave_and_drop_partitions)
+            left_ms = max(0.0, deadline_s - clock.monotonic_s()) * 1000
+            self._polling.commits.finish(self._polling.to_commit() if autocommit else {}, left_ms)
 
     def _release(self, timeout_s: float) -> None:
         self._closed = True

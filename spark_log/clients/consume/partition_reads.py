@@ -1,7 +1,6 @@
 """Reads positions and plans from the store for `subscription`, and opens streams for `buffers`."""
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -28,6 +27,7 @@ from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.log.segments.slices import Slice
 from spark_log.log.segments.typed_columns import check_typed_columns
+from spark_log.process import Stop
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _SEGMENTS_MIN, _SEGMENTS_MAX = 8, 500
 class Fetching:
     """Fetches for one consumer. Not thread-safe."""
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings, closed: threading.Event) -> None:
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, closed: Stop) -> None:
         """`closed` is set when the consumer is closed."""
         self.buffers = Buffers(Limits(settings.fetch_max_bytes, settings.max_partition_fetch_bytes))
         self.fetcher = Fetcher({})

@@ -1,6 +1,5 @@
 """Finds the store of each partition that a consumer reads, and leaves out stores that do not answer."""
 
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +10,7 @@ from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.ids import HOME, StoreId
+from spark_log.process import Stop
 
 
 class PartitionStores:
@@ -19,7 +19,7 @@ class PartitionStores:
     A data store that does not answer delays one call. Then it is left out until it answers its probe.
     """
 
-    def __init__(self, cluster: Cluster, closed: threading.Event) -> None:
+    def __init__(self, cluster: Cluster, closed: Stop) -> None:
         """`closed` ends the threads."""
         self._cluster = cluster
         self._of_topics: dict[str, StoreId] = {}

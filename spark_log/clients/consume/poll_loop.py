@@ -6,7 +6,6 @@ read.
 """
 
 import logging
-import threading
 from collections.abc import Collection
 
 from kafka.structs import TopicPartition
@@ -25,6 +24,7 @@ from spark_log.errors import CommitFailedError, NoOffsetForPartitionError, Retri
 from spark_log.groups.committed_offsets import Commit, commit_offsets, read_commits, refuse_unknown
 from spark_log.groups.pending_offsets import unstable_partitions
 from spark_log.ids import TopicPartition as OurPartition
+from spark_log.process import Stop
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Polling:
         self.cluster = cluster
         self.settings = settings
         self.subscription = Subscription()
-        self.closed = threading.Event()
+        self.closed = Stop()
         self.fetching = Fetching(cluster, settings, self.closed)
         self.topics = TopicWatch(cluster, settings)
         self.commits = Commits(settings, background, self._write_commit)

@@ -16,8 +16,8 @@ from spark_log import clock
 from spark_log.clients.client_settings import parse_settings
 from spark_log.clients.consume.background import FORKED, Background
 from spark_log.clients.consume.call_guard import Guarded, exclusive, record_count, timeout_s
-from spark_log.clients.consume.python_records import Deserializers, python_records
-from spark_log.clients.consume.share_deliveries import acknowledgements
+from spark_log.clients.consume.python_records import Converted, Deserializers, python_records
+from spark_log.clients.consume.share_deliveries import Delivery, acknowledgements
 from spark_log.clients.consume.share_membership import ShareMembership
 from spark_log.clients.consume.share_poll_loop import Callback, SharePolling
 from spark_log.clients.consume.share_settings import ShareConsumerSettings
@@ -64,7 +64,7 @@ class ShareConsumer(Guarded):
         address, self.settings = parse_settings(ShareConsumerSettings, configs, {}, KafkaConfigurationError)
         with kafka_errors():
             self.cluster = Cluster.open(address)
-        self.lock = threading.RLock()
+        super().__init__()
         self._background = Background(f"spark-log-share-consumer-{self.settings.group_id}")
         self._membership = ShareMembership(self.cluster, self.settings, self._background)
         self.member_id = self._membership.member_id
@@ -146,22 +146,30 @@ class ShareConsumer(Guarded):
         """
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
         self._begin_poll(timeout_ms, rows_max)
-        polled: dict[TopicPartition, list[ShareRecord]] = {}
+        taken: list[tuple[Delivery, pa.RecordBatch, Converted]] = []
         for delivery, batch in self._polling.take(rows_max):
             name, number = delivery.partition
             converted = python_records(batch, name, number, self._deserializers, record_class=ShareRecord)
-            for record in converted.records:
-                record.delivery_count = delivery.acquired.deliveries
-            if converted.records:
-                polled.setdefault(delivery.partition, []).extend(converted.records)
+            taken.append((delivery, batch, converted))
             if converted.error is not None:
-                failed = int(batch.column("offset")[len(converted.records)].as_py())
-                delivery.returned -= batch.num_rows - len(converted.records) - 1
-                self._polling.deliveries.mark(name, number, failed, AcknowledgeType.RELEASE)
-                if not polled:
-                    raise converted.error
-                self._deferred = converted.error
                 break
+        if self._polling.closed.is_set():  # by a deserializer or a signal handler: it must not accept these records
+            return {}
+        polled: dict[TopicPartition, list[ShareRecord]] = {}
+        for delivery, batch, (records, error) in taken:
+            for record in records:
+                record.delivery_count = delivery.acquired.deliveries
+            if records:
+                polled.setdefault(delivery.partition, []).extend(records)
+            delivery.returned += len(records)
+            if error is not None:
+                delivery.returned += 1
+                failed = int(batch.column("offset")[len(records)].as_py())
+                topic, partition = delivery.partition
+                self._polling.deliveries.mark(topic, partition, failed, AcknowledgeType.RELEASE)
+                if not polled:
+                    raise error
+                self._deferred = error
         self._records += sum(map(len, polled.values()))
         return polled
 
@@ -172,12 +180,18 @@ class ShareConsumer(Guarded):
         """
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
         self._begin_poll(timeout_ms, rows_max)
+        taken = list(self._polling.take(rows_max))
         polled: dict[TopicPartition, list[pa.RecordBatch]] = {}
-        for delivery, batch in self._polling.take(rows_max):
+        for delivery, batch in taken:
             counts = pa.repeat(pa.scalar(delivery.acquired.deliveries, pa.int32()), batch.num_rows)
             polled.setdefault(delivery.partition, []).append(batch.append_column("delivery_count", counts))
-            self._records += batch.num_rows
-        return {partition: pa.Table.from_batches(batches) for partition, batches in polled.items()}
+        tables = {partition: pa.Table.from_batches(batches) for partition, batches in polled.items()}
+        if self._polling.closed.is_set():
+            return {}
+        for delivery, batch in taken:
+            delivery.returned += batch.num_rows
+        self._records += sum(table.num_rows for table in tables.values())
+        return tables
 
     def __iter__(self) -> ShareConsumer:
         return self
@@ -317,7 +331,7 @@ class ShareConsumer(Guarded):
 
     def wakeup(self) -> None:
         """Make the running poll of another thread, or the next one, raise WakeupError."""
-        self._polling.woken.set()
+        self._polling.woken = True
 
     def acquisition_lock_timeout_ms(self) -> int | None:
         """Return the duration of the locks as of the last poll; None before it."""
@@ -338,8 +352,8 @@ class ShareConsumer(Guarded):
         mode the records of the last poll are accepted, unless `accept` is False.
 
         It may be called from any thread: a running `poll` returns first. Raises IllegalStateError if it does not return
-        within `timeout_ms` (default: request_timeout_ms), or in a callback. If a signal handler calls it, `poll` closes
-        the consumer before it returns. A second call has no effect.
+        within `timeout_ms` (default: request_timeout_ms), or in a callback. If a signal handler calls it, the call that
+        it interrupts closes the consumer, and logs an error of this close. A second call has no effect.
         """
         timeout_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         if self._closed or self._process != os.getpid():

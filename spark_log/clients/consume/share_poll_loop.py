@@ -24,6 +24,7 @@ from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.process import Stop
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ class SharePolling:
         reads = ShareReads(cluster, settings.client_rack or None)
         self._polls = SharePolls(cluster, reads, dead_letters=self._dead_letters)
         self.deliveries = Deliveries()
-        self.woken = threading.Event()
-        self.closed = threading.Event()
+        self.woken = False
+        self.closed = Stop()
         self.lock_ms: int | None = None
         """The duration of the locks as of the last poll."""
         self.callback: Callback | None = None
@@ -70,8 +71,8 @@ class SharePolling:
         self._acquire(now_s + limit_s, rows_max)
 
     def _raise_if_woken(self) -> None:
-        if self.woken.is_set():
-            self.woken.clear()
+        if self.woken:
+            self.woken = False
             raise WakeupError("woken by wakeup()")
 
     def _acquire(self, deadline_s: float, rows_max: int) -> None:
@@ -103,7 +104,7 @@ class SharePolling:
             self._membership.assigned,
             acknowledgements(marked, self._member_id),
             min(max(0.0, deadline_s - clock.monotonic_s()), _WAIT_S),
-            lambda: self.woken.is_set() or self.closed.is_set(),
+            lambda: self.woken or self.closed.is_set(),
         )
         ends_s = result.began_s + result.lock_ms / 1000
         for taken in result.taken:
@@ -113,17 +114,15 @@ class SharePolling:
         return bool(result.taken)
 
     def take(self, rows_max: int) -> Iterator[tuple[Delivery, pa.RecordBatch]]:
-        """Yield buffered records, and count them as returned."""
+        """Yield buffered records. The caller counts those that it returns (`Delivery.returned`)."""
         whole = self._settings.share_acquire_mode == "batch_optimized" and rows_max == self._settings.max_poll_records
         left = math.inf if whole else rows_max
         for delivery in list(self.deliveries.buffered(clock.monotonic_s())):
             if left <= 0:
                 return
             count = int(min(left, len(delivery.offsets) - delivery.returned))
-            batch = delivery.records.slice(delivery.returned, count)
-            delivery.returned += count
             left -= count
-            yield delivery, batch
+            yield delivery, delivery.records.slice(delivery.returned, count)
 
     def send(self) -> dict[TopicPartition, Exception | None]:
         """Send the acknowledgements. Return None for each partition, or the error that refused all of its own."""

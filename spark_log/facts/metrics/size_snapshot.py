@@ -52,7 +52,16 @@ def _read_sizes(connection: sa.Connection) -> SizeSnapshot:
         row.name: 0 for row in connection.execute(sa.select(TOPIC.name).where(TOPIC.typed_columns.is_not(None)))
     }
     for topic, record_count, stats in connection.execute(typed):
-        nulls = json.loads(stats)["nullCount"]
-        bad = sum(record_count - nulls.get(part.error, record_count) for part in PARTS)
-        bad_records[topic] = bad_records.get(topic, 0) + bad
+        bad_records[topic] = bad_records.get(topic, 0) + _bad_records(record_count, stats)
     return SizeSnapshot(sizes, bad_records)
+
+
+def _bad_records(record_count: int, stats: str) -> int:
+    """Return the number of bad keys and values by the statistics of a segment, 0 if these cannot be read: one damaged
+    row must not end the metrics of the cluster.
+    """
+    try:
+        nulls = json.loads(stats)["nullCount"]
+        return sum(record_count - nulls.get(part.error, record_count) for part in PARTS)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return 0

@@ -43,7 +43,7 @@ from spark_log.spark.mirror.mirror_positions import (
     save_positions_hook,
     write_positions,
 )
-from spark_log.spark.mirror.mirror_topics import MirroredTopics, MirrorSettings, Pair, recreated
+from spark_log.spark.mirror.mirror_topics import UNAVAILABLE, MirroredTopics, MirrorSettings, Pair, recreated
 
 
 class Step(NamedTuple):
@@ -152,6 +152,7 @@ class Mirror:
 
         Topics that a pattern chose and that fail are left out. Each of them is tried again in later steps, in a
         transaction of its own after that of the others. Raises an error with all reasons if no other topic remains.
+        Topics to which the target cannot append now are left out before that, and copied with the others once it can.
         """
         while True:
             with contextlib.suppress(_TruncatedMeanwhile):
@@ -167,6 +168,9 @@ class Mirror:
         if until is not None:
             lacking = {tp: OffsetRange(r.start, min(r.end, until[tp])) for tp, r in lacking.items() if tp in until}
         lacking = {tp: offsets for tp, offsets in lacking.items() if offsets.size > 0}
+        self.topics.try_unavailable_again()
+        unavailable = self.topics.leave_out_unavailable(pairs, lacking)
+        lacking = {tp: offsets for tp, offsets in lacking.items() if tp.topic not in unavailable}
         taken: Ranges = {}
         done: list[Transferred] = []
         try:
@@ -218,23 +222,37 @@ class Mirror:
         return {tp: OffsetRange(start, ends[tp]) for tp, start in starts.items() if start < ends[tp]}
 
     def _copy(
-        self, run: Run, pairs: Mapping[str, Pair], lags: Mapping[TopicPartition, Lacking], taken: Ranges
+        self,
+        run: Run,
+        pairs: Mapping[str, Pair],
+        lags: Mapping[TopicPartition, Lacking],
+        taken: Ranges,
+        *,
+        again: bool = False,
     ) -> Iterator[tuple[Ranges, list[Transferred]]]:
         """Copy the ranges in one append transaction. If a topic fails, copy each half of the topics by itself, until
-        only topics that fail alone are left out.
+        only topics that fail alone are left out. If topics have become unavailable meanwhile, copy the others; if
+        they only have new leaders, copy all once more, which is `again`.
         """
-        names, done = sorted({tp.topic for tp in taken}), None
+        names, unavailable = sorted({tp.topic for tp in taken}), None
         try:
             done = self._copy_ranges(run, pairs, lags, taken)
         except self.topics.isolated as error:
             if len(names) == 1:
                 self.topics.leave_out(names[0], error)
                 return
-        if done is not None:
+            parts = [names[: len(names) // 2], names[len(names) // 2 :]]
+        except UNAVAILABLE:
+            unavailable = self.topics.leave_out_unavailable(pairs, taken)
+            if not unavailable and (again or not self.topics.isolated):
+                raise
+            parts = [[name for name in names if name not in unavailable]]
+        else:
             yield taken, done
             return
-        for half in (names[: len(names) // 2], names[len(names) // 2 :]):
-            yield from self._copy(run, pairs, lags, {tp: r for tp, r in taken.items() if tp.topic in half})
+        for part in filter(None, parts):
+            ranges = {tp: offsets for tp, offsets in taken.items() if tp.topic in part}
+            yield from self._copy(run, pairs, lags, ranges, again=unavailable == set())
 
     def _copy_ranges(
         self, run: Run, pairs: Mapping[str, Pair], lags: Mapping[TopicPartition, Lacking], taken: Ranges

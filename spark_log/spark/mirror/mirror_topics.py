@@ -1,9 +1,12 @@
 """The topics of a mirror: pairs of a topic of the source and its copy in the target, which is made if it is missing."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
+
+import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
@@ -29,6 +32,8 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
     redact,
 )
+from spark_log.ids import TopicPartition
+from spark_log.log.append.targets import targets_of
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.mirror.mirror_columns import configs_for_target, copy_columns
@@ -45,8 +50,6 @@ ERRORS_OF_ONE_TOPIC = (
     InvalidReplicationFactorError,
     InvalidSchemaError,
     InvalidTopicError,
-    NotEnoughReplicasError,
-    NotLeaderForPartitionError,
     OffsetOutOfRangeError,
     PolicyViolationError,
     SchemaRegistryError,
@@ -55,6 +58,8 @@ ERRORS_OF_ONE_TOPIC = (
     UnknownTopicOrPartitionError,
 )
 """Errors that say nothing about other topics. An error of a store or a log dir is not among them."""
+UNAVAILABLE = (NotEnoughReplicasError, NotLeaderForPartitionError)
+"""Errors of all topics that lose a broker of the target. `leave_out_unavailable` finds these topics without a copy."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +131,32 @@ class MirroredTopics:
             self._warned.add((name, type(error)))
             logger.warning("topic %r is not mirrored: %s", name, redact(str(error)))
 
+    def leave_out_unavailable(self, pairs: Mapping[str, Pair], partitions: Collection[TopicPartition]) -> set[str]:
+        """Leave out the topics of the source with one of these partitions to which the target cannot append now, by its
+        metadata: it has no leader, or fewer in-sync replicas than min.insync.replicas. Return their names.
+
+        If a pattern did not choose the topics, or if no other topic remains, none is left out: the append waits.
+        """
+        if not self.isolated:
+            return set()
+        errors: dict[str, SparkLogError] = {}
+        for store_id in {pairs[tp.topic].target.store_id for tp in partitions}:
+            there = [tp for tp in partitions if pairs[tp.topic].target.store_id == store_id]
+            errors |= self._target.at(store_id).store.read(partial(_unavailable, pairs=pairs, partitions=there))
+        if not pairs.keys() - self.failed.keys() - errors.keys():
+            return set()
+        for name, error in sorted(errors.items()):
+            self.leave_out(name, error)
+        return set(errors)
+
+    def try_unavailable_again(self) -> None:
+        """Forget the failures of topics that were left out because the target could not append to them."""
+        self.failed = {name: error for name, error in self.failed.items() if not isinstance(error, UNAVAILABLE)}
+
     def mirrored(self, names: Collection[str]) -> None:
         """Note that these topics were mirrored up to the present step."""
-        for name in sorted(self.failed.keys() & names):
-            del self.failed[name]
+        for name in sorted({name for name, _ in self._warned} & set(names)):
+            self.failed.pop(name, None)
             self._warned = {each for each in self._warned if each[0] != name}
             logger.warning("topic %r is mirrored again", name)
 
@@ -172,6 +199,27 @@ class MirroredTopics:
             counts = f"{target.partition_count} in the target and {source.partition_count} in the source"
             raise InvalidPartitionsError(f"partitions: topic {name!r} has {counts}")
         return target
+
+
+def _unavailable(
+    connection: sa.Connection, pairs: Mapping[str, Pair], partitions: Collection[TopicPartition]
+) -> dict[str, SparkLogError]:
+    """Return an error for each topic of the source with one of these partitions to which a store of the target cannot
+    append now.
+    """
+    errors: dict[str, SparkLogError] = {}
+    for name in {tp.topic for tp in partitions}:
+        topic = pairs[name].target
+        in_sync_min = topic.config.min_insync_replicas
+        for number, target in targets_of(connection, topic, [n for its, n in partitions if its == name], "all").items():
+            where, in_sync = f"{topic.name}-{number}", len(target.log_dirs)
+            if not in_sync:
+                errors[name] = NotLeaderForPartitionError(f"{where} has no leader: no in-sync replica is alive")
+            elif in_sync < in_sync_min:
+                errors[name] = NotEnoughReplicasError(
+                    f"{where}: {in_sync} replica(s) in sync, min.insync.replicas is {in_sync_min}"
+                )
+    return errors
 
 
 def recreated(name: str) -> DataLossError:

@@ -27,12 +27,12 @@ from pyspark.sql.streaming.listener import (
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster, cluster_of
-from spark_log.cluster.each_store import by_store
+from spark_log.cluster.each_store import by_store, in_each_store
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, needing, redact
 from spark_log.facts.metrics.query_facts import QueryFacts, query_record, with_progress
 from spark_log.facts.metrics.recorded_topics import METRICS
-from spark_log.ids import TopicPartition
+from spark_log.ids import HOME, TopicPartition
 from spark_log.log.segments import plan as planner
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.metadata.sql_columns import CLUSTER
@@ -53,7 +53,7 @@ _QUERIES_MAX = 200
 
 _LAG_CACHED_S = 1.0
 _PAUSE_S = 10.0
-"""The time after a failure during which the store is not read."""
+"""The time after a failure during which the lag of a query is not read, or nothing is recorded."""
 _TIMEOUT_MS = 2_000
 _CLOSE_S = 10.0
 
@@ -70,6 +70,8 @@ class _Query:
     reported_s: float = float("-inf")
     lag_s: float = float("-inf")
     """The time at which its lag was read."""
+    lag_paused_until_s: float = float("-inf")
+    """The time until which its lag is not read, after a failure."""
 
 
 class SparkLogListener(StreamingQueryListener):
@@ -104,7 +106,7 @@ class SparkLogListener(StreamingQueryListener):
         self._handled = threading.Condition(self._lock)
         self._stopping = threading.Event()
         self._last_failure: str | None = None
-        self._paused_until_s = float("-inf")
+        self._record_paused_until_s = float("-inf")
         self.dropped = 0
         """The number of events that were lost because the queue was full."""
         self.port: int | None = None
@@ -189,11 +191,10 @@ class SparkLogListener(StreamingQueryListener):
                 with self._handled:
                     self._handle(*event)
                     self._handled.notify_all()
-            if last or not self._is_paused():
+            if last or clock.monotonic_s() >= self._record_paused_until_s:
                 self._report(last=last)
                 self._last_failure = None
         except Exception as error:  # a query must not end because of its listener
-            self._pause()
             text = redact(f"{type(error).__name__}: {error}")
             if text != self._last_failure:  # logged once, not at every attempt
                 logger.warning("queries are not reported to %s: %s", METRICS.name, text)
@@ -243,7 +244,11 @@ class SparkLogListener(StreamingQueryListener):
                 due.append((query, query.facts))
         for query, facts in due:  # before the attempt, so that a failed write is not repeated at once
             query.reported, query.reported_s = facts, now_s
-        append_records(self._cluster, METRICS, [query_record(facts) for _, facts in due], timeout_ms=_TIMEOUT_MS)
+        try:
+            append_records(self._cluster, METRICS, [query_record(facts) for _, facts in due], timeout_ms=_TIMEOUT_MS)
+        except Exception:
+            self._record_paused_until_s = clock.monotonic_s() + _PAUSE_S
+            raise
 
     def _refresh_lag(self, query_: _Query) -> None:
         now_s = clock.monotonic_s()
@@ -251,20 +256,14 @@ class SparkLogListener(StreamingQueryListener):
             return
         query_.lag_s = now_s
         ends, lags = query_.facts.ends, None
-        if not self._is_paused():
+        if now_s >= query_.lag_paused_until_s:
             try:
                 lags = lag_by_partition(self._cluster, ends)
-            except SparkLogError:  # the report will log it
-                self._pause()
+            except SparkLogError:  # logged by `in_each_store`, or by the report if it is an error of the home store
+                query_.lag_paused_until_s = clock.monotonic_s() + _PAUSE_S
         with self._lock:
             if query_.facts.ends == ends:
                 query_.facts = replace(query_.facts, lags=lags)
-
-    def _is_paused(self) -> bool:
-        return clock.monotonic_s() < self._paused_until_s
-
-    def _pause(self) -> None:
-        self._paused_until_s = clock.monotonic_s() + _PAUSE_S
 
     def _serve_metrics(self, host: str, port: int) -> int:
         with needing("metrics_port", "metrics"):
@@ -298,7 +297,8 @@ def lag_by_partition(cluster: Cluster, ends: Sequence[str]) -> dict[TopicPartiti
     sources read on this cluster.
 
     Returns None if no source reads it. A partition or topic that is newer than the offsets counts with all of its
-    records. The lag of a partition that two sources read is the larger one.
+    records. The lag of a partition that two sources read is the larger one. Raises the error of a store that has some
+    of the topics; one that could not be reached is not asked again for some seconds.
     """
     found = [offset for offset in map(_stream_offset, ends) if offset is not None]
     if not found:
@@ -310,15 +310,21 @@ def lag_by_partition(cluster: Cluster, ends: Sequence[str]) -> dict[TopicPartiti
         # not Cluster.cluster_id, which waits for a store that does not answer as long as any other read
         return connection.execute(sa.select(CLUSTER.cluster_id)).scalar_one(), find_topics(connection, names)
 
-    cluster_id, topics = cluster.home.store.read(read, timeout_ms=_TIMEOUT_MS)
+    cluster_id, topics = in_each_store(cluster, lambda home: home.store.read(read, timeout_ms=_TIMEOUT_MS), [HOME])[
+        HOME
+    ]
     ours = [offset.positions for offset in found if offset.cluster_id in (None, cluster_id)]
     if not ours:
         return None
+    topics_by_store = by_store(topics.values())
+
+    def lags_in(view: Cluster) -> dict[TopicPartition, int]:
+        there = {topic.name: topic for topic in topics_by_store[view.store_id]}
+        return view.store.read(partial(_lag_in_store, ours=ours, topics=there), timeout_ms=_TIMEOUT_MS)
+
     lags: dict[TopicPartition, int] = {}
-    for store_id, those in by_store(topics.values()).items():
-        there = {topic.name: topic for topic in those}
-        work = partial(_lag_in_store, ours=ours, topics=there)
-        lags |= cluster.at(store_id).store.read(work, timeout_ms=_TIMEOUT_MS)
+    for found_there in in_each_store(cluster, lags_in, topics_by_store).values():
+        lags |= found_there
     return lags
 
 

@@ -254,6 +254,26 @@ def test_a_record_that_cannot_be_deserialized_is_released_and_raised(cluster, pr
         consumer.poll(60_000)
 
 
+@pytest.mark.parametrize("form", ["poll", "poll_arrow", "iteration"])
+def test_a_close_during_a_poll_accepts_no_record_that_the_poll_does_not_return(cluster, produce, worker, form):
+    create_topic(cluster, "jobs")
+    send(produce, *"ab")
+    consumer = worker()
+    buffered = consumer._polling.take
+
+    def interrupted(rows_max):
+        found = list(buffered(rows_max))
+        if found:
+            consumer.close()
+        return iter(found)
+
+    consumer._polling.take = interrupted
+    polled = {"poll": consumer.poll, "poll_arrow": consumer.poll_arrow, "iteration": lambda _: list(consumer)}[form]
+    assert not polled(1000 * LIMIT_S)
+    assert consumer._closed
+    assert [(record.value, record.delivery_count) for record in take(worker(), 2)] == [(b"a", 2), (b"b", 2)]
+
+
 def test_new_groups_begin_at_the_end_unless_configured(cluster, cluster_address, produce):
     create_topic(cluster, "jobs")
     send(produce, "before")

@@ -1,6 +1,7 @@
 """A data store, or the home store, does not answer: the topics of the others are appended to and read as before."""
 
 import contextlib
+import json
 import os
 import threading
 import time
@@ -27,7 +28,9 @@ from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
+from spark_log.process import Stop
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.spark.streams.query_listener import lag_by_partition
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all, table
 from tests.support.waiting import LIMIT_S
@@ -102,8 +105,19 @@ def test_the_answer_limit_of_home_is_that_of_its_data_stores(far):
             assert opened.at(1).store._answer_limit.seconds == seconds
 
 
+def test_the_lag_of_a_query_needs_only_the_stores_of_its_topics(far, proxy):
+    ends = {name: [json.dumps({name: {"0": 0}, "@topics": {}})] for name in ("here", "there")}
+    with down(far, proxy):
+        assert lag_by_partition(far, ends["here"]) == {TopicPartition("here", 0): 0}
+        for _ in range(2):
+            with pytest.raises(MetadataStoreUnavailableError):
+                lag_by_partition(far, ends["there"])
+        assert far.failures.keys() == {1}  # so the second call has not asked
+        assert lag_by_partition(far, ends["here"]) == {TopicPartition("here", 0): 0}
+
+
 def test_a_store_is_lost_until_it_answers(far, proxy):
-    closed = threading.Event()
+    closed = Stop()
     probe = StoreProbe(far, far.at(1).store_id, closed)
     far.at(1).store.read(lambda connection: connection.execute(sa.select(sa.literal(1))))  # leaves a pooled connection
     proxy.answers.clear()

@@ -10,6 +10,8 @@ from spark_log.errors import (
     InvalidConfigurationError,
     InvalidPartitionsError,
     InvalidTopicError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
     OffsetOutOfRangeError,
     SparkLogError,
     StorageUnavailableError,
@@ -20,13 +22,14 @@ from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.replication.controller.topic_operations import alter_configs, create_topic, delete_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.jobs import mirror as mirror_job
 from spark_log.spark.mirror.mirror import Mirror
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.mirroring import mirror_all, without_spark
 from tests.support.records import topic_values
+from tests.support.replicas import add_brokers, bring_back, inspect_and_elect, take_away, topic_on
 from tests.support.topics import append_to
 from tests.support.truncation import truncate
 
@@ -251,6 +254,65 @@ def test_a_topic_whose_transfer_fails_is_tried_again_alone_after_the_others(sour
     assert run.topics == ["b", "abc"]
     for name in NAMES:
         assert topic_values(target, name) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.fixture
+def mirror_to_two_brokers(target, mirrors, tmp_path):
+    """A mirror that has copied everything: of b to broker 2 only, and of c to both brokers of the target."""
+    add_brokers(target, tmp_path, 2)
+    topic_on(target, "b", [[2]])
+    topic_on(target, "c", [[1, 2]], min_insync_replicas="2")
+    mirror = mirrors()
+    mirror_all(mirror)
+    return mirror
+
+
+def test_topics_that_the_target_cannot_append_to_are_left_out_before_the_copy(
+    source, target, mirror_to_two_brokers, caplog
+):
+    mirror, run = mirror_to_two_brokers, Runs(target)
+    append_everywhere(source, "1")
+    take_away(target, 2)
+    assert mirror.step(run).records == 1
+    assert mirror.step(run) is None
+    assert kinds(mirror) == {"b": NotLeaderForPartitionError, "c": NotEnoughReplicasError}
+    bring_back(target, 2)
+    inspect_and_elect(target)
+    alter_configs(target, "c", {"min.insync.replicas": "1"})
+    append_to(source, "a", "2")
+    assert mirror.step(run).records == 3
+    assert run.topics == ["a", "abc"]
+    assert kinds(mirror) == {}
+    assert sum("is mirrored again" in text for text in caplog.messages) == 2
+
+
+@pytest.mark.parametrize("broker_is_lost", [True, False])
+def test_a_step_that_a_target_broker_interrupts_is_made_once_more(
+    source, target, mirror_to_two_brokers, broker_is_lost
+):
+    mirror, runs = mirror_to_two_brokers, Runs(target, b=NotLeaderForPartitionError("another broker leads"))
+    append_everywhere(source, "1")
+
+    def run(transfers):
+        try:
+            return runs(transfers)
+        finally:
+            if len(runs.topics) == 1 and broker_is_lost:
+                take_away(target, 2)
+            runs.errors.clear()
+
+    assert mirror.step(run).records == (1 if broker_is_lost else 3)
+    assert runs.topics == (["abc", "a"] if broker_is_lost else ["abc", "abc"])
+    assert kinds(mirror).keys() == ({"b", "c"} if broker_is_lost else set())
+
+
+def test_an_error_of_target_brokers_whose_topics_look_available_is_raised(source, target, mirror):
+    run = Runs(target, b=NotEnoughReplicasError("the controller has not noticed it yet"))
+    append_everywhere(source, "1")
+    with pytest.raises(NotEnoughReplicasError):
+        mirror.step(run)
+    assert run.topics == ["abc", "abc"]
+    assert kinds(mirror) == {}
 
 
 def test_a_topic_that_fails_takes_no_share_of_the_limit(source, target, mirrors):

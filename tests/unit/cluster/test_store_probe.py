@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 from spark_log.cluster.store_probe import StoreProbe
 from spark_log.ids import StoreId
+from spark_log.process import Stop
 from tests.support.waiting import wait_until
 
 
 def test_a_thread_that_cannot_be_started_does_not_lose_the_store(monkeypatch):
-    closed, asked = threading.Event(), threading.Event()
+    closed, asked = Stop(), threading.Event()
     store = SimpleNamespace(read=lambda *_, **__: asked.set())
     probe = StoreProbe(SimpleNamespace(at=lambda _store_id: SimpleNamespace(store=store)), StoreId(1), closed)
 
