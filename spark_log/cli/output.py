@@ -50,6 +50,24 @@ def print_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequen
     Console(width=None if sys.stdout.isatty() else WIDTH_OF_PIPES).print(table)
 
 
+def print_rows(
+    as_json: bool,
+    document: object,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    empty: str | None = None,
+    *,
+    title: str | None = None,
+) -> None:
+    """Print the JSON document, or else a table of the rows. Without rows, print the text `empty` instead if given."""
+    if as_json:
+        print_json(document)
+    elif not rows and empty is not None:
+        say(empty)
+    else:
+        print_table(title, columns, rows)
+
+
 def cell(value: object) -> "Text":
     """Return a cell of a table of rich. A list or tuple has a line for each of its items."""
     from rich.text import Text

@@ -103,6 +103,12 @@ class TopicStores:
         """Call a function once for each store of the cluster, at the same time. Return its results, or its errors."""
         return self.in_each(dict.fromkeys(self.ids()), lambda cluster, _: function(cluster), CHANGE_S)
 
+    def change_each(
+        self, store_ids: Iterable[StoreId], work: Callable[[StoreId], None]
+    ) -> dict[StoreId, SparkLogError | None]:
+        """Call a function that changes each of these stores, at the same time. Return the error of each, or None."""
+        return self.in_each(dict.fromkeys(store_ids), lambda cluster, _: work(cluster.store_id), CHANGE_S)
+
     def of_partitions(
         self,
         partitions: Iterable[TopicPartition],

@@ -51,7 +51,7 @@ def save_part(connection: sa.Connection, now: StoreClock, before: Part, after: P
     dropped: list[PendingBatch] = []
     if not before.is_over and (after.number > before.number or after.state is PartState.ABORTED):
         dropped = read_pending(connection, before.producer_id)
-        _remember_sequences(connection, now, before.producer_id, dropped)
+        remember_sequences(connection, now, before.producer_id, dropped)
         delete_pending(connection, before.producer_id, keep_blobs=False)
     elif after.state is PartState.COMMITTED:
         delete_pending(connection, before.producer_id, keep_blobs=True)
@@ -59,10 +59,10 @@ def save_part(connection: sa.Connection, now: StoreClock, before: Part, after: P
     return dropped
 
 
-def _remember_sequences(
+def remember_sequences(
     connection: sa.Connection, now: StoreClock, producer_id: int, dropped: Collection[PendingBatch]
 ) -> None:
-    """Keep the last sequences of dropped batches: Kafka's clients count up from them."""
+    """Keep the last sequences of the pending batches, which are dropped: Kafka's clients count up from them."""
     epochs = [each.batch.sequence.producer_epoch for each in dropped if each.batch.sequence is not None]
     if not epochs:
         return

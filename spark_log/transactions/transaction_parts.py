@@ -1,18 +1,19 @@
-"""Executes the calls of transactions that write to topics of data stores (`part_rules`).
+"""Executes the calls of transactions that may write to topics of data stores (`part_rules`).
 
     join               at home: the transaction gets a part in a data store
-    register           in the data store: batches become pending there
+    register           in the data store, or at home: batches become pending (blobs are in the store, files in the log
+                       dirs, no reader sees them)
     prepare            in the data store: the part is closed, and everything in it is forced to disk
     rules.commit       at home: decides, in the transaction of `transaction_store.commit_transaction_hook`
     complete           in each data store: append the batches of the part; at home: note that this is done
     abort              at home, and then in each data store
 
 A coordinator does the last two for producers that are gone (`left_over_parts`). A transaction whose topics are all in
-the home store needs none of them.
+the home store needs none of them but `register`.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -29,13 +30,13 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.failpoints import failpoint
-from spark_log.ids import StoreId
+from spark_log.ids import HOME, StoreId
 from spark_log.log.append.append_transaction import AppendRequest, check_write_id
 from spark_log.log.append.producer_rows import copy_producers, find_transactional_producer
 from spark_log.log.append.rules import Batch
 from spark_log.log.log import Log
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
-from spark_log.metadata.prepared import one_message
+from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.process import in_parallel
@@ -82,9 +83,9 @@ def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: i
 
 
 def register(
-    data: Cluster,
-    producer_id: int,
-    number: int,
+    cluster: Cluster,
+    ref: ProducerRef,
+    number: int | None,
     batches: Sequence[PendingBatch],
     blobs: Mapping[str, bytes],
     *,
@@ -94,30 +95,45 @@ def register(
     durable: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> list[Batch]:
-    """Make the batches pending in the part of transaction `number` in a data store. The arguments and the result are
-    those of `transaction_store.register`. Raises the errors of `part_rules.register`, and WriteIdExpiredError.
+    """Make the batches pending in the home store, or with a `number` in the part of this transaction in a data store.
+    The first ones begin the transaction or the part. Return the batches as they are registered.
+
+    With `again`, batches that a call whose answer was lost has registered already remain as they are. The registration
+    is forced to disk only if `durable`. The commit is always forced, and fails if a crash of the store has lost a
+    pending batch. Raises WriteIdExpiredError, the errors of `part_rules.register` with a `number`, and else those of
+    `rules.register`, and of `rules.join` if the transaction has a part in a data store.
     """
+    store = cluster.store
 
     def body(connection: sa.Connection, _attempt: Attempt) -> tuple[list[Batch], list[PendingBatch]]:
         if write_id is not None:
             check_write_id(connection, write_id, release=release_write_id)
-        now = data.store.clock(connection)
-        before = lock_part(connection, now, producer_id)
+        now = store.clock(connection)
+        if number is None:
+            before = lock_transaction(connection, now, ref.producer_id)
+            if before.transaction.parts.stores and batches:
+                rules.join(before.transaction, ref, HOME, across=may_cross(store))
+        else:
+            part = lock_part(connection, now, ref.producer_id)
         there: dict[int, Batch] = {}
-        if again and before.number == number:
-            there = {pending.position: pending.batch for pending in read_pending(connection, producer_id)}
+        if again and (number is None or part.number == number):
+            there = {pending.position: pending.batch for pending in read_pending(connection, ref.producer_id)}
         new = [pending for pending in batches if pending.position not in there]
-        dropped = save_part(connection, now, before, part_rules.register(before, number, len(new)))
-        if new:
-            insert_pending(connection, producer_id, new)
-            insert_blobs(
-                connection, {pending.batch.name: blobs[pending.batch.name] for pending in new if pending.batch.inline}
-            )
+        dropped: list[PendingBatch] = []
+        if number is not None:
+            dropped = save_part(connection, now, part, part_rules.register(part, number, len(new)))
+        with sent_with_commit(connection):
+            if number is None:
+                save_transaction(connection, now, before, rules.register(before.transaction, ref, len(new)))
+            if new:
+                insert_pending(connection, ref.producer_id, new)
+                inline = [pending.batch.name for pending in new if pending.batch.inline]
+                insert_blobs(connection, {name: blobs[name] for name in inline})
         return [there.get(pending.position, pending.batch) for pending in batches], dropped
 
-    registered, dropped = data.store.transact(body, timeout_ms=timeout_ms, durable=durable)
-    failpoint("part.registered")
-    delete_files(data, dropped)
+    registered, dropped = store.transact(body, timeout_ms=timeout_ms, durable=durable)
+    failpoint("transaction.registered" if number is None else "part.registered")
+    delete_files(cluster, dropped)
     return registered
 
 
@@ -217,29 +233,47 @@ def follow(
     finish(log.cluster.home.store, producer_id, number, log.cluster.store_id)
 
 
-def complete(log: Log, producer_id: int, parts: Parts, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-    """Roll the parts of a transaction forward that home has committed. Raises TransactionCommitPendingError if a data
-    store does not do it now.
-    """
+InEach = Callable[[Collection[StoreId], Callable[[StoreId], None]], Mapping[StoreId, SparkLogError | None]]
+"""Calls a function for data stores, at the same time. Returns the error of each store, or None."""
 
-    def follow_or_fail(store_id: StoreId) -> Exception | None:
+
+def _in_each(stores: Collection[StoreId], work: Callable[[StoreId], None]) -> dict[StoreId, SparkLogError | None]:
+    def call(store_id: StoreId) -> SparkLogError | None:
         try:
-            follow(log.at(store_id), producer_id, parts.number, timeout_ms=timeout_ms)
+            work(store_id)
         except SparkLogError as error:
-            logger.warning("store %s has not followed a commit yet: %s", store_id, redact(str(error)))
             return error
         return None
 
-    for error in in_parallel(follow_or_fail, sorted(parts.stores), _AT_ONCE, "spark-log-parts"):
-        if error is not None:
-            raise TransactionCommitPendingError(f"the transaction is committed; not all stores followed: {error}")
+    return dict(zip(stores, in_parallel(call, list(stores), _AT_ONCE, "spark-log-parts"), strict=True))
 
 
-def complete_last(log: Log, transactional_id: str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+def complete(
+    log: Log, producer_id: int, parts: Parts, *, timeout_ms: int = DEFAULT_TIMEOUT_MS, in_each: InEach = _in_each
+) -> None:
+    """Roll the parts of a transaction forward that home has committed. Raises TransactionCommitPendingError if a data
+    store does not do it now.
+    """
+    if parts.stores:
+        failpoint("part.decided")
+    errors = in_each(
+        sorted(parts.stores),
+        lambda store_id: follow(log.at(store_id), producer_id, parts.number, timeout_ms=timeout_ms),
+    )
+    failed = {store_id: error for store_id, error in errors.items() if error is not None}
+    for store_id, error in failed.items():
+        logger.warning("store %s has not followed a commit yet: %s", store_id, redact(str(error)))
+    for error in failed.values():
+        raise TransactionCommitPendingError(f"the transaction is committed; not all stores followed: {error}")
+
+
+def complete_last(
+    log: Log, transactional_id: str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS, in_each: InEach = _in_each
+) -> None:
     """Complete the last transaction of a transactional id if it is unfinished, as `complete` does."""
     last = find_unfinished(log.cluster.home.store, transactional_id)
     if last is not None:
-        complete(log, last.producer_id, last.parts, timeout_ms=timeout_ms)
+        complete(log, last.producer_id, last.parts, timeout_ms=timeout_ms, in_each=in_each)
 
 
 def read_open(home: Store, ref: ProducerRef) -> tuple[list[Batch], Parts]:
@@ -275,17 +309,15 @@ def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEO
     abort_parts(cluster, ref.producer_id, transaction_store.abort(cluster, ref, timeout_ms=timeout_ms))
 
 
-def abort_parts(cluster: Cluster, producer_id: int, parts: Parts) -> None:
+def abort_parts(cluster: Cluster, producer_id: int, parts: Parts, *, in_each: InEach = _in_each) -> None:
     """Drop the parts of a transaction that home has aborted. A store that does not answer is left to a coordinator."""
-
-    def drop(store_id: StoreId) -> None:
-        try:
-            data = cluster.at(store_id)
-            abort_part(data, producer_id, parts.number, timeout_ms=ABORT_TIMEOUT_MS)
-        except SparkLogError as error:
+    errors = in_each(
+        sorted(parts.stores),
+        lambda store_id: abort_part(cluster.at(store_id), producer_id, parts.number, timeout_ms=ABORT_TIMEOUT_MS),
+    )
+    for store_id, error in errors.items():
+        if error is not None:
             logger.info("store %s: a part is left to the coordinator: %s", store_id, redact(str(error)))
-
-    in_parallel(drop, sorted(parts.stores), _AT_ONCE, "spark-log-parts")
 
 
 def abort_part(

@@ -1,7 +1,6 @@
 """Executes calls of transactions in the metadata store: read under lock, decide (`transactions.rules`), write.
 
     init_producer              give a transactional producer its id and epoch; fence earlier producers of the same id
-    register                   make batches pending: blobs are in the store, files in the log dirs, no reader sees them
     commit_transaction_hook    end the transaction inside the append transaction that appends its pending batches
     abort                      drop the pending batches
 
@@ -10,7 +9,7 @@ all records of the transaction or none.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -19,9 +18,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import topics_of_ids
 from spark_log.errors import InvalidTransactionTimeoutError, SparkLogError
 from spark_log.failpoints import failpoint
-from spark_log.ids import HOME
 from spark_log.log.append import failed_append_files
-from spark_log.log.append.append_transaction import CommitHook, check_write_id
+from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.append.producer_rows import (
     begin_epoch,
     insert_transactional_producer,
@@ -29,7 +27,7 @@ from spark_log.log.append.producer_rows import (
     release_transactional_id,
 )
 from spark_log.log.append.rules import Batch
-from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
+from spark_log.log.segments.segment_rows import delete_blobs
 from spark_log.metadata.prepared import in_list, one_message, sent_with_commit
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
@@ -42,7 +40,6 @@ from spark_log.transactions.transaction_rows import (
     ask_transaction,
     delete_transactions,
     insert_empty_transaction,
-    insert_pending,
     lock_transaction,
     read_pending,
     save_transaction,
@@ -134,51 +131,6 @@ def check(store: Store, connection: sa.Connection, ref: ProducerRef) -> None:
 def may_cross(store: Store) -> bool:
     """Whether a transaction may write to topics of several stores (transaction.cross.store)."""
     return store.settings.transaction_cross_store == "allow"
-
-
-def register(
-    store: Store,
-    ref: ProducerRef,
-    batches: Sequence[PendingBatch],
-    blobs: Mapping[str, bytes],
-    *,
-    write_id: str | None = None,
-    release_write_id: bool = False,
-    again: bool = False,
-    durable: bool = False,
-    timeout_ms: int = DEFAULT_TIMEOUT_MS,
-) -> list[Batch]:
-    """Make the batches pending. The first ones begin the transaction. Return the batches as they are registered.
-
-    With `again`, batches that a call whose answer was lost has registered already remain as they are. The registration
-    is forced to disk only if `durable`. The commit is always forced, and fails if a crash of the store has lost a
-    pending batch. Raises the errors of `transactions.rules.register`, those of `rules.join` if the transaction has a
-    part in a data store, and WriteIdExpiredError.
-    """
-
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[Batch]:
-        if write_id is not None:
-            check_write_id(connection, write_id, release=release_write_id)
-        now = store.clock(connection)
-        before = lock_transaction(connection, now, ref.producer_id)
-        if before.transaction.parts.stores and batches:
-            rules.join(before.transaction, ref, HOME, across=may_cross(store))
-        there = (
-            {pending.position: pending.batch for pending in read_pending(connection, ref.producer_id)} if again else {}
-        )
-        new = [pending for pending in batches if pending.position not in there]
-        after = rules.register(before.transaction, ref, len(new))
-        with sent_with_commit(connection):
-            save_transaction(connection, now, before, after)
-            if new:
-                insert_pending(connection, ref.producer_id, new)
-                names = [pending.batch.name for pending in new if pending.batch.inline]
-                insert_blobs(connection, {name: blobs[name] for name in names})
-        return [there.get(pending.position, pending.batch) for pending in batches]
-
-    registered = store.transact(body, timeout_ms=timeout_ms, durable=durable)
-    failpoint("transaction.registered")
-    return registered
 
 
 def commit_transaction_hook(

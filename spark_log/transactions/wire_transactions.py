@@ -25,7 +25,7 @@ from spark_log.errors import InvalidProducerIdMappingError, SparkLogError, Unkno
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, StoreId
 from spark_log.log.append.append_transaction import check_write_id
-from spark_log.log.append.producer_rows import ProducerKey, ask_producers, save_producer_states
+from spark_log.log.append.producer_rows import ProducerKey, ask_producers
 from spark_log.log.append.rules import (
     Appended,
     Batch,
@@ -38,14 +38,13 @@ from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.transactions import fencing_rules, part_rules, rules
 from spark_log.transactions import pending_sequences as sequence_rules
 from spark_log.transactions.fencing_rules import FencingToken, Role
-from spark_log.transactions.part_rows import lock_part, save_part
+from spark_log.transactions.part_rows import lock_part, remember_sequences, save_part
 from spark_log.transactions.rules import NO_PARTS, Parts, ProducerRef
 from spark_log.transactions.transaction_rows import (
     PendingBatch,
     TransactionRow,
     insert_pending,
     lock_transaction,
-    partitions_with_sequences,
     read_first_pending,
     read_last_pending,
     read_pending,
@@ -326,17 +325,8 @@ def abort(
         if rules.has_ended(before.transaction, producer.ref, commit=False):
             return [], NO_PARTS
         after = fencing_rules.end_offsets_token(rules.abort(before.transaction, producer.ref, keeps_epoch=True))
-        keys = partitions_with_sequences(connection, producer.producer_id)
-        states = _states(connection, producer.producer_id, keys)
-        last = read_last_pending(connection, producer.producer_id, producer.epoch, keys)
-        kept = {
-            (producer.producer_id, *key): sequence_rules.remember_aborted(
-                states[(producer.producer_id, *key)], last[key][-1]
-            )
-            for key in keys
-        }
-        save_producer_states(connection, now, states, kept)
         dropped = read_pending(connection, producer.producer_id)
+        remember_sequences(connection, now, producer.producer_id, dropped)
         save_transaction(connection, now, before, after)
         return dropped, before.transaction.parts
 

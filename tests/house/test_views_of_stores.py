@@ -26,7 +26,7 @@ VIEWS = ("of", "at", "in_each", "of_partitions", "ask_stores", "in_each_store", 
 EXCEPTIONS = {
     "cli/topics/table.py:rebuild": "tables/verification.py takes the view",
     "cli/topics/table.py:verify": "tables/verification.py takes the view",
-    "facts/metrics/cluster_snapshot.py:_read_cluster": "reads the facts of home; read_cluster adds the data stores",
+    "facts/metrics/cluster_snapshot.py:_read_home": "reads the facts of home; read_cluster adds the data stores",
     "facts/metrics/recorded_reads.py:read_records": "internal topics are in the home store",
     "groups/share/": "share groups read topics of the home store only",
 }

@@ -4,7 +4,6 @@ import pytest
 
 from spark_log.errors import InvalidOptionError
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
-from spark_log.spark.jobs.options.job_arguments import TransformArguments
 from spark_log.spark.jobs.queries.transform_loop import load
 from spark_log.spark.jobs.transform import JOB
 
@@ -12,18 +11,20 @@ BASE = ["--cluster", "a", "--group-id", "g"]
 
 
 def test_arguments(tmp_path):
-    least = {"auto_offset_reset": "earliest"}
-    assert JOB.parse([*BASE, "--subscribe", "x, y", "--to-topic", "z"]) == TransformArguments(
-        "a", SubscribeTopics(("x", "y")), None, False, "z", "g", None, least, {}, None, False
-    )
+    given = JOB.parse([*BASE, "--subscribe", "x, y", "--to-topic", "z"])
+    assert (given.topics, given.work.to_topic) == (SubscribeTopics(("x", "y")), "z")
+    assert (given.run.cluster, given.run.group_id) == ("a", "g")
+    assert given.run.consumer_settings() == {"auto_offset_reset": "earliest"}
     (tmp_path / "c.toml").write_text('subscribe-pattern = "^x"\narrow = true\nmax-poll-records = 10\ngroup-id = "h"\n')
     words = f"--config {tmp_path}/c.toml --group-id g --function m:f --transactional-id t --auto-offset-reset latest"
     more = "--transaction-timeout-ms 30 --consumer-timeout-ms 40 --session-timeout-ms 600 --retries 2 --json"
+    given = JOB.parse(f"{words} {more} --cluster a".split())
+    assert (given.topics, given.work.function, given.work.arrow) == (SubscribePattern("^x"), "m:f", True)
+    run = given.run
+    assert (run.group_id, run.transactional_id, run.transaction_timeout_ms) == ("g", "t", 30)
+    assert (run.retries, run.json) == (2, True)
     consumer = {"auto_offset_reset": "latest", "max_poll_records": 10, "consumer_timeout_ms": 40}
-    consumer |= {"session_timeout_ms": 600, "heartbeat_interval_ms": 200}
-    assert JOB.parse(f"{words} {more} --cluster a".split()) == TransformArguments(
-        "a", SubscribePattern("^x"), "m:f", True, None, "g", "t", consumer, {"transaction_timeout_ms": 30}, 2, True
-    )
+    assert run.consumer_settings() == {**consumer, "session_timeout_ms": 600, "heartbeat_interval_ms": 200}
     secret = ["--cluster", "postgresql://u:password@h/d", *BASE[2:], "--subscribe", "x", "--to-topic", "y"]
     assert "password" not in repr(JOB.parse(secret))
 

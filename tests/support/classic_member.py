@@ -7,24 +7,22 @@ cooperative assignors do; a member that has given partitions up for that joins a
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from kafka.protocol.consumer import JoinGroupRequest, LeaveGroupRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 from kafka.protocol.metadata import MetadataRequest
 
-from spark_log.gateway.protocol.wire import Message
 from spark_log.groups.consumer_messages import decode_assignment, decode_subscription, encode_assignment
-from spark_log.ids import TopicPartition
+from spark_log.ids import TopicPartition, numbers_by_topic
 from tests.support.gateway_wire import WireConnection
+from tests.support.worker_member import WorkerMember
 
-_MEMBER_ID_REQUIRED, _REBALANCE_IN_PROGRESS = 79, 27
-_JOIN, _SYNC, _BEAT = 5, 3, 3
-"""Versions."""
+_REBALANCE_IN_PROGRESS = 27
 
 
-class ClassicMember:
-    """`send_join` and `send_sync` do not wait for the answer, `joined` and `synced` do. Others send one request and
-    return its error code.
-    """
+class ClassicMember(WorkerMember):
+    """A member whose metadata are its subscription and its partitions."""
+
+    join_version, sync_version, beat_version = 5, 3, 3
 
     def __init__(
         self,
@@ -37,42 +35,29 @@ class ClassicMember:
         rebalance_timeout_ms: int = 10_000,
         instance_id: str | None = None,
     ) -> None:
-        self.wire, self.group_id, self.instance_id = wire, group_id, instance_id
-        self.member_id, self.generation = "", -1
+        super().__init__(
+            wire, group_id, kind="consumer", protocol=assignor, instance_id=instance_id,
+            session_timeout_ms=session_timeout_ms, rebalance_timeout_ms=rebalance_timeout_ms,
+        )  # fmt: skip
         self.owned: dict[str, list[int]] = {}
         self.members: dict[str, bytes] = {}
         """As leader: the metadata of all members."""
         self.gave_up = False
         """It has partitions no more, which others get when it joins again."""
-        self._topics, self._assignor, self._session_timeout_ms = topics, assignor, session_timeout_ms
-        self._rebalance_timeout_ms = rebalance_timeout_ms
+        self._topics = topics
 
     def join_request(self) -> JoinGroupRequest:
-        return JoinGroupRequest(
-            group_id=self.group_id,
-            session_timeout_ms=self._session_timeout_ms,
-            rebalance_timeout_ms=self._rebalance_timeout_ms,
-            member_id=self.member_id,
-            group_instance_id=self.instance_id,
-            protocol_type="consumer",
-            protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=self._assignor, metadata=_subscription(self))],
-        )
-
-    def reserve(self) -> int:
-        """Ask for a member id, if it has none. The group then waits until the member joins with it."""
-        if self.member_id or self.instance_id is not None:
-            return 0
-        joined = self.wire.exchange(self.join_request(), _JOIN)
-        self.member_id = joined.member_id
-        return 0 if joined.error_code == _MEMBER_ID_REQUIRED else int(joined.error_code)
-
-    def send_join(self) -> None:
-        self.wire.send(self.join_request(), _JOIN)
+        kind = ConsumerProtocolSubscription.TopicPartition
+        owned = [kind(topic=topic, partitions=numbers) for topic, numbers in self.owned.items()]
+        self.metadata = ConsumerProtocolSubscription(
+            version=1, topics=list(self._topics), user_data=b"", owned_partitions=owned
+        ).encode()
+        return super().join_request()
 
     def joined(self) -> int:
-        joined = self.wire.receive(self.join_request(), _JOIN)
+        joined = super().joined()
+        self.member_id, self.generation = joined.member_id, joined.generation_id  # after an error without an id
         self.gave_up = False
-        self.member_id, self.generation = joined.member_id, joined.generation_id
         self.members = {each.member_id: bytes(each.metadata) for each in joined.members}
         return int(joined.error_code)
 
@@ -83,20 +68,20 @@ class ClassicMember:
         self.send_join()
         return self.joined()
 
-    def send_sync(self) -> None:
-        self.wire.send(self._sync_request(), _SYNC)
+    def send_sync(self, assignments: Mapping[str, bytes] | None = None) -> None:
+        super().send_sync(self._assignments() if assignments is None else assignments)
 
     def synced(self) -> int:
-        synced = self.wire.receive(SyncGroupRequest(**self._me(), assignments=[]), _SYNC)
-        if synced.assignment:
-            assigned = decode_assignment(bytes(synced.assignment))
+        synced = super().synced()
+        if isinstance(synced, int):
+            return synced
+        if synced:
+            assigned = decode_assignment(synced)
             assert assigned is not None
             before = {TopicPartition(topic, number) for topic, numbers in self.owned.items() for number in numbers}
             self.gave_up = bool(before - assigned)
-            self.owned = {}
-            for topic, number in sorted(assigned):
-                self.owned.setdefault(topic, []).append(number)
-        return int(synced.error_code)
+            self.owned = numbers_by_topic(assigned)
+        return 0
 
     def sync(self) -> int:
         self.send_sync()
@@ -104,17 +89,8 @@ class ClassicMember:
 
     def beat(self, wire: WireConnection | None = None) -> int:
         """REBALANCE_IN_PROGRESS also if it has given partitions up."""
-        code = int((wire or self.wire).exchange(self.heartbeat(), _BEAT).error_code)
+        code = super().beat(wire)
         return _REBALANCE_IN_PROGRESS if code == 0 and self.gave_up else code
-
-    def heartbeat(self) -> HeartbeatRequest:
-        return HeartbeatRequest(**self._me())
-
-    def send_beat(self) -> None:
-        self.wire.send(self.heartbeat(), _BEAT)
-
-    def receive_beat(self) -> int:
-        return int(self.wire.receive(self.heartbeat(), _BEAT).error_code)
 
     def leave(self) -> int:
         request = LeaveGroupRequest(group_id=self.group_id, member_id=self.member_id)
@@ -125,11 +101,6 @@ class ClassicMember:
         if not self.member_id:
             assert (self.join(), self.sync()) == (0, 0)
         settle(self)
-
-    def _sync_request(self) -> Message:
-        kind = SyncGroupRequest.SyncGroupRequestAssignment
-        assignments = [kind(member_id=key, assignment=value) for key, value in self._assignments().items()]
-        return SyncGroupRequest(**self._me(), assignments=assignments)
 
     def _assignments(self) -> dict[str, bytes]:
         """The assignment of each member: of every topic, one range for each subscriber."""
@@ -154,26 +125,6 @@ class ClassicMember:
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(topics)]
         answer = self.wire.exchange(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), 4)
         return {each.name: len(each.partitions) for each in answer.topics if not each.error_code}
-
-    def _me(self) -> Mapping[str, object]:
-        return {
-            "group_id": self.group_id,
-            "generation_id": self.generation,
-            "member_id": self.member_id,
-            "group_instance_id": self.instance_id,
-        }
-
-
-def _subscription(member: ClassicMember) -> bytes:
-    kind = ConsumerProtocolSubscription.TopicPartition
-    owned = [kind(topic=topic, partitions=numbers) for topic, numbers in member.owned.items()]
-    message = ConsumerProtocolSubscription(
-        version=1,
-        topics=list(member._topics),
-        user_data=b"",
-        owned_partitions=owned,
-    )
-    return message.encode()  # type: ignore[no-any-return]
 
 
 def rebalance(*members: ClassicMember) -> None:

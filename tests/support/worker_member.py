@@ -9,14 +9,16 @@ from spark_log.gateway.protocol.wire import Message
 from tests.support.gateway_wire import WireConnection
 
 _MEMBER_ID_REQUIRED = 79
-JOIN, SYNC, BEAT = 9, 5, 4
-"""Versions."""
+JOIN = 9
+"""Version."""
 
 
 class WorkerMember:
     """`send_join` and `send_sync` do not wait for the answer, `joined` and `synced` do. Others send one request and
     return its error code.
     """
+
+    join_version, sync_version, beat_version = JOIN, 5, 4
 
     def __init__(
         self, wire: WireConnection, group_id: str = "g", *, kind: str = "connect", protocol: str = "sessioned",
@@ -40,19 +42,20 @@ class WorkerMember:
             protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=self._protocol, metadata=self.metadata)],
         )
 
-    def reserve(self) -> None:
-        """Ask for a member id. The group then waits until the member joins with it."""
-        if not self.member_id and self.instance_id is None:
-            answer = self.wire.exchange(self.join_request(), JOIN)
-            assert answer.error_code == _MEMBER_ID_REQUIRED, answer
-            self.member_id = answer.member_id
+    def reserve(self) -> int:
+        """Ask for a member id, if it has none. The group then waits until the member joins with it."""
+        if self.member_id or self.instance_id is not None:
+            return 0
+        answer = self.wire.exchange(self.join_request(), self.join_version)
+        self.member_id = answer.member_id
+        return 0 if answer.error_code == _MEMBER_ID_REQUIRED else int(answer.error_code)
 
     def send_join(self) -> None:
-        self.reserve()
-        self.wire.send(self.join_request(), JOIN)
+        assert self.reserve() == 0
+        self.wire.send(self.join_request(), self.join_version)
 
     def joined(self) -> Message:
-        answer = self.wire.receive(self.join_request(), JOIN)
+        answer = self.wire.receive(self.join_request(), self.join_version)
         if answer.error_code == 0:
             self.member_id, self.generation = answer.member_id, answer.generation_id
             self.others = [each.member_id for each in answer.members]
@@ -68,11 +71,11 @@ class WorkerMember:
         return SyncGroupRequest(**self._me(), protocol_type=self._kind, protocol_name=self._protocol, assignments=given)
 
     def send_sync(self, assignments: Mapping[str, bytes] | None = None) -> None:
-        self.wire.send(self.sync_request(assignments or {}), SYNC)
+        self.wire.send(self.sync_request(assignments or {}), self.sync_version)
 
     def synced(self) -> bytes | int:
         """The assignment, or the error code."""
-        answer = self.wire.receive(self.sync_request({}), SYNC)
+        answer = self.wire.receive(self.sync_request({}), self.sync_version)
         return int(answer.error_code) or bytes(answer.assignment)
 
     def assign(self, text: str) -> bytes | int:
@@ -81,7 +84,16 @@ class WorkerMember:
         return self.synced()
 
     def beat(self, wire: WireConnection | None = None) -> int:
-        return int((wire or self.wire).exchange(HeartbeatRequest(**self._me()), BEAT).error_code)
+        return int((wire or self.wire).exchange(self.heartbeat(), self.beat_version).error_code)
+
+    def heartbeat(self) -> HeartbeatRequest:
+        return HeartbeatRequest(**self._me())
+
+    def send_beat(self) -> None:
+        self.wire.send(self.heartbeat(), self.beat_version)
+
+    def receive_beat(self) -> int:
+        return int(self.wire.receive(self.heartbeat(), self.beat_version).error_code)
 
     def leave(self) -> int:
         kind = LeaveGroupRequest.MemberIdentity

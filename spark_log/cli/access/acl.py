@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_log.cli.output import print_json, print_table, say
+from spark_log.cli.output import print_rows, say
 from spark_log.cli.shared_options import Cluster_, Json, open_cluster
 from spark_log.spark.jobs.options.arguments import usage_error
 
@@ -93,11 +93,8 @@ def list_(
     with open_cluster(cluster) as opened:
         found = list(dict.fromkeys(acl for each in filters for acl in find_acls(opened, each)))
     rows = [{"resource": target_of(acl), **facts_of(acl)} for acl in found]
-    if as_json:
-        print_json(rows)
-    else:
-        columns = ["Resource", "Principal", "Host", "Operation", "Permission"]
-        print_table(None, columns, [tuple(row.values()) for row in rows])
+    columns = ["Resource", "Principal", "Host", "Operation", "Permission"]
+    print_rows(as_json, rows, columns, [tuple(row.values()) for row in rows])
 
 
 @app.command()

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.output import print_json, print_table, say
+from spark_log.cli.output import print_rows, say
 from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_pairs
 from spark_log.cluster.quotas.rules import CLIENT_ID, IP, USER, Entity, entity_of, named
 from spark_log.errors import IllegalArgumentError
@@ -62,11 +62,9 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
 
     with open_cluster(cluster) as opened:
         quotas = read_quotas(opened.store)
-    if as_json:
-        print_json([{"entity": dict(entity), "configs": dict(values)} for entity, values in quotas.items()])
-        return
+    document = [{"entity": dict(entity), "configs": dict(values)} for entity, values in quotas.items()]
     rows = [(named(entity), name, value) for entity, values in quotas.items() for name, value in values.items()]
-    print_table(None, ["entity", "config", "value"], rows)
+    print_rows(as_json, document, ["entity", "config", "value"], rows)
 
 
 def _entity(user: str | None, client_id: str | None, ip: str | None) -> Entity:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli import completion
-from spark_log.cli.output import print_json, print_table, say
+from spark_log.cli.output import print_rows, say
 from spark_log.cli.shared_options import Cluster_, Json, open_cluster
 
 app = typer.Typer(no_args_is_help=True, help="Users of gateways: create, list and delete them.")
@@ -70,16 +70,9 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
 
     with open_cluster(cluster) as opened:
         credentials = list_credentials(opened.store)
-    if as_json:
-        print_json(
-            [
-                {"user": each.user, "mechanism": each.mechanism.sasl_name, "iterations": each.iterations}
-                for each in credentials
-            ]
-        )
-    else:
-        rows = [(each.user, each.mechanism.sasl_name, each.iterations) for each in credentials]
-        print_table(None, ["User", "Mechanism", "Iterations"], rows)
+    rows = [(each.user, each.mechanism.sasl_name, each.iterations) for each in credentials]
+    document = [dict(zip(("user", "mechanism", "iterations"), row, strict=True)) for row in rows]
+    print_rows(as_json, document, ["User", "Mechanism", "Iterations"], rows)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_log.cli import completion
-from spark_log.cli.output import cell, count_of, note, print_facts, print_json, print_table, say
+from spark_log.cli.output import cell, count_of, note, print_facts, print_json, print_rows, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, open_cluster, partitions_option, reset_target_option
 
 if TYPE_CHECKING:
@@ -32,14 +32,10 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
     with open_cluster(cluster) as opened:
         listed = list_groups(opened.store, with_topics=as_json)
         groups = [(group, group_lag(opened, group.group_id)) for group in listed]
-    if as_json:
-        print_json([{**vars(group), "topics": sorted(group.topics), "lag": _total(lag)} for group, lag in groups])
-        return
-    if not groups:
-        say("There is no group.")
-        return
+    document = [{**vars(group), "topics": sorted(group.topics), "lag": _total(lag)} for group, lag in groups]
     rows = [(group.group_id, group.type, group.state, group.members, len(lag), _total(lag)) for group, lag in groups]
-    print_table(None, ("group", "type", "state", "members", "partitions", "lag"), rows)
+    columns = ("group", "type", "state", "members", "partitions", "lag")
+    print_rows(as_json, document, columns, rows, "There is no group.")
 
 
 @app.command()
@@ -185,13 +181,11 @@ def reset_group(
         else:
             resets = (reset_share_offsets if share else reset_offsets)(opened, group, targets, dry_run=not execute)
     before = "start" if share else "current"
-    if as_json:
-        print_json(
-            [{**tp._asdict(), f"{before}_offset": each.current, "new_offset": each.new} for tp, each in resets.items()]
-        )
-    else:
-        rows = [(str(tp), each.current, each.new) for tp, each in resets.items()]
-        print_table(None, ("partition", f"{before} offset", "new offset"), rows)
+    document = [
+        {**tp._asdict(), f"{before}_offset": each.current, "new_offset": each.new} for tp, each in resets.items()
+    ]
+    rows = [(str(tp), each.current, each.new) for tp, each in resets.items()]
+    print_rows(as_json, document, ("partition", f"{before} offset", "new offset"), rows)
     if not execute:
         note("Nothing is changed. To reset the group, add --execute.")
     elif not as_json:

@@ -6,7 +6,7 @@ import typer
 
 from spark_log.cli import completion
 from spark_log.cli.groups.group import GroupId, choose_partitions, reset_group
-from spark_log.cli.output import print_json, print_table, say
+from spark_log.cli.output import print_rows
 from spark_log.cli.shared_options import (
     Cluster_,
     Json,
@@ -52,11 +52,9 @@ def config(
         if changes:
             alter_recorded(opened, local_user(), "cli", group, changes)
         entries = group_config_entries(opened.store, group)
-    if as_json:
-        print_json({entry.definition.name: {"value": entry.value, "origin": entry.origin.value} for entry in entries})
-        return
+    document = {entry.definition.name: {"value": entry.value, "origin": entry.origin.value} for entry in entries}
     rows = [(entry.definition.name, entry.value, entry.origin.value) for entry in entries]
-    print_table(None, ("config", "value", "from"), rows)
+    print_rows(as_json, document, ("config", "value", "from"), rows)
 
 
 @app.command()
@@ -105,12 +103,6 @@ def peek(
     with open_cluster(cluster) as opened:
         chosen = choose_partitions(opened, topic, ()) if topic else ()
         records = peek_records(opened, group, chosen, limit)
-    if as_json:
-        print_json([_as_json(record) for record in records])
-        return
-    if not records:
-        say(f"Group {group} has no record to show.")
-        return
     rows = [
         (
             str(each.partition), each.offset, each.state, each.deliveries or None, each.member or None, _when(each),
@@ -118,7 +110,9 @@ def peek(
         )
         for each in records
     ]  # fmt: skip
-    print_table(None, ("partition", "offset", "state", "deliveries", "member", "until", "value"), rows)
+    columns = ("partition", "offset", "state", "deliveries", "member", "until", "value")
+    document = [_as_json(record) for record in records]
+    print_rows(as_json, document, columns, rows, f"Group {group} has no record to show.")
 
 
 def _when(record: "PeekedRecord") -> str | None:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say, time_of
+from spark_log.cli.output import (
+    bytes_of,
+    count_of,
+    duration_of,
+    print_facts,
+    print_json,
+    print_rows,
+    print_table,
+    say,
+    time_of,
+)
 from spark_log.cli.shared_options import Cluster_, Json, open_cluster
 
 if TYPE_CHECKING:
@@ -51,13 +61,9 @@ def list_(
     states = _states(state or ())
     with open_cluster(cluster) as opened:
         transactions = list_transactions(opened, states)
-    if as_json:
-        print_json([asdict(each) for each in transactions])
-    elif not transactions:
-        say("There is no transaction of these states." if states else "There is no transactional id.")
-    else:
-        columns = ("transactional id", "state", "open for", "time-out", "batches", "producer", "epoch", "parts")
-        print_table(None, columns, [_row(each) for each in transactions])
+    columns = ("transactional id", "state", "open for", "time-out", "batches", "producer", "epoch", "parts")
+    empty = "There is no transaction of these states." if states else "There is no transactional id."
+    print_rows(as_json, [asdict(each) for each in transactions], columns, [_row(each) for each in transactions], empty)
 
 
 @app.command()
@@ -138,23 +144,19 @@ def find_hanging(
 
     with open_cluster(cluster) as opened:
         hanging = find_hanging(opened, max_timeout_ms)
-    if as_json:
-        print_json([_as_json(description) for description in hanging])
-    elif not hanging:
-        say("There is no hanging transaction.")
-    else:
-        columns = ("transactional id", "open for", "time-out", "partitions", "records")
-        rows = [
-            (
-                description.transaction.transactional_id,
-                _open_for(description.transaction),
-                duration_of(description.transaction.timeout_ms),
-                ", ".join(f"{part.topic}-{part.partition}" for part in description.pending),
-                sum(part.records for part in description.pending),
-            )
-            for description in hanging
-        ]
-        print_table(None, columns, rows)
+    columns = ("transactional id", "open for", "time-out", "partitions", "records")
+    rows = [
+        (
+            description.transaction.transactional_id,
+            _open_for(description.transaction),
+            duration_of(description.transaction.timeout_ms),
+            ", ".join(f"{part.topic}-{part.partition}" for part in description.pending),
+            sum(part.records for part in description.pending),
+        )
+        for description in hanging
+    ]
+    document = [_as_json(description) for description in hanging]
+    print_rows(as_json, document, columns, rows, "There is no hanging transaction.")
 
 
 def _states(names: Sequence[str]) -> set[str]:

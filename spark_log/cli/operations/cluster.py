@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_log.cli import completion
-from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_table, say
+from spark_log.cli.output import bytes_of, count_of, duration_of, print_facts, print_json, print_rows, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_changes, set_option, unset_option
 from spark_log.errors import ClusterAlreadyExistsError, SparkLogError, redact
 from spark_log.spark.jobs.options.arguments import CLUSTER_ENVIRONMENT_VARIABLE
@@ -52,11 +52,9 @@ def config(
         stored = alter_settings(opened, changes) if changes else read_settings(opened)
     defaults = ClusterSettings().as_text()
     rows = {name: (stored.get(name, default), default) for name, default in defaults.items()}
-    if as_json:
-        print_json({name: {"value": value, "default": default} for name, (value, default) in rows.items()})
-        return
+    document = {name: {"value": value, "default": default} for name, (value, default) in rows.items()}
     shown = [(name, f"{value} (off)" if value == "-1" else value, default) for name, (value, default) in rows.items()]
-    print_table(None, ("setting", "value", "default"), shown)
+    print_rows(as_json, document, ("setting", "value", "default"), shown)
 
 
 def init(

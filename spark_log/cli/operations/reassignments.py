@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from spark_log.cli.output import bytes_of, count_of, note, print_json, print_table, say
+from spark_log.cli.output import bytes_of, count_of, note, print_json, print_rows, say
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.replication.controller.reassignment_rows import ReassignmentStatus, list_all_reassignments
@@ -104,27 +104,22 @@ def cancel(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bo
 
 def show(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
     statuses = {tp: status for tp, status in list_all_reassignments(cluster).items() if tp in set(partitions)}
-    if as_json:
-        print_json(
-            [
-                {
-                    **tp._asdict(),
-                    "target": list(status.reassignment.target),
-                    "original": list(status.reassignment.original),
-                    "replicas": list(status.replicas),
-                    "isr": list(status.in_sync),
-                    "bytes_left": status.bytes_left,
-                    "throttle_bytes_per_s": status.throttle_bytes_per_s,
-                    "began_ms": status.began_ms,
-                }
-                for tp, status in statuses.items()
-            ]
-        )
-    elif not statuses:
-        say("No reassignment is in progress.")
-    else:
-        columns = ("partition", "from", "to", "replicas", "isr", "left", "throttle")
-        print_table(None, columns, [_row(tp, status) for tp, status in statuses.items()])
+    document = [
+        {
+            **tp._asdict(),
+            "target": list(status.reassignment.target),
+            "original": list(status.reassignment.original),
+            "replicas": list(status.replicas),
+            "isr": list(status.in_sync),
+            "bytes_left": status.bytes_left,
+            "throttle_bytes_per_s": status.throttle_bytes_per_s,
+            "began_ms": status.began_ms,
+        }
+        for tp, status in statuses.items()
+    ]
+    columns = ("partition", "from", "to", "replicas", "isr", "left", "throttle")
+    rows = [_row(tp, status) for tp, status in statuses.items()]
+    print_rows(as_json, document, columns, rows, "No reassignment is in progress.")
 
 
 def _row(tp: TopicPartition, status: ReassignmentStatus) -> tuple[object, ...]:

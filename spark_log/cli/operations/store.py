@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_table, say
+from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_rows, print_table, say
 from spark_log.cli.shared_options import Cluster_, Json, open_cluster
 
 app = typer.Typer(no_args_is_help=True, help="Show and change metadata stores, and accept one that was restored.")
@@ -49,11 +49,9 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
 
     with open_cluster(cluster) as opened:
         stores = list_store_usage(opened)
-    if as_json:
-        print_json([vars(each) for each in stores])
-    else:
-        rows = [(each.name, each.state, each.topics, each.partitions, each.address) for each in stores]
-        print_table("Metadata stores", ("store", "state", "topics", "partitions", "address"), rows)
+    rows = [(each.name, each.state, each.topics, each.partitions, each.address) for each in stores]
+    columns = ("store", "state", "topics", "partitions", "address")
+    print_rows(as_json, [vars(each) for each in stores], columns, rows, title="Metadata stores")
 
 
 @app.command()

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.output import print_json, print_table, say, time_of
+from spark_log.cli.output import print_json, print_rows, say, time_of
 from spark_log.cli.shared_options import Cluster_, Json, TopicNames, open_cluster
 
 
@@ -59,9 +59,6 @@ def moves(cluster: Cluster_, as_json: Json = False) -> None:
             (topic.name, stores[topic.store_id], stores[move.to], move.began_ms)
             for topic, move in opened.store.read(moving_topics)
         ]
-    if as_json:
-        print_json([dict(zip(("topic", "from", "to", "began_ms"), row, strict=True)) for row in rows])
-    elif not rows:
-        say("No topic is being moved.")
-    else:
-        print_table("Moves", ("topic", "from", "to", "began"), [(*row[:3], time_of(row[3])) for row in rows])
+    document = [dict(zip(("topic", "from", "to", "began_ms"), row, strict=True)) for row in rows]
+    shown = [(*row[:3], time_of(row[3])) for row in rows]
+    print_rows(as_json, document, ("topic", "from", "to", "began"), shown, "No topic is being moved.", title="Moves")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from spark_log.cli.output import bytes_of, count_of, print_json, print_table, say
+from spark_log.cli.output import bytes_of, count_of, print_json, print_rows, print_table, say
 from spark_log.cli.shared_options import open_cluster
 from spark_log.ids import HOME_NAME
 from spark_log.text import is_unlimited
@@ -41,29 +41,21 @@ def load_topics(address: str) -> list[dict[str, Any]]:
 
 
 def topics(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        say("There is no topic. Create one: spark-log topic create NAME --partitions 4")
-    else:
-        several = any(row["store"] != HOME_NAME for row in rows)
-        names = ("topic", *(("store",) if several else ()), "partitions", "replicas", "records", "bytes", "configs")
-        print_table(
-            None,
-            names,
-            [
-                (
-                    row["topic"],
-                    *((row["store"],) if several else ()),
-                    row["partitions"],
-                    row["replication_factor"],
-                    row["records"] if row["available"] else "unavailable",
-                    bytes_of(row["bytes"]) if row["available"] else "",
-                    configs_of(row["configs"]),
-                )
-                for row in rows
-            ],
+    several = any(row["store"] != HOME_NAME for row in rows)
+    names = ("topic", *(("store",) if several else ()), "partitions", "replicas", "records", "bytes", "configs")
+    shown = [
+        (
+            row["topic"],
+            *((row["store"],) if several else ()),
+            row["partitions"],
+            row["replication_factor"],
+            row["records"] if row["available"] else "unavailable",
+            bytes_of(row["bytes"]) if row["available"] else "",
+            configs_of(row["configs"]),
         )
+        for row in rows
+    ]
+    print_rows(as_json, rows, names, shown, "There is no topic. Create one: spark-log topic create NAME --partitions 4")
 
 
 def load_descriptions(address: str, names: Sequence[str]) -> list[dict[str, Any]]:

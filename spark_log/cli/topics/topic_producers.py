@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.output import note, print_json, print_table, say, time_of
+from spark_log.cli.output import note, print_rows, time_of
 from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster
 
 
@@ -33,22 +33,19 @@ def producers(
         numbers = sorted(set(partition)) if partition else range(topic.partition_count)
         found = describe_producers(opened.of(topic).store, [TopicPartition(name, number) for number in numbers])
     rows = [(tp, producer) for tp, here in found.items() for producer in here]
-    if as_json:
-        print_json([{**tp._asdict(), **asdict(producer)} for tp, producer in rows])
-    elif not rows:
-        say(f"No producer of {name} is known.")
-    else:
-        print_table(
-            None,
-            ("partition", "producer", "epoch", "transactional id", "last sequence", "last at", "transaction's start"),
-            [
-                (
-                    str(tp), producer.producer_id, producer.producer_epoch, producer.transactional_id,
-                    producer.last_sequence, time_of(producer.last_ms), producer.transaction_start_offset,
-                )
-                for tp, producer in rows
-            ],
-        )  # fmt: skip
+    print_rows(
+        as_json,
+        [{**tp._asdict(), **asdict(producer)} for tp, producer in rows],
+        ("partition", "producer", "epoch", "transactional id", "last sequence", "last at", "transaction's start"),
+        [
+            (
+                str(tp), producer.producer_id, producer.producer_epoch, producer.transactional_id,
+                producer.last_sequence, time_of(producer.last_ms), producer.transaction_start_offset,
+            )
+            for tp, producer in rows
+        ],
+        f"No producer of {name} is known.",
+    )  # fmt: skip
     if not as_json:
         note(
             "spark-log's transactional producers are here during a transaction only:"

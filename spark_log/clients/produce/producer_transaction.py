@@ -194,8 +194,8 @@ class ProducerTransaction:
                 self._blobs.update(written.blobs)
             else:
                 self._reached = True
-                batches = transaction_store.register(
-                    self._cluster.store, self._ref, stored, written.blobs,
+                batches = transaction_parts.register(
+                    self._cluster, self._ref, None, stored, written.blobs,
                     write_id=written.write_id, again=again, timeout_ms=timeout_ms,
                 )  # fmt: skip
             for (position, group), batch in zip(groups.items(), batches, strict=True):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.failpoints import failpoint
 from spark_log.ids import StoreId
 from spark_log.log.append.rules import Batch
 from spark_log.log.log import Log, WrittenBatches
@@ -44,7 +43,7 @@ class StoreParts:
             number = transaction_parts.join(self._cluster, ref, data.store_id, timeout_ms=timeout_ms)
             self.parts = Parts(number, self.parts.stores | {data.store_id})
         return transaction_parts.register(
-            data, ref.producer_id, self.parts.number, batches, written.blobs,
+            data, ref, self.parts.number, batches, written.blobs,
             write_id=written.write_id, again=again, timeout_ms=timeout_ms,
         )  # fmt: skip
 
@@ -69,7 +68,6 @@ class StoreParts:
         if not self.parts.stores:
             return {}
         self._decided = True
-        failpoint("part.decided")
         transaction_parts.complete(log, ref.producer_id, self.parts, timeout_ms=timeout_ms)
         offsets: dict[str, int] = {}
         for store_id in self.parts.stores:

@@ -1,4 +1,6 @@
-"""The columns of one batch of records that a filter names. Uses Arrow and NumPy without a loop over records."""
+"""The columns of one batch of records that a filter names. Uses Arrow and NumPy, and a loop over records only if some
+are not UTF-8.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,35 +68,14 @@ def text_of(values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pc.if_else(pa.array(utf8_rows(values)), values.view(pa.string()), pa.scalar(None, pa.string()))
+        return pa.array(map(_utf8, values.to_pylist()), pa.string())
 
 
-def utf8_rows(values: pa.BinaryArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which rows are UTF-8 by RFC 3629, without overlong forms and surrogates. The result for a null is
-    undefined.
-    """
-    _, offsets_buffer, data_buffer = values.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
-    data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]] if data_buffer else np.zeros(0, np.uint8)
-    lengths = np.diff(offsets)
-    row = np.repeat(np.arange(len(values)), lengths)
-    # NUL bytes follow each row, so that no sequence continues in the next row.
-    spaced = np.zeros(len(data) + 4 * len(values) + 4, np.uint8)
-    place = np.arange(len(data)) + 4 * row
-    spaced[place] = data
-    row_of = np.repeat(np.arange(len(values) + 1), np.append(lengths + 4, 4))
-    byte, second = spaced[:-1], spaced[1:]
-    continuation = (spaced & 0xC0) == 0x80
-    expected = np.zeros(len(spaced), bool)
-    for distance, first in ((1, 0xC2), (2, 0xE0), (3, 0xF0)):
-        expected[distance:] |= spaced[:-distance] >= first
-    bad = continuation != expected
-    bad |= (spaced == 0xC0) | (spaced == 0xC1) | (spaced > 0xF4)
-    bad[:-1] |= (byte == 0xE0) & (second < 0xA0) | (byte == 0xED) & (second > 0x9F)
-    bad[:-1] |= (byte == 0xF0) & (second < 0x90) | (byte == 0xF4) & (second > 0x8F)
-    good = np.ones(len(values) + 1, bool)
-    good[row_of[bad]] = False
-    return good[:-1]
+def _utf8(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def last_header(headers: pa.ListArray, name: str) -> pa.Array:

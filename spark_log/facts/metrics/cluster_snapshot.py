@@ -1,6 +1,6 @@
 """Reads the facts of a cluster that its metrics need, in one snapshot of the metadata store."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import BrokerStatus, alive_log_dirs, broker_statuses
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores, store_names
+from spark_log.cluster.each_store import ASK_TIMEOUT_MS, Answers, ask_stores, store_names
 from spark_log.cluster.lease import read_lease
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config import ClusterSettings
@@ -88,14 +88,14 @@ class ClusterSnapshot:
     brokers: tuple[BrokerStatus, ...]
     gateways: int
     topics: Mapping[TopicId, Topic]
-    partitions: tuple[PartitionFacts, ...]
     members: Mapping[str, int]
-    groups: tuple[GroupPartitionFacts, ...]
-    table_lags: Mapping[TableKey, TableLag]
     open_transactions: int
     oldest_transaction_ms: int | None
-    share_partitions: tuple[SharePartition, ...] = ()
-    record_locks: Mapping[str, int] = field(default_factory=dict)
+    share_partitions: tuple[SharePartition, ...]
+    record_locks: Mapping[str, int]
+    partitions: tuple[PartitionFacts, ...] = ()
+    groups: tuple[GroupPartitionFacts, ...] = ()
+    table_lags: Mapping[TableKey, TableLag] = field(default_factory=dict)
     stores: Mapping[StoreId, str] = field(default_factory=dict)
     """The names of the stores, by number; empty in a cluster with one store."""
     answering: Mapping[str, bool] = field(default_factory=dict)
@@ -128,36 +128,27 @@ class ClusterSnapshot:
 
 def read_cluster(cluster: Cluster) -> ClusterSnapshot:
     """Read the facts of the cluster. It takes some milliseconds, and about 20 µs for each partition."""
-    snapshot = cluster.store.read(
-        lambda connection: _read_cluster(connection, cluster, cluster.store.clock(connection)),
-        timeout_ms=ASK_TIMEOUT_MS,
-    )
+    snapshot, home = cluster.store.read(partial(_read_home, cluster=cluster), timeout_ms=ASK_TIMEOUT_MS)
     stores = cluster.store_ids()
-    if len(stores) == 1:
-        return snapshot
-    commits = cluster.store.read(_commits_elsewhere, timeout_ms=ASK_TIMEOUT_MS)
-    answers = ask_stores(cluster, partial(_read_data_store, commits=commits), stores[1:])
-    names = {store_id: str(store_id) for store_id in stores} | store_names(cluster)  # one may be removed meanwhile
-    facts = answers.results.values()
-    elsewhere = {names[store_id]: there.unaccepted for store_id, there in answers.results.items()}
+    names, answers = {HOME: HOME_NAME}, Answers[_StoreFacts]()
+    if len(stores) > 1:
+        commits = cluster.store.read(_commits_elsewhere, timeout_ms=ASK_TIMEOUT_MS)
+        answers = ask_stores(cluster, partial(_read_data_store, commits=commits), stores[1:])
+        names = {store_id: str(store_id) for store_id in stores} | store_names(cluster)  # one may be removed meanwhile
+        answering = {names[store_id]: store_id not in answers.failures for store_id in stores}
+        snapshot = replace(snapshot, stores=names, answering=answering)
+    by_name = {names[store_id]: facts for store_id, facts in {HOME: home, **answers.results}.items()}
+    every = by_name.values()
     return replace(
         snapshot,
-        partitions=(*snapshot.partitions, *(each for there in facts for each in there.partitions)),
-        groups=(*snapshot.groups, *(each for there in facts for each in there.groups)),
-        table_lags={**snapshot.table_lags, **{key: lag for there in facts for key, lag in there.table_lags.items()}},
-        publications={**snapshot.publications, **{key: n for there in facts for key, n in there.publications.items()}},
-        offline_tables={
-            **snapshot.offline_tables,
-            **{key: n for there in facts for key, n in there.offline_tables.items()},
-        },
-        unaccepted={**snapshot.unaccepted, **elsewhere},
-        ahead_ms={HOME_NAME: 0, **{names[store_id]: there.ahead_ms for store_id, there in answers.results.items()}},
-        stores=names,
-        answering={names[store_id]: store_id not in answers.failures for store_id in stores},
-        replication={
-            **snapshot.replication,
-            **{names[store_id]: there.replication for store_id, there in answers.results.items()},
-        },
+        partitions=tuple(each for facts in every for each in facts.partitions),
+        groups=(*(each for facts in every for each in facts.groups), *map(_of_share_group, snapshot.share_partitions)),
+        table_lags={key: lag for facts in every for key, lag in facts.table_lags.items()},
+        publications={key: count for facts in every for key, count in facts.publications.items()},
+        offline_tables={key: count for facts in every for key, count in facts.offline_tables.items()},
+        unaccepted={name: facts.unaccepted for name, facts in by_name.items()},
+        ahead_ms={name: facts.ahead_ms for name, facts in by_name.items()},
+        replication={name: facts.replication for name, facts in by_name.items() if facts.replication is not None},
     )
 
 
@@ -190,45 +181,49 @@ def _commits_elsewhere(connection: sa.Connection) -> list[_Commit]:
 
 
 @dataclass(frozen=True)
-class _DataStoreFacts:
+class _StoreFacts:
+    """The facts of the topics of one store, and of its server."""
+
     partitions: tuple[PartitionFacts, ...]
     groups: tuple[GroupPartitionFacts, ...]
     table_lags: Mapping[TableKey, TableLag]
-    unaccepted: bool
-    ahead_ms: int
-    replication: ReplicationFacts
     publications: Mapping[TableKey, int]
     offline_tables: Mapping[tuple[TopicId, str], int]
+    unaccepted: bool
+    ahead_ms: int
+    replication: ReplicationFacts | None
 
 
-def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _DataStoreFacts:
-    """Read the facts of the topics of a data store."""
-    here = [commit for commit in commits if commit.store_id == data.store_id]
+def _read_store(
+    connection: sa.Connection, now: StoreClock, topics: Iterable[Topic], commits: Iterable[sa.FromClause], ahead_ms: int
+) -> _StoreFacts:
+    """Read the facts of these topics, which are the store's. `commits` have the columns of table group_offset."""
+    return _StoreFacts(
+        tuple(_partitions(connection, {topic.topic_id: topic for topic in topics}, alive_log_dirs(connection, now))),
+        tuple(part for each in commits for part in _group_partitions(connection, now.wall_ms, each)),
+        table_lags(connection),
+        publications(connection),
+        offline_tables(connection),
+        server_identity.problem_of(connection) is not None,
+        ahead_ms,
+        None if connection.dialect.name == "sqlite" else _replication(connection, now),
+    )
 
-    def read(connection: sa.Connection) -> _DataStoreFacts:
-        now = data.store.clock(connection)
-        ahead_ms = now.wall_ms - data.home.store.now().wall_ms
-        topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
-        partitions = tuple(_partitions(connection, topics, alive_log_dirs(connection, now)))
-        groups: list[GroupPartitionFacts] = []
-        for first in range(0, len(here), _COMMITS_AT_ONCE):
-            rows = [commit[1:] for commit in here[first : first + _COMMITS_AT_ONCE]]
-            columns = (sa.column("group_id", sa.String), sa.column("topic_id", sa.BigInteger),
-                       sa.column("partition", sa.Integer), sa.column("committed_offset", sa.BigInteger))  # fmt: skip
-            given = sa.values(*columns, name="given").data(rows)
-            groups += _group_partitions(connection, now.wall_ms, given)
-        lags, unaccepted = table_lags(connection), server_identity.problem_of(connection) is not None
-        replication = _replication(connection, now)
-        return _DataStoreFacts(
-            partitions,
-            tuple(groups),
-            lags,
-            unaccepted,
-            ahead_ms,
-            replication,
-            publications(connection),
-            offline_tables(connection),
-        )
+
+def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _StoreFacts:
+    """Read the facts of a data store. `commits` are those in topics of all data stores."""
+    here = [commit[1:] for commit in commits if commit.store_id == data.store_id]
+    columns = (sa.column("group_id", sa.String), sa.column("topic_id", sa.BigInteger),
+               sa.column("partition", sa.Integer), sa.column("committed_offset", sa.BigInteger))  # fmt: skip
+    given = [
+        sa.values(*columns, name="given").data(here[first : first + _COMMITS_AT_ONCE])
+        for first in range(0, len(here), _COMMITS_AT_ONCE)
+    ]
+
+    def read(connection: sa.Connection) -> _StoreFacts:
+        now, home_now = data.store.clock(connection), data.home.store.now()
+        topics = find_topics(connection).values()
+        return _read_store(connection, now, topics, given, now.wall_ms - home_now.wall_ms)
 
     return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
 
@@ -237,36 +232,30 @@ _COMMITS_AT_ONCE = 5_000
 """The number of committed offsets in one statement to a data store."""
 
 
-def _read_cluster(connection: sa.Connection, cluster: Cluster, now: StoreClock) -> ClusterSnapshot:
+def _read_home(connection: sa.Connection, cluster: Cluster) -> tuple[ClusterSnapshot, _StoreFacts]:
+    """Read the facts that the home store has of the whole cluster, and those of its own topics."""
+    now = cluster.store.clock(connection)
     topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
-    here = {topic_id: topic for topic_id, topic in topics.items() if topic.store_id == HOME}
     transactions = sa.select(sa.func.count(), sa.func.min(TRANSACTION.began_ms)).where(TRANSACTION.state == ONGOING)
     open_transactions, oldest_ms = connection.execute(transactions).one()
     gateways = connection.execute(sa.select(GATEWAY.lease_until_ms, GATEWAY.lease_clock_epoch))
     controller = read_lease(connection, "controller", now)
     groups = read_groups(connection, now)
-    shared = tuple(share_partitions(connection))
     share_groups = [group.group_id for group in groups if group.type == SHARE_TYPE]
-    return ClusterSnapshot(
+    snapshot = ClusterSnapshot(
         now.wall_ms,
         controller.holder if controller.left_ms else None,
         tuple(broker_statuses(connection, cluster, now)),
         sum(not now.expired(row.lease_until_ms, row.lease_clock_epoch) for row in gateways),
         topics,
-        tuple(_partitions(connection, here, alive_log_dirs(connection, now))),
         {group.group_id: group.members for group in groups},
-        (*_group_partitions(connection, now.wall_ms), *map(_of_share_group, shared)),
-        table_lags(connection),
         open_transactions,
         oldest_ms,
-        shared,
+        tuple(share_partitions(connection)),
         _record_locks(connection, share_groups, cluster.store.settings) if share_groups else {},
-        unaccepted={HOME_NAME: server_identity.problem_of(connection) is not None},
-        ahead_ms={HOME_NAME: 0},
-        replication={} if cluster.store.sqlite else {HOME_NAME: _replication(connection, now)},
-        publications=publications(connection),
-        offline_tables=offline_tables(connection),
     )
+    here = [topic for topic in topics.values() if topic.store_id == HOME]
+    return snapshot, _read_store(connection, now, here, [t.group_offset], ahead_ms=0)
 
 
 def _of_share_group(part: SharePartition) -> GroupPartitionFacts:

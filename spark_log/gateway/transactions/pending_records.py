@@ -1,7 +1,7 @@
 """Stores pending records of the transactions of Kafka clients, and commits them."""
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -11,14 +11,13 @@ from spark_log.errors import (
     CrossStoreTransactionError,
     SparkLogError,
     TopicMovedError,
-    TransactionCommitPendingError,
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.gateway.topic_stores import CHANGE_S, TopicStores
+from spark_log.gateway.topic_stores import TopicStores
 from spark_log.groups.pending_offsets import read_pending_offsets
 from spark_log.groups.transacted_offsets import Commits, Committer, commit_offsets_hook
-from spark_log.ids import HOME
+from spark_log.ids import HOME, StoreId
 from spark_log.log.append.producer_rows import copy_missing_producers
 from spark_log.log.append.rules import (
     Appended,
@@ -27,7 +26,6 @@ from spark_log.log.append.rules import (
 from spark_log.log.log import Log, Records, not_stored
 from spark_log.transactions import transaction_parts, wire_transactions
 from spark_log.transactions.fencing_rules import FencingToken
-from spark_log.transactions.rules import Parts
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.wire_transactions import Registration, WireProducer
 
@@ -99,14 +97,18 @@ def commit(log: Log, stores: TopicStores, producer: WireProducer, token: Fencing
     """
     store = log.cluster.store
     opened = wire_transactions.read_open(store, producer, token, timeout_ms=timeout_ms)
-    if opened.batches is None:
-        return _complete(log, stores, producer.producer_id, opened.parts, timeout_ms)
-    pending, producer_id, number = opened.batches, producer.producer_id, opened.parts.number
-    _in_each(
-        stores,
-        opened.parts,
-        lambda data: transaction_parts.prepare(log.at(data.store_id), producer_id, number, None, timeout_ms=timeout_ms),
+    pending, producer_id, parts = opened.batches, producer.producer_id, opened.parts
+    complete = partial(
+        transaction_parts.complete, log, producer_id, parts, timeout_ms=timeout_ms, in_each=stores.change_each
     )
+    if pending is None:
+        return complete()
+
+    def prepare(store_id: StoreId) -> None:
+        transaction_parts.prepare(log.at(store_id), producer_id, parts.number, None, timeout_ms=timeout_ms)
+
+    for error in filter(None, stores.change_each(parts.stores, prepare).values()):
+        raise error
 
     def read(connection: sa.Connection) -> tuple[Mapping[Committer, Commits], dict[int, Topic]]:
         offsets = read_pending_offsets(connection, producer_id)
@@ -121,7 +123,7 @@ def commit(log: Log, stores: TopicStores, producer: WireProducer, token: Fencing
         dropped=dropped,
         token=token,
         after=[commit_offsets_hook(store, offsets)],
-        parts=opened.parts,
+        parts=parts,
     )
     try:
         log.append_whole(transaction.request(), topics, timeout_ms=timeout_ms)
@@ -130,31 +132,7 @@ def commit(log: Log, stores: TopicStores, producer: WireProducer, token: Fencing
     except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
         return commit(log, stores, producer, token, timeout_ms=timeout_ms)
     failpoint("transaction.committed")
-    return _complete(log, stores, producer_id, opened.parts, timeout_ms)
-
-
-def complete_last(log: Log, stores: TopicStores, transactional_id: str, *, timeout_ms: int) -> None:
-    """Complete the last transaction of a transactional id if it is committed, and not all of its parts are."""
-    last = transaction_parts.find_unfinished(log.cluster.store, transactional_id)
-    if last is not None:
-        _complete(log, stores, last.producer_id, last.parts, timeout_ms)
-
-
-def _complete(log: Log, stores: TopicStores, producer_id: int, parts: Parts, timeout_ms: int) -> None:
-    if not parts.stores:
-        return
-    failpoint("part.decided")
-    number = parts.number
-    try:
-        _in_each(
-            stores,
-            parts,
-            lambda data: transaction_parts.follow(log.at(data.store_id), producer_id, number, timeout_ms=timeout_ms),
-        )
-    except SparkLogError as error:
-        raise TransactionCommitPendingError(
-            f"the transaction is committed; not all stores followed: {error}"
-        ) from error
+    return complete()
 
 
 def abort(
@@ -162,24 +140,4 @@ def abort(
 ) -> None:
     """Abort the open transaction at home, and then its parts. Raises the errors of `wire_transactions.abort`."""
     parts = wire_transactions.abort(cluster, producer, token, timeout_ms=timeout_ms)
-    abort_parts(stores, producer.producer_id, parts)
-
-
-def abort_parts(stores: TopicStores, producer_id: int, parts: Parts) -> None:
-    """Drop the parts of a transaction that home has aborted. If a store does not answer, a coordinator does that."""
-    with contextlib.suppress(SparkLogError):
-        _in_each(
-            stores,
-            parts,
-            lambda data: transaction_parts.abort_part(
-                data, producer_id, parts.number, timeout_ms=transaction_parts.ABORT_TIMEOUT_MS
-            ),
-        )
-
-
-def _in_each(stores: TopicStores, parts: Parts, function: Callable[[Cluster], None]) -> None:
-    """Call a function for the data stores of the parts, at the same time. Raises the first error."""
-    results = stores.in_each(dict.fromkeys(parts.stores), lambda data, _: function(data), CHANGE_S)
-    for result in results.values():
-        if result is not None:
-            raise result
+    transaction_parts.abort_parts(cluster, producer.producer_id, parts, in_each=stores.change_each)

@@ -42,7 +42,7 @@ from spark_log.groups.pending_offsets import add_offsets
 from spark_log.groups.transacted_offsets import Committer
 from spark_log.ids import StoreId, TopicPartition
 from spark_log.log.append.producer_rows import register_producer
-from spark_log.transactions import transaction_store, wire_transactions
+from spark_log.transactions import transaction_parts, transaction_store, wire_transactions
 from spark_log.transactions.fencing_rules import FencingToken, Role
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.wire_transactions import WireProducer
@@ -101,9 +101,10 @@ def _init(services: Services, request: Message, client: Client) -> tuple[int, in
     try:
         ref, token, aborted = init()
     except TransactionCommitPendingError:
-        transactions.complete_last(services.log, services.stores, name, timeout_ms=TIMEOUT_MS)
+        in_each = services.stores.change_each
+        transaction_parts.complete_last(services.log, name, timeout_ms=TIMEOUT_MS, in_each=in_each)
         ref, token, aborted = init()
-    transactions.abort_parts(services.stores, ref.producer_id, aborted)
+    transaction_parts.abort_parts(services.cluster, ref.producer_id, aborted, in_each=services.stores.change_each)
     client.fencing_tokens.keep(name, ref.producer_id, token)
     return ref.producer_id, ref.epoch
 

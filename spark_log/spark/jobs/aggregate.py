@@ -1,13 +1,11 @@
 """`jobs/aggregate.py` writes running aggregates by group to a topic, a Delta table or the console."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from spark_log.errors import SparkLogError
-from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import usage_error
 from spark_log.spark.jobs.options.command import Group, Job
 from spark_log.spark.jobs.options.stream_options import (
@@ -82,12 +80,7 @@ JOB = Job(
     _build,
     (ONE_OUTPUT,),
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code."""
-    given = JOB.parse(arguments)
-    return guarded(JOB.name, lambda: run(given))
+main = JOB.main("spark_log.spark.jobs.aggregate:run")
 
 
 def run(arguments: AggregateArguments) -> int:

@@ -1,7 +1,6 @@
 """`jobs/consume.py` copies topics to the console, files, a Delta table or another topic."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,7 +8,6 @@ import typer
 
 from spark_log.errors import SparkLogError
 from spark_log.spark.datasource.options.source_options import ReadOptions
-from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
 from spark_log.spark.jobs.options.command import Group, Job, OneOf, only_with
 from spark_log.spark.jobs.options.job_arguments import Console, ConsumeArguments, Files, Mode, OtherTopic, Sink
@@ -175,12 +173,4 @@ JOB = Job(
         OneOf(("limit", "parquet", "delta", "to_topic")),
     ),
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code."""
-    given = JOB.parse(arguments)
-
-    from spark_log.spark.jobs.queries.consume_query import run
-
-    return guarded(JOB.name, lambda: run(given))
+main = JOB.main("spark_log.spark.jobs.queries.consume_query:run")

@@ -1,14 +1,12 @@
 """`jobs/erase.py` erases every record of given keys, with Spark's tasks."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spark_log.errors import InvalidOptionError
-from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
 from spark_log.spark.jobs.options.command import Group, Job
 
@@ -71,12 +69,7 @@ JOB = Job(
     (Group(_KeyOptions, "Keys (at least one of the first three)"), Group(_EraseOptions)),
     _build,
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code."""
-    given = JOB.parse(arguments)
-    return guarded(JOB.name, lambda: run(given))
+main = JOB.main("spark_log.spark.jobs.erase:run")
 
 
 def run(arguments: EraseArguments) -> int:

@@ -8,7 +8,6 @@ import typer
 
 from spark_log.cluster.names import validate_user_topic
 from spark_log.errors import SparkLogError
-from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
 from spark_log.spark.jobs.options.command import Group, Job, only_with, option_name
 from spark_log.spark.jobs.options.job_arguments import JoinArguments, Kind, OneSided, OtherStream, WithStatic, WithTable
@@ -182,12 +181,4 @@ JOB = Job(
     _build,
     (ONE_OUTPUT,),
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code."""
-    given = JOB.parse(arguments)
-
-    from spark_log.spark.jobs.queries.join_query import run
-
-    return guarded(JOB.name, lambda: run(given))
+main = JOB.main("spark_log.spark.jobs.queries.join_query:run")

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from spark_log.cluster.topics import find_topic, find_topics
 from spark_log.errors import SparkLogError
 from spark_log.maintenance import TASKS, Report, run_tasks
 from spark_log.maintenance.compaction.passes import check_compacted
-from spark_log.spark.jobs.failures import guarded, one_line
+from spark_log.spark.jobs.failures import one_line
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
 from spark_log.spark.jobs.options.command import Group, Job
 from spark_log.spark.jobs.summary import print_lines
@@ -88,12 +88,7 @@ JOB = Job(
     (Group(MaintenanceArguments),),
     _build,
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code."""
-    given = JOB.parse(arguments)
-    return guarded(JOB.name, lambda: run(given))
+main = JOB.main("spark_log.spark.jobs.maintenance:run")
 
 
 def run(arguments: MaintenanceArguments) -> int:

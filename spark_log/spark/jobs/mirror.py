@@ -1,8 +1,7 @@
 """`jobs/mirror.py` copies topics of one cluster to another one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,14 +13,10 @@ from spark_log.spark.datasource.options.topic_choice import (
     SubscribeTopics,
     parse_subscription,
 )
-from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import ClusterAddress, usage_error
 from spark_log.spark.jobs.options.command import Group, Job, OneOf
 from spark_log.spark.jobs.options.job_arguments import MirrorArguments
 from spark_log.spark.jobs.options.run_options import Json, parse_trigger
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """\
 JOBS=$(spark-log path jobs)
@@ -121,12 +116,4 @@ JOB = Job(
     _build,
     (ONE_CHOICE,),
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code."""
-    given = JOB.parse(arguments)
-
-    from spark_log.spark.jobs.queries.mirror_steps import run
-
-    return guarded(JOB.name, lambda: run(given))
+main = JOB.main("spark_log.spark.jobs.queries.mirror_steps:run")

@@ -7,7 +7,6 @@ from typing import Annotated, get_args
 
 import typer
 
-from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import parse_pair, parse_pairs, usage_error
 from spark_log.spark.jobs.options.command import Group, Job, only_with
 from spark_log.spark.jobs.options.job_arguments import Columns, Format, NewTopic, ProduceArguments
@@ -154,12 +153,4 @@ JOB = Job(
     ),
     _build,
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code."""
-    given = JOB.parse(arguments)
-
-    from spark_log.spark.jobs.queries.produce_query import run
-
-    return guarded(JOB.name, lambda: run(given))
+main = JOB.main("spark_log.spark.jobs.queries.produce_query:run")

@@ -6,6 +6,7 @@ from dataclasses import asdict, astuple, dataclass
 
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.expired_records import Expired
+from spark_log.spark.datasource.options.offset_json import offsets_to_dict
 from spark_log.text import count_of, rate_of
 
 _PARTITIONS_SHOWN_MAX = 32
@@ -87,8 +88,8 @@ def summary_lines(summary: Summary, as_json: bool) -> list[str]:
             "expired": summary.expired and asdict(summary.expired),
             "seconds": round(summary.seconds, 3),
             "stages": summary.stages and {name: round(taken, 3) for name, taken in asdict(summary.stages).items()},
-            "before": _nested(summary.before),
-            "after": _nested(summary.after),
+            "before": offsets_to_dict(summary.before),
+            "after": offsets_to_dict(summary.after),
         }
         return [json.dumps(facts)]
     rate = rate_of(summary.records, summary.seconds) if summary.stages is None else ""
@@ -130,10 +131,3 @@ def _stages_text(stages: Stages, records: int) -> str:
 def print_lines(*lines: str) -> None:
     """Print and flush, because stdout of a job is a pipe to spark-submit."""
     print("\n".join(lines), flush=True)
-
-
-def _nested(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    nested: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        nested.setdefault(topic, {})[str(partition)] = offset
-    return nested

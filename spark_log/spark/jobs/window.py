@@ -1,6 +1,5 @@
 """`jobs/window.py` writes aggregates by window of event time and group to a topic, a Delta table or the console."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +7,6 @@ import typer
 
 from spark_log.errors import SparkLogError
 from spark_log.spark.jobs.aggregate import AGGREGATES, AggregateOptions
-from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import usage_error
 from spark_log.spark.jobs.options.command import Group, Job, OneOf
 from spark_log.spark.jobs.options.stream_options import (
@@ -101,12 +99,7 @@ JOB = Job(
     _build,
     (ONE_OUTPUT, OneOf(("window", "session_gap"), required=True)),
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code."""
-    given = JOB.parse(arguments)
-    return guarded(JOB.name, lambda: run(given))
+main = JOB.main("spark_log.spark.jobs.window:run")
 
 
 def run(arguments: WindowArguments) -> int:

@@ -215,7 +215,6 @@ class BatchTransaction:
                 with suppress(InvalidTxnStateError):  # or by this driver, and the response was lost
                     transaction_parts.abort(self._cluster, ref)
             if parts.stores:
-                failpoint("part.decided")
                 self._complete_last(log)
         self._producer.committed = self._batch_id
         self._over()

@@ -109,7 +109,7 @@ class Life:
             self.settled = True
             return True
         self.settled = False
-        if member._assignor == "range":  # an eager member gives everything up before it joins again
+        if member._protocol == "range":  # an eager member gives everything up before it joins again
             member.owned = {}
             self.ownership.claim(self, ())
         if code in (UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID) or member.join() != 0:

@@ -250,7 +250,7 @@ def test_the_home_store_is_another_store_too(two):
     with begun(two, "east") as producer:
         ref = producer._transactional()._ref
         with pytest.raises(CrossStoreTransactionError, match="spark-log topic move"):
-            transaction_store.register(two.store, ref, [PendingBatch(0, None)], {})
+            transaction_parts.register(two, ref, None, [PendingBatch(0, None)], {})
         producer.abort_transaction()
 
 

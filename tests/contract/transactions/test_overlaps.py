@@ -13,11 +13,10 @@ from kafka.structs import TopicPartition
 from spark_log.clients.produce.future import Written
 from spark_log.errors import InvalidTxnStateError, MetadataStoreUnavailableError, TransactionAbortableError
 from spark_log.maintenance import run_tasks
-from spark_log.transactions import transaction_rows
+from spark_log.transactions import transaction_parts, transaction_rows
 from tests.contract.transactions.transaction_state import (
     FILES,
     LARGE,
-    module_that_registers,
     nothing_is_pending,
     row_of,
 )
@@ -160,8 +159,7 @@ def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(
 def test_a_lost_registration_response_repeats_no_record(cluster, log, topic, begin, monkeypatch, done):
     name, large = topic(2), topic(**FILES)
     producer = begin(linger_ms=60_000)
-    module, lost = module_that_registers(cluster), iter([True, True])
-    register = module.register
+    register, lost = transaction_parts.register, iter([True, True])
 
     def losing(*arguments, **options):
         if next(lost, False):
@@ -170,7 +168,7 @@ def test_a_lost_registration_response_repeats_no_record(cluster, log, topic, beg
             raise MetadataStoreUnavailableError("the answer is lost")
         return register(*arguments, **options)
 
-    monkeypatch.setattr(module, "register", losing)
+    monkeypatch.setattr(transaction_parts, "register", losing)
     futures = [producer.send(name, b"%d" % n, partition=n % 2) for n in range(4)]
     producer.send_table(name, pa.table({"value": [b"4", b"5"], "partition": [0, 1]}))
     futures.append(producer.send(large, LARGE))
@@ -187,15 +185,14 @@ def test_a_lost_registration_response_repeats_no_record(cluster, log, topic, beg
 def test_records_that_wait_together_are_one_batch(cluster, log, topic, begin, monkeypatch):
     name = topic()
     producer = begin()
-    module, entered, gate = module_that_registers(cluster), threading.Event(), threading.Event()
-    register = module.register
+    register, entered, gate = transaction_parts.register, threading.Event(), threading.Event()
 
     def slow(*arguments, **options):
         entered.set()
         assert gate.wait(timeout=60)
         return register(*arguments, **options)
 
-    monkeypatch.setattr(module, "register", slow)
+    monkeypatch.setattr(transaction_parts, "register", slow)
     first = producer.send(name, b"0")
     assert entered.wait(timeout=60)
     second = producer.send_table(name, pa.table({"value": [b"1", b"2"]}))

@@ -22,7 +22,7 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from spark_log.transactions import transaction_store
+from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.rules import ProducerRef
 from tests.contract.transactions.transaction_state import (
     FILES,
@@ -94,7 +94,7 @@ def test_a_late_call_of_an_older_transaction_changes_nothing(cluster, log, topic
     older = ProducerRef(row.producer_id, row.producer_epoch - 1)
     late = [
         lambda: transaction_store.abort(cluster, older),
-        lambda: transaction_store.register(cluster.store, older, [], {}),
+        lambda: transaction_parts.register(cluster, older, None, [], {}),
         lambda: cluster.store.transact(
             lambda c, _: transaction_store.commit_transaction_hook(older, 0)(c, cluster.store.clock(c))
         ),

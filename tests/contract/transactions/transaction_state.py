@@ -8,9 +8,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log.cluster.each_store import in_each_store
 from spark_log.metadata import tables as t
-from spark_log.transactions import transaction_parts, transaction_store
 from tests.support.producing import change
-from tests.support.stores import topics_view
 
 NUMBERS = itertools.count(100_000)  # as many digits each: names sort in the order in which they are made
 LARGE = random.Random(0).randbytes(20_000)
@@ -30,11 +28,6 @@ def rows(cluster, table, *where):
     query = sa.select(table).where(*where)
     of_stores = in_each_store(cluster, lambda view: view.store.read(lambda c: c.execute(query).all()))
     return [row for found in of_stores.values() for row in found]
-
-
-def module_that_registers(cluster):
-    """The module whose `register` makes batches of the topics pending."""
-    return transaction_store if topics_view(cluster) is cluster else transaction_parts
 
 
 def name_of(producer):

@@ -46,7 +46,6 @@ from spark_log.spark.datasource.options.source_options import PendingWrite, Writ
 from spark_log.spark.datasource.write.write_plan import TaskOutput, TopicPlan, WritePlan
 from spark_log.transactions import transaction_parts
 from spark_log.transactions.transaction_rows import PendingBatch
-from spark_log.transactions.transaction_store import register
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -242,14 +241,10 @@ def register_write(
         for store_id, part in parts.items():
             names = {batch.name for batch in part}
             mine = [each for each in stored if each.batch.name in names]
-            if store_id == HOME:
-                register(
-                    cluster.store, pending.ref, mine, blobs, write_id=write_id, release_write_id=True, durable=True
-                )  # fmt: skip
-            elif part:
-                number = transaction_parts.join(cluster, pending.ref, store_id)
+            if part or store_id == HOME:
+                number = None if store_id == HOME else transaction_parts.join(cluster, pending.ref, store_id)
                 transaction_parts.register(
-                    cluster.at(store_id), pending.ref.producer_id, number, mine, blobs,
+                    cluster.at(store_id), pending.ref, number, mine, blobs,
                     write_id=write_id, release_write_id=True, durable=True,
                 )  # fmt: skip
         _give_back(cluster, [store_id for store_id, part in parts.items() if store_id != HOME and not part], write_id)

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
+from pkgutil import resolve_name
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
+from spark_log.spark.jobs.failures import guarded
 from spark_log.spark.jobs.options.arguments import explain_missing_cluster, usage_error
 
 JOBS_FOLDER = "$(spark-log path jobs)"
@@ -117,6 +119,18 @@ class Job(Generic[T]):
         )
         app.command(self.name, help=self.about, epilog=f"**Examples**\n\n```sh\n{self.examples}\n```")(command)
         return app
+
+    def main(self, run: str) -> Callable[..., int]:
+        """Return a function that runs the job with the given or the process's arguments, and returns its exit code.
+
+        `run` is `module:function`. It is imported after the arguments are parsed: --help needs no PySpark.
+        """
+
+        def main(arguments: Sequence[str] | None = None) -> int:
+            given = self.parse(arguments)
+            return guarded(self.name, lambda: resolve_name(run)(given))
+
+        return main
 
     def parse(self, arguments: Sequence[str] | None = None) -> T:
         """Return the job's arguments. Raises SystemExit: 0 after --help, 2 with a message on stderr for wrong usage."""

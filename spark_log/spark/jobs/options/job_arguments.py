@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.jobs.options.run_options import AvailableNow, Every, Shared
 from spark_log.spark.jobs.options.stream_options import Input, StreamArguments
 
@@ -154,24 +153,4 @@ class MirrorArguments:
     settings: "MirrorSettings"
     run: AvailableNow | Every
     groups: bool
-    json: bool
-
-
-@dataclass(frozen=True)
-class TransformArguments:
-    cluster: str = field(repr=False)
-    """Address of the cluster. It may hold a password."""
-    topics: SubscribeTopics | SubscribePattern
-    function: str | None
-    """`module:function`. With None, records are copied to `to_topic`."""
-    arrow: bool
-    to_topic: str | None
-    group_id: str
-    transactional_id: str | None
-    """With None, the id is of this run alone."""
-    consumer: Mapping[str, int | str]
-    """Settings of the consumer, by their names."""
-    producer: Mapping[str, int]
-    """Settings of the producer, by their names."""
-    retries: int | None
     json: bool

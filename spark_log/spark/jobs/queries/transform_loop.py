@@ -22,7 +22,7 @@ from spark_log.cluster.topics import find_topic
 from spark_log.errors import InvalidOptionError, SparkLogError
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern
 from spark_log.spark.jobs.failures import one_line
-from spark_log.spark.jobs.options.job_arguments import TransformArguments
+from spark_log.spark.jobs.options.transform_options import TransformArguments
 from spark_log.spark.jobs.summary import print_lines
 from spark_log.spark.streams.transactional_loop import TableTransform, Totals, TransactionalLoop
 
@@ -42,19 +42,19 @@ def run_guarded(arguments: TransformArguments) -> int:
 
 def run(arguments: TransformArguments) -> int:
     """Run the loop; return the exit code. Raises errors of spark-log, of kafka-python, and of the function."""
-    function = None if arguments.function is None else load(arguments.function)
+    function = None if arguments.work.function is None else load(arguments.work.function)
     _check_topics(arguments)
     with _consumer(arguments) as consumer, _producer(arguments) as producer:
-        retries = {} if arguments.retries is None else {"retries": arguments.retries}
+        retries = {} if arguments.run.retries is None else {"retries": arguments.run.retries}
         loop = TransactionalLoop(consumer, producer, **retries)
         _stop_on_signals(loop)
         began_s = clock.monotonic_s()
         if function is None:
-            assert arguments.to_topic is not None, "parsed so"
-            totals = loop.run_arrow(copy_to(arguments.to_topic))
+            assert arguments.work.to_topic is not None, "parsed so"
+            totals = loop.run_arrow(copy_to(arguments.work.to_topic))
         else:
-            totals = loop.run_arrow(function) if arguments.arrow else loop.run(function)
-    print_lines(_summary(totals, clock.monotonic_s() - began_s, arguments.json))
+            totals = loop.run_arrow(function) if arguments.work.arrow else loop.run(function)
+    print_lines(_summary(totals, clock.monotonic_s() - began_s, arguments.run.json))
     return 0
 
 
@@ -87,18 +87,18 @@ def copy_to(topic: str) -> TableTransform:
 def _check_topics(arguments: TransformArguments) -> None:
     """Raise UnknownTopicOrPartitionError for a topic that is named and does not exist."""
     named = [] if isinstance(arguments.topics, SubscribePattern) else [*arguments.topics.topics]
-    named += [] if arguments.to_topic is None else [arguments.to_topic]
-    with Cluster.open(arguments.cluster) as cluster:
+    named += [] if arguments.work.to_topic is None else [arguments.work.to_topic]
+    with Cluster.open(arguments.run.cluster) as cluster:
         cluster.store.read(lambda connection: [find_topic(connection, name) for name in named])
 
 
 def _consumer(arguments: TransformArguments) -> Consumer:
     consumer = Consumer(
-        cluster=arguments.cluster,
+        cluster=arguments.run.cluster,
         client_id="transform",
-        group_id=arguments.group_id,
+        group_id=arguments.run.group_id,
         enable_auto_commit=False,
-        **arguments.consumer,
+        **arguments.run.consumer_settings(),
     )
     topics = arguments.topics
     if isinstance(topics, SubscribePattern):
@@ -109,8 +109,10 @@ def _consumer(arguments: TransformArguments) -> Consumer:
 
 
 def _producer(arguments: TransformArguments) -> Producer:
-    transactional_id = arguments.transactional_id or f"{arguments.group_id}-{uuid.uuid4()}"
-    return Producer(cluster=arguments.cluster, transactional_id=transactional_id, **arguments.producer)
+    transactional_id = arguments.run.transactional_id or f"{arguments.run.group_id}-{uuid.uuid4()}"
+    timeout_ms = arguments.run.transaction_timeout_ms
+    settings = {} if timeout_ms is None else {"transaction_timeout_ms": timeout_ms}
+    return Producer(cluster=arguments.run.cluster, transactional_id=transactional_id, **settings)
 
 
 def _stop_on_signals(loop: TransactionalLoop) -> None:
