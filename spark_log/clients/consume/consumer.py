@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,8 +16,8 @@ from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 
 from spark_log import clock
 from spark_log.clients.client_settings import parse_settings
-from spark_log.clients.consume.background import FORKED, Background
-from spark_log.clients.consume.call_guard import exclusive, record_count, timeout_s, translated
+from spark_log.clients.consume.background import Background
+from spark_log.clients.consume.consumer_base import exclusive, record_count, timeout_s, translated
 from spark_log.clients.consume.consumer_queries import ConsumerQueries
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.clients.consume.poll_loop import Polling
@@ -48,6 +47,7 @@ class Consumer(ConsumerQueries):
 
     DEFAULT_CONFIG: ClassVar[Mapping[str, Any]] = KafkaConsumer.DEFAULT_CONFIG
     """kafka-python's defaults, for programs that select their settings by its keys."""
+    _polling: Polling
 
     def __init__(self, *topics: str, **configs: Any) -> None:
         address, self.settings = parse_settings(ConsumerSettings, configs, self.DEFAULT_CONFIG, KafkaConfigurationError)
@@ -59,10 +59,7 @@ class Consumer(ConsumerQueries):
         self._subscription = self._polling.subscription
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
         super().__init__()
-        self._closing = self._closed = False
-        self._process = os.getpid()
-        self._iterator: Iterator[ConsumerRecord] | None = None
-        self._iteration_deadline_s = math.inf
+        self._closing = False
         self._deferred: Exception | None = None
         self._polls = self._records = 0
         self._forgotten = Finalizer(self, self._background.abandon)
@@ -76,9 +73,6 @@ class Consumer(ConsumerQueries):
 
     def __repr__(self) -> str:
         return f"Consumer({self.cluster!r}, group_id={self.settings.group_id!r})"
-
-    def __enter__(self) -> Consumer:
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Close. After an error, skip the automatic commit, because the last record may not have been processed."""
@@ -213,34 +207,9 @@ class Consumer(ConsumerQueries):
             self._records += batch.num_rows
         return tables
 
-    def __iter__(self) -> Consumer:
-        return self
-
-    def __next__(self) -> ConsumerRecord:
-        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
-        if self._closed:
-            raise StopIteration("the consumer is closed")
-        timeout_ms = self.settings.consumer_timeout_ms
-        forever = timeout_ms < 0 or math.isinf(timeout_ms)
-        self._iteration_deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
-        while True:
-            if self._iterator is None:
-                self._iterator = self._iterate()
-            try:
-                record = next(self._iterator, None)
-            except IllegalStateError:
-                if self._polling.closed.is_set():  # by another thread or a signal handler, while this one waited
-                    raise StopIteration("the consumer is closed") from None
-                raise
-            if record is not None:
-                return record
-            self._iterator = None
-            if self._closed or clock.monotonic_s() >= self._iteration_deadline_s:
-                raise StopIteration
-
-    def _iterate(self) -> Iterator[ConsumerRecord]:
+    def _poll_once(self, deadline_s: float) -> Iterator[ConsumerRecord]:
         """Yield the records of one poll. A yield moves the position past its record: commits cover no later record."""
-        left_ms = max(0.0, (self._iteration_deadline_s - clock.monotonic_s()) * 1000)
+        left_ms = max(0.0, (deadline_s - clock.monotonic_s()) * 1000)
         states = self._subscription.partitions
         for partition, records in self.poll(min(left_ms, _ITERATION_POLL_MS), update_offsets=False).items():
             for record in records:
@@ -379,10 +348,9 @@ class Consumer(ConsumerQueries):
                 deserializer.close()
 
     def check_open(self) -> None:
-        if self._closed or self._polling.closed.is_set():
+        super().check_open()
+        if self._polling.closed.is_set():
             raise IllegalStateError("the consumer is closed")
-        if self._process != os.getpid():
-            raise IllegalStateError(FORKED)
 
     def _moved(self) -> None:
         self._deferred = None

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 from functools import partial
 
 import sqlalchemy as sa
+from kafka.consumer.fetcher import ConsumerRecord
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 from spark_log import ids
-from spark_log.clients.consume.call_guard import Guarded, translated
+from spark_log.clients.consume.consumer_base import ConsumerBase, translated
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.clients.consume.subscription import checked_partition
 from spark_log.clients.consume.topic_watch import partition_counts
@@ -25,14 +26,13 @@ from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import first_records
 
 
-class ConsumerQueries(Guarded):
+class ConsumerQueries(ConsumerBase[ConsumerRecord]):
     """The consumer's methods that only read the store or the settings. Any thread may call them. `timeout_ms` has no
     effect.
     """
 
     cluster: Cluster
     settings: ConsumerSettings
-    _closed: bool
 
     @property
     def client_id(self) -> str:

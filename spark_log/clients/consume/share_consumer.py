@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,8 @@ from kafka.structs import TopicPartition
 
 from spark_log import clock
 from spark_log.clients.client_settings import parse_settings
-from spark_log.clients.consume.background import FORKED, Background
-from spark_log.clients.consume.call_guard import Guarded, exclusive, record_count, timeout_s
+from spark_log.clients.consume.background import Background
+from spark_log.clients.consume.consumer_base import ConsumerBase, exclusive, record_count, timeout_s
 from spark_log.clients.consume.python_records import Converted, Deserializers, python_records
 from spark_log.clients.consume.share_deliveries import Delivery, acknowledgements
 from spark_log.clients.consume.share_membership import ShareMembership
@@ -41,7 +40,7 @@ class ShareRecord(ConsumerRecord):  # type: ignore[misc]  # kafka-python has no 
     delivery_count: int = 0
 
 
-class ShareConsumer(Guarded):
+class ShareConsumer(ConsumerBase[ShareRecord]):
     """Reads topics of a cluster as a member of a share group. Method names are those of Kafka's Java client, in
     kafka-python's style.
 
@@ -58,6 +57,9 @@ class ShareConsumer(Guarded):
     error is an instance of both kafka-python's and spark_log's class.
     """
 
+    settings: ShareConsumerSettings
+    _polling: SharePolling
+
     def __init__(self, *topics: str, **configs: Any) -> None:
         from kafka.errors import KafkaConfigurationError
 
@@ -70,12 +72,9 @@ class ShareConsumer(Guarded):
         self.member_id = self._membership.member_id
         self._polling = SharePolling(self.cluster, self.settings, self._membership)
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
-        self._closed = False
-        self._process = os.getpid()
         self._deferred: Exception | None = None
         self._polls = 0
         self._records = 0
-        self._iterator: Iterator[ShareRecord] | None = None
         self._forgotten = Finalizer(self, self._background.abandon)
         try:
             if topics:
@@ -87,18 +86,12 @@ class ShareConsumer(Guarded):
     def __repr__(self) -> str:
         return f"ShareConsumer({self.cluster!r}, group_id={self.settings.group_id!r})"
 
-    def __enter__(self) -> ShareConsumer:
-        return self
-
     def __exit__(self, kind: object, *_: object) -> None:
         """Close. After an error, release the records of the last poll instead of accepting them."""
         self.close(accept=kind is None)
 
     def check_open(self) -> None:
-        if self._closed:
-            raise IllegalStateError("the consumer is closed")
-        if self._process != os.getpid():
-            raise IllegalStateError(FORKED)
+        super().check_open()
         if self._polling.callback_thread is not None:
             raise IllegalStateError("an acknowledgement callback must not call its consumer")
 
@@ -193,32 +186,13 @@ class ShareConsumer(Guarded):
         self._records += sum(table.num_rows for table in tables.values())
         return tables
 
-    def __iter__(self) -> ShareConsumer:
-        return self
-
-    def __next__(self) -> ShareRecord:
-        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`.
-
-        In implicit mode each record is a poll of its own: `commit_sync` and `close` accept no record that the program
-        has not seen.
+    def _poll_once(self, deadline_s: float) -> Iterator[ShareRecord]:
+        """Return the records of one poll. In implicit mode it has one: `commit_sync` and `close` accept no record that
+        the program has not seen.
         """
-        timeout_ms = self.settings.consumer_timeout_ms
-        forever = timeout_ms < 0 or math.isinf(timeout_ms)
-        deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
-        while not self._closed:
-            if self._iterator is not None and (record := next(self._iterator, None)) is not None:
-                return record
-            left_ms = max(0.0, (deadline_s - clock.monotonic_s()) * 1000)
-            try:
-                records = self.poll(min(left_ms, _ITERATION_POLL_MS), None if self.settings.explicit else 1)
-            except IllegalStateError:
-                if self._polling.closed.is_set():
-                    raise StopIteration("the consumer is closed") from None
-                raise
-            self._iterator = iter([record for found in records.values() for record in found])
-            if not records and clock.monotonic_s() >= deadline_s:
-                break
-        raise StopIteration
+        left_ms = max(0.0, (deadline_s - clock.monotonic_s()) * 1000)
+        polled = self.poll(min(left_ms, _ITERATION_POLL_MS), None if self.settings.explicit else 1)
+        return iter([record for records in polled.values() for record in records])
 
     def _begin_poll(self, timeout_ms: float, rows_max: int) -> None:
         """Acknowledge, and acquire records unless some are buffered."""

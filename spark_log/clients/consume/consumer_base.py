@@ -1,11 +1,15 @@
-"""Decorators and argument checks of a consumer's methods: they translate errors and forbid concurrent calls."""
+"""The common part of Consumer and ShareConsumer: one call at a time, iteration, and the checks of arguments."""
 
 import logging
+import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from spark_log import clock
+from spark_log.clients.consume.background import FORKED
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.errors import IllegalStateError
 
@@ -13,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Self = TypeVar("Self")
 
 
 class _Calls(threading.local):
@@ -24,16 +29,59 @@ class _Calls(threading.local):
     """A close that waits for their end."""
 
 
-class Guarded:
-    """A client that only one thread at a time may use, apart from methods that are only `translated`."""
+class ConsumerBase(Generic[R]):
+    """A consumer of records of type R, which only one thread at a time may use, apart from methods that are only
+    `translated`.
+    """
+
+    settings: Any
+    _polling: Any
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._calls = _Calls()
+        self._closed = False
+        self._process = os.getpid()
+        self._iterator: Iterator[R] | None = None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __iter__(self: Self) -> Self:
+        return self
+
+    def __next__(self) -> R:
+        """Return the next record. Iteration ends after consumer_timeout_ms without a record, or after `close`."""
+        timeout_ms = self.settings.consumer_timeout_ms
+        forever = timeout_ms < 0 or math.isinf(timeout_ms)
+        deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
+        while not self._closed:
+            polls = self._iterator is None
+            try:
+                if self._iterator is None:
+                    self._iterator = self._poll_once(deadline_s)
+                record = next(self._iterator, None)
+            except IllegalStateError:
+                if self._polling.closed.is_set():  # by another thread or a signal handler, while this one waited
+                    break
+                raise
+            if record is not None:
+                return record
+            self._iterator = None
+            if polls and clock.monotonic_s() >= deadline_s:
+                raise StopIteration
+        raise StopIteration("the consumer is closed")
+
+    def _poll_once(self, deadline_s: float) -> Iterator[R]:
+        """Return the records of one poll, which waits until `deadline_s` at most."""
+        raise NotImplementedError
 
     def check_open(self) -> None:
-        """Raise IllegalStateError if it is closed."""
-        raise NotImplementedError
+        """Raise IllegalStateError if it is closed, or in a child of the process that opened it."""
+        if self._closed:
+            raise IllegalStateError("the consumer is closed")
+        if self._process != os.getpid():
+            raise IllegalStateError(FORKED)
 
     def closes_later(self, close: Callable[[], None]) -> bool:
         """Whether this thread is in a call: then `close` runs when that call returns. A callback or a signal handler
@@ -77,7 +125,7 @@ class Guarded:
                 self.lock.release()
 
 
-S = TypeVar("S", bound=Guarded)
+S = TypeVar("S", bound=ConsumerBase[Any])
 
 
 def translated(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
