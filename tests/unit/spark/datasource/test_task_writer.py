@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.files import new_file
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
     InvalidRecordError,
@@ -369,6 +370,7 @@ def test_few_buffered_rows_do_not_keep_their_source_batches(
 
 def test_abort_removes_open_and_finished_files(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_writer, "OPEN_FILES_MAX", 2)
+    monkeypatch.setattr(new_file, "_WRITE_BYTES", 1)  # files are created with their first bytes
     make(cluster, partitions=5, inline_max_bytes="0")
     this = plan(cluster)
     writer = TaskWriter(this, f"{this.write_id}-0", 0)
