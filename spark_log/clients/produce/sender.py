@@ -330,6 +330,8 @@ class Sender(threading.Thread):
             batch.in_doubt = False
             self._retry_later(batch, error)
         elif _is_retriable(error):
+            # the answer of its append may be lost
+            batch.in_doubt = batch.in_doubt or isinstance(error, MetadataStoreUnavailableError)
             self._retry_later(batch, error)
         else:
             self._finish(batch, -1, error)

@@ -9,7 +9,7 @@ from spark_log.clients.produce.accumulator import Accumulator
 from spark_log.clients.produce.producer_batch import ProducerBatch, TopicBatch
 from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.clients.produce.sender import Sender, _drop_traceback
-from spark_log.errors import StorageUnavailableError
+from spark_log.errors import MetadataStoreUnavailableError, StorageUnavailableError
 from spark_log.ids import HOME
 from spark_log.log.append.rules import Appended, Rejected
 
@@ -33,24 +33,40 @@ class Log:
         return []
 
 
-def test_a_batch_is_tried_alone_once_after_an_append_that_failed():
-    """Without a back-off a batch that fails again and again is always due."""
+def sender_of(log, batch_count):
+    """A sender with a waiting batch for each partition."""
     settings = ProducerSettings(retry_backoff_ms=0, enable_idempotence=False)
-    topic = SimpleNamespace(name="t", topic_id=1, store_id=HOME, partition_count=2)
+    topic = SimpleNamespace(name="t", topic_id=1, store_id=HOME, partition_count=batch_count)
     topics = SimpleNamespace(refresh=lambda *_, **__: SimpleNamespace(topic=topic))
-    log, topic_batch = Log(), TopicBatch("t")
+    topic_batch = TopicBatch("t")
     sender = Sender(SimpleNamespace(store=None), log, settings, Accumulator(settings), topics, None)
-    table = pa.table({"value": [b"v"]})
+    table, numbers = pa.table({"value": [b"v"]}), range(batch_count)
     deadline_s = topic_batch.made_s + 3_600
-    batches = [ProducerBatch(topic_batch, number, topic, number, table, 1, deadline_s) for number in range(2)]
+    batches = [ProducerBatch(topic_batch, number, topic, number, table, 1, deadline_s) for number in numbers]
     topic_batch.unsettled = len(batches)
-    topic_batch.begin(batches, [0, 1], {})
+    topic_batch.begin(batches, list(numbers), {})
     for batch in batches:
         sender._waiting.add(batch)
+    return sender, batches
+
+
+def test_a_batch_is_tried_alone_once_after_an_append_that_failed():
+    """Without a back-off a batch that fails again and again is always due."""
+    log = Log()
+    sender, batches = sender_of(log, 2)
     for _ in range(4):
         sender._append(sender._waiting.due())
     assert log.appended == [[0, 1], [0], [1], [0]]
     assert [batch.done for batch in batches] == [False, True]
+
+
+def test_a_batch_whose_store_did_not_answer_is_in_doubt():
+    """It may be stored: its sequence must not be given to another batch."""
+    for error, in_doubt in ((MetadataStoreUnavailableError("no answer"), True), (StorageUnavailableError("no"), False)):
+        log = SimpleNamespace(append_each=lambda *_, error=error, **__: [Rejected(error)], take_expired=list)
+        sender, [batch] = sender_of(log, 1)
+        sender._append(sender._waiting.due())
+        assert batch.in_doubt is in_doubt
 
 
 def raised(error):
