@@ -33,7 +33,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import elect_leaders, fallback_term
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.disks import fill, mounted, needs_root
 from tests.support.records import read_all, table
@@ -386,6 +386,7 @@ def test_a_damaged_segment_row_stops_the_election_of_its_partition_alone(cluster
         inspect_and_elect(cluster)
     assert partition(cluster, topics[1]).leader == 3
     assert partition(cluster, topics[0]).leader != 3
+    delete_topic(cluster, topics[0].name)  # closing the log would wait for its replicas
 
 
 def test_a_served_broker_is_dead_when_its_lease_has_expired(cluster, log):
