@@ -213,6 +213,10 @@ class Cluster:
             self._checked[info] = open_log_dir(info)
         return self._checked[info]
 
+    def opened_log_dir(self, info: LogDirInfo) -> LogDir | None:
+        """Return what `log_dir` has opened, or None."""
+        return self._checked.get(info)
+
     def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
         """Add an empty log dir to a broker, and return its id.
 

@@ -74,7 +74,7 @@ def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None
                 digest.update(block)
                 pace(len(block))
                 copy.write(block)
-                block = _next(blocks, calls)
+                block = _next(blocks, calls) if copied < file.bytes else None  # each call is one of another thread
             if (copied, digest.hexdigest()) != (file.bytes, file.checksum):
                 raise _BadSourceError(f"{source.location(file.path)} is not what was written ({copied} bytes)")
             copy.commit()

@@ -250,6 +250,9 @@ class ReplicaCopy:
 
     def _open(self, info: LogDirInfo) -> LogDir | None:
         """Open a source. Returns None if it fails, or does not answer."""
+        opened = self.cluster.opened_log_dir(info)
+        if opened is not None:
+            return opened
         answer = ask_in_thread("spark-log-copy-source", info, lambda: self.cluster.log_dir(info))
         wait([answer], ANSWER_S_MAX)
         with contextlib.suppress(SparkLogError, OSError):
