@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ALL_TIMES = TimestampBounds()
-_END: Any = object()
+_SMALL_BYTES = 1 << 20
 BAD_REPLICA = (CorruptRecordError, StorageUnavailableError, LogDirMismatchError, UnsafePathError)
 """Errors after which another replica is tried: missing or damaged bytes, or a log dir that is unavailable, swapped, or
 replaced by a symbolic link."""
@@ -179,19 +179,17 @@ class Fetcher:
         mount hangs: another replica may answer.
         """
         calls = DiskCalls(self._infos[log_dir_id].uri, Use.READS)
-        while True:
+        ended = False
+        while not ended:
             try:
-                item = calls.run(partial(next, items, _END))
+                held, ended = calls.run(partial(_some, items))
             except StorageUnavailableError as error:
                 if calls.hangs:
                     self._open.pop(log_dir_id, None)  # no repair there
                     self._note_away(log_dir_id, str(error))
                 raise
-            if item is _END:
-                return
-            held = [item]
-            del item  # so that, while this generator is suspended, only the caller keeps the batch
-            yield held.pop()
+            while held:  # so that, while this generator is suspended, only the caller keeps the batch
+                yield held.pop(0)
 
     def _is_local(self, log_dir_id: LogDirId) -> bool:
         return log_dir_id in self._infos and self._infos[log_dir_id].uri.startswith("file:")
@@ -247,6 +245,17 @@ class Fetcher:
                 piece.topic, piece.partition, piece.name, "is repaired from" if whole else "was read from",
                 good.location(path), redact(str(why)),
             )  # fmt: skip
+
+
+def _some(items: Iterator[T]) -> tuple[list[T], bool]:
+    """Return the next item, and the one after a small item, since most files have one; and whether there are no more.
+    Each call is one of another thread.
+    """
+    some = list(islice(items, 1))
+    if some and getattr(some[0], "nbytes", 0) >= _SMALL_BYTES:
+        return some, False
+    after = list(islice(items, 1)) if some else []
+    return some + after, not after
 
 
 def _open_segment(piece: Slice, log_dir: LogDir) -> pq.ParquetFile:
