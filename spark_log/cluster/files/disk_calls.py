@@ -49,18 +49,27 @@ class DiskCalls:
         """Call `work`, which reads or writes `size` bytes. Raises StorageUnavailableError after its limit, and at once
         while another call hangs.
         """
+        return self.begin(work, size)()
+
+    def begin(self, work: Callable[[], R], size: int = 0) -> Callable[[], R]:
+        """Begin the call. The function that is returned waits for its end."""
         if self.left or clock.monotonic_s() < _again_s.get(self._folder, 0.0):
             self.hangs = True
             raise StorageUnavailableError(f"{redact(self._folder[0])}: an earlier call has not returned yet")
         self._working = True
         limit_s = ANSWER_S_MAX + size / _BYTES_PER_S_MIN
         answer = begin_or_run(lambda: self._run(work), f"spark-log-disk-{self._folder[1].value}")
-        wait([answer], limit_s)
-        if self.leave():
-            self.hangs = True
-            _again_s[self._folder] = clock.monotonic_s() + _AGAIN_S
-            raise StorageUnavailableError(f"{redact(self._folder[0])}: no answer in {limit_s:.0f} s, its disk may hang")
-        return answer.result()
+
+        def end() -> R:
+            wait([answer], limit_s)
+            if self.leave():
+                self.hangs = True
+                _again_s[self._folder] = clock.monotonic_s() + _AGAIN_S
+                where = redact(self._folder[0])
+                raise StorageUnavailableError(f"{where}: no answer in {limit_s:.0f} s, its disk may hang")
+            return answer.result()
+
+        return end
 
     def leave(self) -> bool:
         """Leave a call that is running. Return whether one was left, now or before."""

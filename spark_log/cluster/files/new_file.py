@@ -13,6 +13,7 @@ from pyarrow import fs
 from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.errors import SparkLogError, WriteIdExpiredError, redact, storage_error
 from spark_log.failpoints import failpoint
+from spark_log.process import begin_or_run
 from spark_log.remembered import BoundedDict
 
 _WRITE_BYTES = 4 * 1024 * 1024
@@ -25,6 +26,10 @@ class NewFile(Protocol):
 
     def write(self, data: Any, /) -> int: ...
     def commit(self) -> None: ...
+    def begin_commit(self) -> Callable[[], None]:
+        """Begin to commit. The function that is returned waits for the end."""
+        ...
+
     def abort(self) -> None: ...
 
 
@@ -78,12 +83,26 @@ class LocalFile:
         return self._file
 
     def commit(self) -> None:
-        try:
-            self._run(self._commit)
-        except SparkLogError:
-            self.abort()
-            raise
-        failpoint("file.renamed")
+        self.begin_commit()()
+
+    def begin_commit(self) -> Callable[[], None]:
+        commit: Callable[[], None] = self._commit
+        if not self._waits:
+            try:
+                commit = self._calls.begin(self._commit, self._bytes + self._waiting_bytes)
+            except SparkLogError:
+                self.abort()
+                raise
+
+        def end() -> None:
+            try:
+                commit()
+            except SparkLogError:
+                self.abort()
+                raise
+            failpoint("file.renamed")
+
+        return end
 
     def _commit(self) -> None:
         file = self._write()
@@ -156,6 +175,9 @@ class RemoteFile:
         except OSError as error:
             raise self._error(error) from error
 
+    def begin_commit(self) -> Callable[[], None]:
+        return begin_or_run(self.commit, "spark-log-upload").result
+
     def commit(self) -> None:
         try:
             self._stream.close()
@@ -189,6 +211,9 @@ class RemoteCopy:
             return self._gathered.write(data)
         except OSError as error:
             raise storage_error(f"the copy of {self._path} cannot be stored on this host: {error}", error) from error
+
+    def begin_commit(self) -> Callable[[], None]:
+        return begin_or_run(self.commit, "spark-log-upload").result
 
     def commit(self) -> None:
         with self._gathered as gathered:

@@ -31,7 +31,6 @@ from spark_log.log.records import inline
 from spark_log.log.records.record_limits import RecordLimits, check, truncate_to_milliseconds
 from spark_log.log.records.schema import TimestampType, stamp
 from spark_log.log.records.segment_write import SegmentFacts, SegmentWriter
-from spark_log.process import in_parallel
 
 if TYPE_CHECKING:
     from spark_log.cluster.topics import Topic  # not at run time: executors do not import SQLAlchemy
@@ -262,10 +261,17 @@ class SegmentFiles:
     def commit(self) -> SegmentFacts:
         """Finish the file and rename it to its final name, durably, in all log dirs in parallel."""
         facts = self._encoder.close()
-        outcomes = in_parallel(_commit, list(self._files.values()), len(self._files), "spark-log-fsync")
-        for broker_id, failure in zip(list(self._files), outcomes, strict=True):
-            if failure is not None:
-                self._leave_out(broker_id, failure)
+        running: dict[int, Callable[[], None]] = {}
+        for broker_id, file in list(self._files.items()):
+            try:
+                running[broker_id] = file.begin_commit()
+            except LOG_DIR_FAILURES as error:
+                self._leave_out(broker_id, error)
+        for broker_id, end in running.items():
+            try:
+                end()
+            except LOG_DIR_FAILURES as error:
+                self._leave_out(broker_id, error)
         self._need_one()
         return facts
 
@@ -282,11 +288,3 @@ class SegmentFiles:
     def _need_one(self) -> None:
         if not self._files:
             raise next(iter(self.failures.values()))
-
-
-def _commit(file: NewFile) -> SparkLogError | None:
-    try:
-        file.commit()
-    except LOG_DIR_FAILURES as error:
-        return error
-    return None

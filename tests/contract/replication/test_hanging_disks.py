@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from spark_log.cluster.files import disk_calls
+from spark_log.cluster.files.disk_calls import DiskCalls
 from spark_log.cluster.files.new_file import LocalFile
 from spark_log.cluster.lease import COORDINATOR, unfenced
 from spark_log.cluster.log_dir import LogDir
@@ -34,18 +35,30 @@ from tests.support.waiting import LIMIT_S, wait_until
 ANSWER_S = 0.3
 
 
+def leave_soon(monkeypatch, hangs):
+    """Let calls into folders for which `hangs` is true have a limit of ANSWER_S; a loaded machine delays the others."""
+    begin, less = DiskCalls.begin, (ANSWER_S - disk_calls.ANSWER_S_MAX) * 10_000_000
+    monkeypatch.setattr(
+        DiskCalls, "begin", lambda calls, work, size=0: begin(calls, work, less if hangs(calls._folder[0]) else size)
+    )
+
+
 @pytest.fixture
 def frozen(three_brokers, monkeypatch):
     """The disk of broker 3, whose writes hang until `set`."""
-    thawed, folder, fsync = threading.Event(), folder_of(three_brokers, 3), os.fsync
+    thawed, folder, fsync, wait = threading.Event(), folder_of(three_brokers, 3), os.fsync, log_dir_inspection.wait
 
     def hanging(descriptor):
         if f"{os.readlink(f'/proc/self/fd/{descriptor}')}/".startswith(f"{folder}/"):
             assert thawed.wait(LIMIT_S), "the caller waited for it"
         fsync(descriptor)
 
-    monkeypatch.setattr(disk_calls, "ANSWER_S_MAX", ANSWER_S)
-    monkeypatch.setattr(log_dir_inspection, "ANSWER_S_MAX", 2 * ANSWER_S)
+    def wait_for_the_others(answers, timeout_s):
+        wait_until(lambda: sum(not each.done() for each in answers) <= 1)
+        return wait(answers, min(timeout_s, 2 * ANSWER_S))
+
+    leave_soon(monkeypatch, lambda root: str(folder) in root)
+    monkeypatch.setattr(log_dir_inspection, "wait", wait_for_the_others)
     monkeypatch.setattr(os, "fsync", hanging)
     yield thawed
     thawed.set()
@@ -90,6 +103,10 @@ def test_an_append_leaves_out_the_log_dir_and_it_comes_back_when_it_writes_again
 
 def test_an_inspection_finds_it_before_a_writer_does(three_brokers, frozen):
     topic_on(three_brokers, "t", [[3, 1]])
+    inspect_log_dirs(three_brokers, unfenced)
+    [key] = [key for key in log_dir_inspection._trials if key[0] == folder_of(three_brokers, 3).as_uri()]
+    trial = log_dir_inspection._trials[key]
+    log_dir_inspection._trials[key] = trial._replace(began_s=trial.began_s - disk_calls.ANSWER_S_MAX)
     wait_until(lambda: inspect_log_dirs(three_brokers, unfenced).out)
     elect_leaders(three_brokers.store, unfenced)
     [described] = describe_topics(three_brokers, ["t"])
@@ -114,6 +131,7 @@ def test_a_file_that_was_left_does_not_get_its_name(tmp_path, monkeypatch):
     thawed.set()
     wait_until(lambda: not list(tmp_path.iterdir()))
     wait_until(no_calls)
+    monkeypatch.undo()
     another = LocalFile(tmp_path / "b", tmp_path)
     another.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
@@ -154,7 +172,7 @@ def test_a_reader_goes_on_with_another_replica(three_brokers, monkeypatch, caplo
             return open_(log_dir, path)
 
         monkeypatch.setattr(LogDir, "open", hanging)
-        monkeypatch.setattr(disk_calls, "ANSWER_S_MAX", ANSWER_S)
+        leave_soon(monkeypatch, lambda root: not asked or root in asked)
         try:
             assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b")]
         finally:
