@@ -59,6 +59,7 @@ def frozen(three_brokers, monkeypatch):
 
     leave_soon(monkeypatch, lambda root: str(folder) in root)
     monkeypatch.setattr(log_dir_inspection, "wait", wait_for_the_others)
+    monkeypatch.setattr(log_dir_inspection, "_trials", {})
     monkeypatch.setattr(os, "fsync", hanging)
     yield thawed
     thawed.set()
@@ -104,9 +105,9 @@ def test_an_append_leaves_out_the_log_dir_and_it_comes_back_when_it_writes_again
 def test_an_inspection_finds_it_before_a_writer_does(three_brokers, frozen):
     topic_on(three_brokers, "t", [[3, 1]])
     inspect_log_dirs(three_brokers, unfenced)
-    [key] = [key for key in log_dir_inspection._trials if key[0] == folder_of(three_brokers, 3).as_uri()]
-    trial = log_dir_inspection._trials[key]
-    log_dir_inspection._trials[key] = trial._replace(began_s=trial.began_s - disk_calls.ANSWER_S_MAX)
+    trials, key = log_dir_inspection._trials, (folder_of(three_brokers, 3).as_uri(), three_brokers.store_id)
+    wait_until(lambda: key in trials)
+    trials[key] = trials[key]._replace(began_s=trials[key].began_s - disk_calls.ANSWER_S_MAX)
     wait_until(lambda: inspect_log_dirs(three_brokers, unfenced).out)
     elect_leaders(three_brokers.store, unfenced)
     [described] = describe_topics(three_brokers, ["t"])
