@@ -115,8 +115,8 @@ class LogDir(LogDirFolder):
     def __repr__(self) -> str:
         return f"LogDir({redact(self.uri)!r})"
 
-    def create(self, relative: str, *, waits: bool = False) -> NewFile:
-        """Begin a file that does not exist yet. `waits`: see LocalFile.
+    def create(self, relative: str) -> NewFile:
+        """Begin a file that does not exist yet.
 
         Raises LogDirMismatchError if a verified log dir was unmounted or swapped, and StorageUnavailableError if an
         object store cannot be written. A folder is written later.
@@ -124,7 +124,7 @@ class LogDir(LogDirFolder):
         path = self._resolve(relative)
         self._verify_again()
         with self._storage_errors(relative):
-            return LocalFile(Path(path), Path(self._root), waits=waits) if self.local else RemoteFile(self._fs, path)
+            return LocalFile(Path(path), Path(self._root)) if self.local else RemoteFile(self._fs, path)
 
     def replace(self, relative: str) -> NewFile:
         """Begin a copy of a file that the metadata names. Its commit replaces an existing file.
@@ -287,13 +287,13 @@ class LogDir(LogDirFolder):
         """Write `size` bytes (1 byte to 64 MiB) to a trial file, force it to disk, and remove it. Returns the time at
         which it was written, in ms since 1970 by the clock of the file system; 0 if that is not known.
 
-        Raises StorageUnavailableError if that fails. It does not return while a disk or mount hangs.
+        Raises StorageUnavailableError if that fails, or takes too long.
         """
         for entry in self.entries():  # of processes that were killed
             if entry.path.startswith(_TRIAL) and clock.wall_ms() - entry.modified_ms > _TRIAL_MS_MAX:
                 self.delete(entry.path)
         path = f"{_TRIAL}-{uuids.uuid4().hex[:12]}"
-        file = self.create(path, waits=True)
+        file = self.create(path)
         try:
             with self._storage_errors(path):
                 block = os.urandom(1 << 20)  # a file system could compress other bytes

@@ -103,8 +103,8 @@ def _can_commit(table: TopicTable, change: Changes) -> bool:
 
 
 def _may_lack_columns(table: TopicTable, change: Changes) -> bool:
-    known = opened.get(table.table_id)
-    return change.columns is not None and (known is None or not contains(known, change.columns.fields))
+    columns = opened.get(table.table_id)
+    return change.columns is not None and (columns is None or not contains(columns, change.columns.fields))
 
 
 def _record_without_commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes]]) -> dict[TableKey, int]:

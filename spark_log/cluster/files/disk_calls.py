@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import wait
 from enum import Enum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from spark_log import clock
 from spark_log.errors import StorageUnavailableError, redact
@@ -14,14 +14,14 @@ from spark_log.process import begin_or_run
 
 R = TypeVar("R")
 
-ANSWER_S_MAX = 30.0
+CALL_S_MAX = 30.0
 """The longest time for a call, besides the time for its bytes: as long as a replica may lag before it leaves the ISR
 (Kafka's replica.lag.time.max.ms).
 """
 _BYTES_PER_S_MIN = 10_000_000
 _AGAIN_S = 60.0
 """While a call hangs, others fail at once for this time: threads that hang hold memory. Then one is tried, since the
-mount may have been replaced.
+mount may have been replaced; the next one after twice the time, and so on.
 """
 
 
@@ -30,6 +30,13 @@ class Use(Enum):
 
     READS = "reads"
     WRITES = "writes"
+
+
+class _Hanging(NamedTuple):
+    """Until when calls fail at once, by monotonic time, and for how long in all."""
+
+    until_s: float = 0.0
+    pause_s: float = _AGAIN_S / 2
 
 
 class DiskCalls:
@@ -53,18 +60,19 @@ class DiskCalls:
 
     def begin(self, work: Callable[[], R], size: int = 0) -> Callable[[], R]:
         """Begin the call. The function that is returned waits for its end."""
-        if self.left or clock.monotonic_s() < _again_s.get(self._folder, 0.0):
+        if self.left or clock.monotonic_s() < _hanging.get(self._folder, _Hanging()).until_s:
             self.hangs = True
             raise StorageUnavailableError(f"{redact(self._folder[0])}: an earlier call has not returned yet")
         self._working = True
-        limit_s = ANSWER_S_MAX + size / _BYTES_PER_S_MIN
+        limit_s = CALL_S_MAX + size / _BYTES_PER_S_MIN
         answer = begin_or_run(lambda: self._run(work), f"spark-log-disk-{self._folder[1].value}")
 
         def end() -> R:
             wait([answer], limit_s)
             if self.leave():
                 self.hangs = True
-                _again_s[self._folder] = clock.monotonic_s() + _AGAIN_S
+                pause_s = 2 * _hanging.get(self._folder, _Hanging()).pause_s
+                _hanging[self._folder] = _Hanging(clock.monotonic_s() + pause_s, pause_s)
                 where = redact(self._folder[0])
                 raise StorageUnavailableError(f"{where}: no answer in {limit_s:.0f} s, its disk may hang")
             return answer.result()
@@ -84,9 +92,9 @@ class DiskCalls:
             with self._turn:
                 self._working = False
             if self.left:
-                _again_s.pop(self._folder, None)
+                _hanging.pop(self._folder, None)
                 self._undo()
 
 
-_again_s: dict[tuple[str, Use], float] = {}
-"""When to make calls again into the folders in which one has been left."""
+_hanging: dict[tuple[str, Use], _Hanging] = {}
+"""The folders in which a call was left and has not returned."""

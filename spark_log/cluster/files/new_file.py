@@ -40,32 +40,28 @@ class LocalFile:
     write id expires, clean-up may delete the temporary file, and `commit` raises WriteIdExpiredError. Other
     failures of `write` and `commit` raise StorageUnavailableError.
 
-    Threads make the calls (DiskCalls): one that was left does not rename the file, and deletes it. With `waits` the
-    caller makes them, which has a thread of its own and a limit for it.
+    Threads make the calls (DiskCalls): one that was left does not rename the file, and deletes it.
     """
 
-    def __init__(self, path: Path, root: Path, suffix: str = "", *, waits: bool = False) -> None:
-        self._path, self._root, self._of_write_id, self._waits = path, root, not suffix, waits
+    def __init__(self, path: Path, root: Path, suffix: str = "") -> None:
+        self._path, self._root, self._of_write_id = path, root, not suffix
         self._temporary = path.with_name(f".{path.name}{suffix}.tmp")
         self._file: IO[bytes] | None = None
         self._waiting: list[bytes] = []
         self._waiting_bytes = self._bytes = 0
+        self._failure: SparkLogError | None = None
         self._calls = DiskCalls(str(root), Use.WRITES, self._delete)
-
-    def _run(self, work: Callable[[], object]) -> None:
-        if self._waits:
-            work()
-        else:
-            self._calls.run(work, self._bytes)
 
     def write(self, data: Any) -> int:
         self._waiting.append(bytes(data))
         self._waiting_bytes += len(data)
         if self._waiting_bytes >= _WRITE_BYTES:
-            self._run(self._write)
+            self._calls.run(self._write, self._bytes + self._waiting_bytes)
         return len(data)
 
     def _write(self) -> IO[bytes]:
+        if self._failure is not None:  # a later block must not follow bytes that are missing
+            raise self._failure
         blocks, self._waiting = self._waiting, []
         self._bytes += self._waiting_bytes
         self._waiting_bytes = 0
@@ -79,20 +75,19 @@ class LocalFile:
                 while left:
                     left = left[self._file.write(left) :]
         except OSError as error:
-            raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
+            self._failure = storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error)
+            raise self._failure from error
         return self._file
 
     def commit(self) -> None:
         self.begin_commit()()
 
     def begin_commit(self) -> Callable[[], None]:
-        commit: Callable[[], None] = self._commit
-        if not self._waits:
-            try:
-                commit = self._calls.begin(self._commit, self._bytes + self._waiting_bytes)
-            except SparkLogError:
-                self.abort()
-                raise
+        try:
+            commit = self._calls.begin(self._commit, self._bytes + self._waiting_bytes)
+        except SparkLogError:
+            self.abort()
+            raise
 
         def end() -> None:
             try:
@@ -127,7 +122,7 @@ class LocalFile:
     def abort(self) -> None:
         if not self._calls.leave() and self._file is not None:
             with contextlib.suppress(SparkLogError):
-                self._run(self._delete)
+                self._calls.run(self._delete)
 
     def _delete(self) -> None:
         if self._file is not None:

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.files import disk_calls
+from spark_log.cluster.files.disk_calls import CALL_S_MAX
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDir, Marker
 from spark_log.cluster.topics import Topic, find_topics
@@ -29,7 +29,6 @@ from spark_log.errors import (
     DiskFullError,
     LogDirMismatchError,
     SparkLogError,
-    StorageUnavailableError,
     UnsafePathError,
     redact,
 )
@@ -39,7 +38,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, fence_wri
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
 from spark_log.metadata.store import Attempt, Store
-from spark_log.process import ask_in_thread
+from spark_log.process import ask_in_thread, begin_or_run
 from spark_log.tables.publication_resets import compare_whole_tables
 
 logger = logging.getLogger(__name__)
@@ -48,6 +47,10 @@ _BACK_S_MAX = 3.0
 """The longest time that an inspection waits for log dirs that answer again, whose files are listed. It and ANSWER_S_MAX
 together are below controller.lease.ms, so that leaders can be elected after it.
 """
+
+
+_TRIAL_EVERY_S = 2 * CALL_S_MAX
+"""One that hangs has failed by then, and inspections have seen it."""
 
 
 class _Trial(NamedTuple):
@@ -62,8 +65,8 @@ class _Trial(NamedTuple):
         return self.answer.done() and self.answer.exception() is not None
 
 
-_trials: dict[tuple[str, StoreId], _Trial] = {}
-"""The last trial write of this process to each folder, by its URI."""
+_trials: dict[str, _Trial] = {}
+"""The last trial write of this process to each folder, by the id of the log dir."""
 
 
 @dataclass(frozen=True)
@@ -239,24 +242,17 @@ def _check_trial(log_dir: RegisteredLogDir, directory: LogDir) -> None:
 
     A trial may take as long as a write of a writer. A full disk is not a failed one: clean-up frees space there.
     """
-    key, now_s = (directory.uri, log_dir.store_id), clock.monotonic_s()
-    trial = _trials.get(key)
+    trial, now_s = _trials.get(log_dir.uuid), clock.monotonic_s()
     if (
         trial is None
-        or now_s - trial.began_s >= disk_calls.ANSWER_S_MAX
+        or now_s - trial.began_s >= _TRIAL_EVERY_S
         or (not log_dir.online and (trial.of_online or trial.failed))
     ):
-        answer = ask_in_thread("spark-log-trial", key, lambda: directory.try_writing(1))
-        if trial is None or answer is not trial.answer:
-            trial = _trials[key] = _Trial(answer, now_s, log_dir.online)
-    limit_s = trial.began_s + disk_calls.ANSWER_S_MAX - clock.monotonic_s()
-    if not log_dir.online:
-        wait([trial.answer], max(0.0, limit_s))
-    if trial.answer.done():
+        answer = begin_or_run(lambda: directory.try_writing(1), "spark-log-trial")
+        trial = _trials[log_dir.uuid] = _Trial(answer, now_s, log_dir.online)
+    if trial.answer.done() or not log_dir.online:
         with suppress(DiskFullError):
             trial.answer.result()
-    elif limit_s <= 0 or not log_dir.online:
-        raise StorageUnavailableError(f"a trial write has not ended in {disk_calls.ANSWER_S_MAX:.0f} s")
 
 
 def _has_other_marker(directory: LogDir, log_dir: RegisteredLogDir, cluster_id: str) -> bool:

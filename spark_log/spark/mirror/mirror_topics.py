@@ -8,25 +8,15 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from spark_log import errors
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.errors import (
-    CorruptRecordError,
     DataLossError,
-    IncompatibleSchemaError,
-    InvalidConfigurationError,
     InvalidPartitionsError,
-    InvalidRecordError,
-    InvalidReplicationFactorError,
-    InvalidSchemaError,
-    InvalidTopicError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
-    OffsetOutOfRangeError,
-    PolicyViolationError,
-    SchemaRegistryError,
-    SchemaRegistryUnavailableError,
     SparkLogError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
@@ -41,21 +31,21 @@ from spark_log.spark.mirror.mirror_columns import configs_for_target, copy_colum
 logger = logging.getLogger(__name__)
 
 ERRORS_OF_ONE_TOPIC = (
-    CorruptRecordError,
-    DataLossError,
-    IncompatibleSchemaError,
-    InvalidConfigurationError,
-    InvalidPartitionsError,
-    InvalidRecordError,
-    InvalidReplicationFactorError,
-    InvalidSchemaError,
-    InvalidTopicError,
-    OffsetOutOfRangeError,
-    PolicyViolationError,
-    SchemaRegistryError,
-    SchemaRegistryUnavailableError,  # each topic may have a registry of its own
-    TopicAlreadyExistsError,
-    UnknownTopicOrPartitionError,
+    errors.CorruptRecordError,
+    errors.DataLossError,
+    errors.IncompatibleSchemaError,
+    errors.InvalidConfigurationError,
+    errors.InvalidPartitionsError,
+    errors.InvalidRecordError,
+    errors.InvalidReplicationFactorError,
+    errors.InvalidSchemaError,
+    errors.InvalidTopicError,
+    errors.OffsetOutOfRangeError,
+    errors.PolicyViolationError,
+    errors.SchemaRegistryError,
+    errors.SchemaRegistryUnavailableError,  # each topic may have a registry of its own
+    errors.TopicAlreadyExistsError,
+    errors.UnknownTopicOrPartitionError,
 )
 """Errors that say nothing about other topics. An error of a store or a log dir is not among them."""
 UNAVAILABLE = (NotEnoughReplicasError, NotLeaderForPartitionError)
@@ -139,15 +129,15 @@ class MirroredTopics:
         """
         if not self.isolated:
             return set()
-        errors: dict[str, SparkLogError] = {}
+        unavailable: dict[str, SparkLogError] = {}
         for store_id in {pairs[tp.topic].target.store_id for tp in partitions}:
             there = [tp for tp in partitions if pairs[tp.topic].target.store_id == store_id]
-            errors |= self._target.at(store_id).store.read(partial(_unavailable, pairs=pairs, partitions=there))
-        if not pairs.keys() - self.failed.keys() - errors.keys():
+            unavailable |= self._target.at(store_id).store.read(partial(_unavailable, pairs=pairs, partitions=there))
+        if not pairs.keys() - self.failed.keys() - unavailable.keys():
             return set()
-        for name, error in sorted(errors.items()):
+        for name, error in sorted(unavailable.items()):
             self.leave_out(name, error)
-        return set(errors)
+        return set(unavailable)
 
     def try_unavailable_again(self) -> None:
         """Forget the failures of topics that were left out because the target could not append to them."""
@@ -172,9 +162,9 @@ class MirroredTopics:
 
     def _pair(self, source: Topic, target: Topic | None) -> Pair:
         pair = Pair(source, self._in_target(source, target))
-        known = self._seen.get(source.name, pair)
+        before = self._seen.get(source.name, pair)
         self._seen[source.name] = pair  # later calls compare it with the positions in the target
-        if (known.source.topic_id, known.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
+        if (before.source.topic_id, before.target.topic_id) != (pair.source.topic_id, pair.target.topic_id):
             raise recreated(source.name)
         return pair
 
@@ -207,19 +197,19 @@ def _unavailable(
     """Return an error for each topic of the source with one of these partitions to which a store of the target cannot
     append now.
     """
-    errors: dict[str, SparkLogError] = {}
+    unavailable: dict[str, SparkLogError] = {}
     for name in {tp.topic for tp in partitions}:
         topic = pairs[name].target
         in_sync_min = topic.config.min_insync_replicas
         for number, target in targets_of(connection, topic, [n for its, n in partitions if its == name], "all").items():
             where, in_sync = f"{topic.name}-{number}", len(target.log_dirs)
             if not in_sync:
-                errors[name] = NotLeaderForPartitionError(f"{where} has no leader: no in-sync replica is alive")
+                unavailable[name] = NotLeaderForPartitionError(f"{where} has no leader: no in-sync replica is alive")
             elif in_sync < in_sync_min:
-                errors[name] = NotEnoughReplicasError(
+                unavailable[name] = NotEnoughReplicasError(
                     f"{where}: {in_sync} replica(s) in sync, min.insync.replicas is {in_sync_min}"
                 )
-    return errors
+    return unavailable
 
 
 def recreated(name: str) -> DataLossError:

@@ -349,10 +349,10 @@ def test_only_an_unclean_election_may_lose_acknowledged_records(cluster, log, tm
         assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
 
 
-def test_an_unclean_election_leaves_out_a_topic_that_is_being_deleted(cluster, log, tmp_path):
-    """As a data store has them: their rows are deleted later."""
+def only_a_late_replica(cluster, log, tmp_path, *names):
+    """Topics whose only live replica, of broker 3, lacks their last record; it may be elected."""
     configs = {**FILES, "unclean.leader.election.enable": "true"}
-    topics = [create_topic(cluster, name, replication_factor=3, configs=configs) for name in ("deleted", "t")]
+    topics = [create_topic(cluster, name, replication_factor=3, configs=configs) for name in names]
     for topic in topics:
         append(log, topic, "a")
     away = lose(cluster, 3, tmp_path)
@@ -361,6 +361,12 @@ def test_an_unclean_election_leaves_out_a_topic_that_is_being_deleted(cluster, l
     for broker in (1, 2):
         lose(cluster, broker, tmp_path)
     away.rename(tmp_path / "d3")
+    return topics
+
+
+def test_an_unclean_election_leaves_out_a_topic_that_is_being_deleted(cluster, log, tmp_path):
+    """As a data store has them: their rows are deleted later."""
+    topics = only_a_late_replica(cluster, log, tmp_path, "deleted", "t")
     cluster.store.transact(lambda connection, _: set_deleting(connection, topics[0].topic_id))
     done = inspect_and_elect(cluster)
     assert [key for key, _ in done.truncations] == [(topics[1].topic_id, 0)]
@@ -370,16 +376,7 @@ def test_an_unclean_election_leaves_out_a_topic_that_is_being_deleted(cluster, l
 
 
 def test_a_damaged_segment_row_stops_the_election_of_its_partition_alone(cluster, log, tmp_path):
-    configs = {**FILES, "unclean.leader.election.enable": "true"}
-    topics = [create_topic(cluster, name, replication_factor=3, configs=configs) for name in ("damaged", "t")]
-    for topic in topics:
-        append(log, topic, "a")
-    away = lose(cluster, 3, tmp_path)
-    for topic in topics:
-        append(log, topic, "b")
-    for broker in (1, 2):
-        lose(cluster, broker, tmp_path)
-    away.rename(tmp_path / "d3")
+    topics = only_a_late_replica(cluster, log, tmp_path, "damaged", "t")
     damage = t.segment.update().where(t.segment.c.topic_id == topics[0].topic_id, t.segment.c.base_offset == 1)
     cluster.store.transact(lambda connection, _: connection.execute(damage.values(name="bad name")))
     with pytest.raises(UnsafePathError, match="damaged"):

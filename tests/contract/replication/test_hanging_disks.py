@@ -4,13 +4,15 @@ whose reads hang too, as of a mount whose server is away.
 
 import os
 import stat
+import subprocess
 import threading
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from spark_log.cluster.files import disk_calls
+from spark_log import clock
+from spark_log.cluster.files import disk_calls, new_file
 from spark_log.cluster.files.disk_calls import DiskCalls
 from spark_log.cluster.files.new_file import LocalFile
 from spark_log.cluster.lease import COORDINATOR, unfenced
@@ -27,8 +29,9 @@ from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.replicas.followers import COPIES_MAX, Followers
+from tests.support.power_cut import Disk, needs_a_disk
 from tests.support.records import read_all, table
-from tests.support.replicas import folder_of, take_away, topic_on
+from tests.support.replicas import add_brokers, folder_of, take_away, topic_on
 from tests.support.topics import append
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -37,7 +40,7 @@ ANSWER_S = 0.3
 
 def leave_soon(monkeypatch, hangs):
     """Let calls into folders for which `hangs` is true have a limit of ANSWER_S; a loaded machine delays the others."""
-    begin, less = DiskCalls.begin, (ANSWER_S - disk_calls.ANSWER_S_MAX) * 10_000_000
+    begin, less = DiskCalls.begin, (ANSWER_S - disk_calls.CALL_S_MAX) * 10_000_000
     monkeypatch.setattr(
         DiskCalls, "begin", lambda calls, work, size=0: begin(calls, work, less if hangs(calls._folder[0]) else size)
     )
@@ -59,7 +62,6 @@ def frozen(three_brokers, monkeypatch):
 
     leave_soon(monkeypatch, lambda root: str(folder) in root)
     monkeypatch.setattr(log_dir_inspection, "wait", wait_for_the_others)
-    monkeypatch.setattr(log_dir_inspection, "_trials", {})
     monkeypatch.setattr(os, "fsync", hanging)
     yield thawed
     thawed.set()
@@ -104,10 +106,6 @@ def test_an_append_leaves_out_the_log_dir_and_it_comes_back_when_it_writes_again
 
 def test_an_inspection_finds_it_before_a_writer_does(three_brokers, frozen):
     topic_on(three_brokers, "t", [[3, 1]])
-    inspect_log_dirs(three_brokers, unfenced)
-    trials, key = log_dir_inspection._trials, (folder_of(three_brokers, 3).as_uri(), three_brokers.store_id)
-    wait_until(lambda: key in trials)
-    trials[key] = trials[key]._replace(began_s=trials[key].began_s - disk_calls.ANSWER_S_MAX)
     wait_until(lambda: inspect_log_dirs(three_brokers, unfenced).out)
     elect_leaders(three_brokers.store, unfenced)
     [described] = describe_topics(three_brokers, ["t"])
@@ -119,7 +117,7 @@ def test_an_inspection_finds_it_before_a_writer_does(three_brokers, frozen):
 
 def test_a_file_that_was_left_does_not_get_its_name(tmp_path, monkeypatch):
     thawed, fsync = threading.Event(), os.fsync
-    monkeypatch.setattr(disk_calls, "ANSWER_S_MAX", ANSWER_S)
+    monkeypatch.setattr(disk_calls, "CALL_S_MAX", ANSWER_S)
     monkeypatch.setattr(os, "fsync", lambda descriptor: thawed.wait(LIMIT_S) and fsync(descriptor))
     file = LocalFile(tmp_path / "a", tmp_path)
     file.write(b"a")
@@ -129,6 +127,14 @@ def test_a_file_that_was_left_does_not_get_its_name(tmp_path, monkeypatch):
     another = LocalFile(tmp_path / "b", tmp_path)
     with pytest.raises(StorageUnavailableError, match="an earlier call has not returned"):
         another.commit()
+    now_s = clock.monotonic_s()
+    with (
+        monkeypatch.context() as later
+    ):  # the mount may have been replaced: one call is tried, then after twice the time
+        for seconds, answer in ((61, "no answer in"), (180, "an earlier call"), (182, "no answer in")):
+            later.setattr(clock, "monotonic_s", lambda seconds=seconds: now_s + seconds)
+            with pytest.raises(StorageUnavailableError, match=answer):
+                LocalFile(tmp_path / f"b-{seconds}", tmp_path).commit()
     thawed.set()
     wait_until(lambda: not list(tmp_path.iterdir()))
     wait_until(no_calls)
@@ -136,6 +142,42 @@ def test_a_file_that_was_left_does_not_get_its_name(tmp_path, monkeypatch):
     another = LocalFile(tmp_path / "b", tmp_path)
     another.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_file_of_which_a_block_could_not_be_written_gets_no_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(new_file, "_WRITE_BYTES", 1)
+    file = LocalFile(tmp_path / "a", tmp_path)
+    file.write(b"a")
+    with monkeypatch.context() as full:
+        full.setattr(new_file, "memoryview", lambda _: (_ for _ in ()).throw(OSError("disk error")), raising=False)
+        with pytest.raises(StorageUnavailableError, match="disk error"):
+            file.write(b"b")
+    with pytest.raises(StorageUnavailableError, match="disk error"):
+        file.commit()
+    assert not list(tmp_path.iterdir())
+
+
+@needs_a_disk
+@pytest.mark.on_sqlite
+def test_a_frozen_file_system(cluster, tmp_path, monkeypatch):
+    disk = Disk.make(tmp_path / "image", tmp_path / "disk")
+    with disk.mounted() as folder, closing(ClientLog(cluster)) as log:
+        leave_soon(monkeypatch, lambda root: str(folder) in root)
+        add_brokers(cluster, tmp_path, 2)
+        add_brokers(cluster, folder, 3)
+        topic = topic_on(cluster, "t", [[1, 2, 3]], inline_max_bytes="0", min_insync_replicas="2")
+        append(log, topic, "v")
+        subprocess.run(["fsfreeze", "-f", str(folder)], check=True)
+        try:
+            append(log, topic, "w")
+            assert sorted(isr(cluster, "t")) == [1, 2]
+        finally:
+            subprocess.run(["fsfreeze", "-u", str(folder)], check=True)
+        wait_until(lambda: not inspect_log_dirs(cluster, unfenced).checks and not offline(cluster))
+        append(log, topic, "x")
+        wait_until(lambda: sorted(isr(cluster, "t")) == [1, 2, 3])
+        assert read_all(log, topic) == [(0, 0, "v"), (0, 1, "w"), (0, 2, "x")]
+        wait_until(no_calls)
 
 
 def test_a_folder_that_hangs_after_the_file_got_its_name(three_brokers, frozen, monkeypatch):
