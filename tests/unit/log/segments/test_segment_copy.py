@@ -32,7 +32,7 @@ def test_a_source_that_hangs_is_left_and_not_asked_again_soon(tmp_path: Path, mo
         yield memoryview(CONTENT)
 
     monkeypatch.setattr(hanging, "read_blocks", read_blocks)
-    monkeypatch.setattr(disk_calls, "ANSWER_S_MAX", 0.1)
+    monkeypatch.setattr(disk_calls, "CALL_S_MAX", 0.1)
     file = SegmentFile("file", len(CONTENT), xxhash.xxh3_128(CONTENT).hexdigest())
     try:
         for name in ("first", "second"):
