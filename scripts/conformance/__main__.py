@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,11 +48,17 @@ def main() -> int:
         parser.error(f"no such suite: {', '.join(sorted(unknown))}")
     cache = arguments.cache.resolve()
     cache.mkdir(parents=True, exist_ok=True)
-    results = [result for name in arguments.suites or SUITES for result in SUITES[name](cache)]
     print("| Suite | Test | Result |\n| --- | --- | --- |")
-    for result in results:
-        print(f"| {result.suite} | `{result.test}` | {result.outcome} |")
-    return 0
+    failed = []
+    for name in arguments.suites or SUITES:
+        try:
+            for result in SUITES[name](cache):
+                print(f"| {result.suite} | `{result.test}` | {result.outcome} |", flush=True)
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # the other suites have results
+            failed.append(f"{name}: {error}")
+    for failure in failed:
+        print(f"no result: {failure}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
