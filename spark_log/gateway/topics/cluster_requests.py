@@ -31,7 +31,9 @@ _BROKERS = 1
 
 
 async def describe_cluster(services: Services, request: Message, client: Client) -> Message:
-    """Return the cluster. As in Metadata, brokers and controller are gateways, because clients connect to them."""
+    """Return the cluster. As in Metadata, brokers and controller are gateways, because clients connect to them.
+    Those that have ended are left out, so none is fenced.
+    """
     if request.version > 0 and request.endpoint_type != _BROKERS:
         return DescribeClusterResponse(
             throttle_time_ms=0,
@@ -113,7 +115,7 @@ def _merged(described: Mapping[StoreId, list[dict[str, Any]] | SparkLogError]) -
 
 
 APIS = (
-    Api(DescribeClusterRequest, describe_cluster, advertised=(0, 1), limits=TINY, lane=Lane.METADATA, rights=()),
+    Api(DescribeClusterRequest, describe_cluster, advertised=(0, 2), limits=TINY, lane=Lane.METADATA, rights=()),
     Api(DescribeLogDirsRequest, blocking(describe_log_dirs), advertised=(1, 5),
         rights=(on_cluster(Operation.DESCRIBE),)),
 )  # fmt: skip

@@ -281,7 +281,7 @@ def _coordinated(request: Message, key: Message) -> tuple[ResourceType, str | No
 
 APIS = (
     Api(ApiVersionsRequest, api_versions, advertised=(0, 5), limits=TINY, lane=Lane.METADATA, rights=()),
-    Api(MetadataRequest, metadata, advertised=(0, 12), lane=Lane.METADATA,
+    Api(MetadataRequest, metadata, advertised=(0, 13), lane=Lane.METADATA,
         rights=(each_topic(Operation.DESCRIBE, unknown_if_by_id=True), SHOWN_TOPICS)),
     Api(FindCoordinatorRequest, blocking(find_coordinator), advertised=(0, 6), lane=Lane.METADATA,
         rights=(

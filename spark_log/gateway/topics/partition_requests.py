@@ -187,7 +187,8 @@ def alter_reassignments(services: Services, request: Message, _client: Client) -
     kind = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
 
     def begun(tp: TopicPartition, replicas: Sequence[int] | None) -> Message:
-        begin = partial(begin_reassignments, brokers_by_partition={tp: replicas})
+        same = request.version > 0 and not request.allow_replication_factor_change
+        begin = partial(begin_reassignments, brokers_by_partition={tp: replicas}, same_factor=same)
         outcome = outcome_of(lambda: services.stores.call(services.stores.of(tp.topic), begin, CHANGE_S))
         return kind.ReassignablePartitionResponse(
             partition_index=tp.partition, error_code=outcome.code, error_message=outcome.message
@@ -203,7 +204,11 @@ def alter_reassignments(services: Services, request: Message, _client: Client) -
         for topic in request.topics
     ]
     return AlterPartitionReassignmentsResponse(
-        throttle_time_ms=0, error_code=NONE, error_message=None, responses=responses
+        throttle_time_ms=0,
+        allow_replication_factor_change=request.version == 0 or request.allow_replication_factor_change,
+        error_code=NONE,
+        error_message=None,
+        responses=responses,
     )
 
 
@@ -307,7 +312,7 @@ APIS = (
         rights=(each_topic(Operation.DESCRIBE, empty_means_all=True), SHOWN_TOPICS)),
     Api(ElectLeadersRequest, blocking(elect_leaders), advertised=(0, 2), limits=TRANSACTIONS,
         rights=(on_cluster(Operation.ALTER),)),
-    Api(AlterPartitionReassignmentsRequest, blocking(alter_reassignments), advertised=(0, 0), limits=TRANSACTIONS,
+    Api(AlterPartitionReassignmentsRequest, blocking(alter_reassignments), advertised=(0, 1), limits=TRANSACTIONS,
         rights=(on_cluster(Operation.ALTER),)),
     Api(ListPartitionReassignmentsRequest, blocking(list_running_reassignments), advertised=(0, 0),
         rights=(on_cluster(Operation.DESCRIBE),)),

@@ -20,6 +20,7 @@ from spark_log.gateway.protocol.error_codes import outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Needed, Services
+from spark_log.groups.consumer.topic_patterns import matching_ids
 from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.transactions.rules import TransactionState
 
@@ -109,7 +110,14 @@ def _list_transactions(services: Services, request: Message, held: int) -> Messa
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
     longer_than_ms = request.duration_filter if request.version >= 1 else -1
-    outcome = outcome_of(inspection.list_transactions, services.cluster)
+    pattern = (request.version >= 2 and request.transactional_id_pattern) or ""
+
+    def matching() -> list[inspection.TransactionListing]:
+        transactions = inspection.list_transactions(services.cluster)
+        ids = matching_ids(pattern, {each.transactional_id for each in transactions})
+        return [each for each in transactions if each.transactional_id in ids]
+
+    outcome = outcome_of(matching)
     size = sum(ELEMENT_BYTES + len(transaction.transactional_id) for transaction in outcome.result or ())
     if size > held:
         return Needed(size)
@@ -139,6 +147,6 @@ APIS = (
             each_named(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, "transactional_ids", "transaction_states"),
             Shown(Operation.DESCRIBE, ResourceType.TOPIC, "topics", "topic", within="transaction_states"),
         )),
-    Api(ListTransactionsRequest, list_transactions, advertised=(0, 1), limits=TINY,
+    Api(ListTransactionsRequest, list_transactions, advertised=(0, 2), limits=TINY,
         rights=(Shown(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, "transaction_states", "transactional_id"),)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Matches subscriptions by a regular expression in RE2's syntax, like Kafka's brokers (KIP-848)."""
+"""Regular expressions of requests, in RE2's syntax, like those of Kafka's brokers (KIP-848, KIP-1152)."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -13,17 +13,25 @@ _PATTERN_BYTES_MAX = 1 << 20
 
 def check_pattern(regex: str) -> None:
     """Raise InvalidRegularExpressionError if the expression is not valid."""
-    _compiled(regex)
+    _compiled(regex, "SubscribedTopicRegex")
 
 
 def matching(regex: str, names: Iterable[str]) -> frozenset[str]:
     """Return the topics whose whole name matches, without internal ones."""
-    compiled = _compiled(regex)
+    compiled = _compiled(regex, "SubscribedTopicRegex")
     return frozenset(name for name in names if not is_internal(name) and compiled.fullmatch(name))
 
 
+def matching_ids(regex: str, transactional_ids: Iterable[str]) -> frozenset[str]:
+    """Return the transactional ids that match as a whole, or all for an empty expression."""
+    if not regex:
+        return frozenset(transactional_ids)
+    compiled = _compiled(regex, "TransactionalIdPattern")
+    return frozenset(each for each in transactional_ids if compiled.fullmatch(each))
+
+
 @lru_cache(maxsize=256)
-def _compiled(regex: str) -> Any:
+def _compiled(regex: str, field: str) -> Any:
     import re2
 
     options = re2.Options()
@@ -35,5 +43,5 @@ def _compiled(regex: str) -> Any:
         shown = error.args[0] if error.args else error
         shown = shown.decode() if isinstance(shown, bytes) else shown
         raise InvalidRegularExpressionError(
-            f"SubscribedTopicRegex `{regex[:200]}` is not a valid regular expression: {shown}."
+            f"{field} `{regex[:200]}` is not a valid regular expression: {shown}."
         ) from None

@@ -19,6 +19,7 @@ from spark_log.cluster.topics import Topic, find_topics, set_replication_factor
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidReplicationAssignmentError,
+    InvalidReplicationFactorError,
     NoReassignmentInProgressError,
     PolicyViolationError,
     UnknownTopicOrPartitionError,
@@ -42,12 +43,15 @@ def begin_reassignments(
     cluster: Cluster,
     brokers_by_partition: Mapping[TopicPartition, Sequence[int] | None],
     throttle_bytes_per_s: int | None = None,
+    *,
+    same_factor: bool = False,
 ) -> None:
     """Begin to move partitions to the given brokers, the preferred leader first; None cancels the reassignment.
 
-    If one is refused, none of its store changes. A new target replaces that of a reassignment in progress. Raises
-    InvalidTopicError, UnknownTopicOrPartitionError, PolicyViolationError (`__consumer_offsets`),
-    InvalidReplicationAssignmentError, NoReassignmentInProgressError (nothing to cancel), InvalidConfigurationError (the
+    If one is refused, none of its store changes. A new target replaces that of a reassignment in progress. With
+    `same_factor` a target of another replication factor is refused (KIP-860). Raises InvalidTopicError,
+    UnknownTopicOrPartitionError, PolicyViolationError (`__consumer_offsets`), InvalidReplicationAssignmentError,
+    InvalidReplicationFactorError, NoReassignmentInProgressError (nothing to cancel), InvalidConfigurationError (the
     throttle).
     """
     _check_throttle(throttle_bytes_per_s)
@@ -57,7 +61,7 @@ def begin_reassignments(
         elsewhere = partitions_by_store(cluster, brokers_by_partition)
         for store_id in elsewhere.keys() - {HOME}:
             there = {tp: brokers_by_partition[tp] for tp in elsewhere[store_id]}
-            begin_reassignments(cluster.at(store_id), there, throttle_bytes_per_s)
+            begin_reassignments(cluster.at(store_id), there, throttle_bytes_per_s, same_factor=same_factor)
         targets = {tp: targets[tp] for tp in elsewhere.get(HOME, ())}
         if not targets:
             return
@@ -84,6 +88,8 @@ def begin_reassignments(
                     after[key] = cancel(before[key], running[key], alive)
                 else:
                     _check_factor(before[key], target)
+                    if same_factor:
+                        _check_same_factor(running[key].target if key in running else before[key].replicas, target)
                     log_dirs = placing.choose(key, [b for b in target if before[key].replica(b) is None])
                     after[key], begun = begin(before[key], target, log_dirs, running.get(key))
                     rows.append(row_of(key, begun, throttle_bytes_per_s, now.wall_ms))
@@ -200,7 +206,8 @@ def _naming(tp: TopicPartition) -> Iterator[None]:
     try:
         yield
     except (
-        InvalidReplicationAssignmentError, NoReassignmentInProgressError, UnknownTopicOrPartitionError,
+        InvalidReplicationAssignmentError, InvalidReplicationFactorError, NoReassignmentInProgressError,
+        UnknownTopicOrPartitionError,
     ) as error:  # fmt: skip
         raise type(error)(f"partition {tp}: {error}") from error
 
@@ -210,6 +217,13 @@ def _check_factor(state: PartitionState, target: Sequence[int]) -> None:
         raise InvalidReplicationAssignmentError(
             f"replicas: {list(target)} are fewer than min.insync.replicas of the topic, {state.min_insync_replicas}:"
             " no append with acks=all could ever succeed"
+        )
+
+
+def _check_same_factor(replicas: Sequence[object], target: Sequence[int]) -> None:
+    if len(replicas) != len(target):
+        raise InvalidReplicationFactorError(
+            f"The replication factor is changed from {len(replicas)} to {len(target)}, which the request disallows"
         )
 
 

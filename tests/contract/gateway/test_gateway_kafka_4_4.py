@@ -1,8 +1,8 @@
-"""Requests that Kafka has since 4.2: what a broker of 4.4 answers, and where a gateway differs."""
+"""Requests that Kafka has since 4.0: what a broker of 4.4 answers, and where a gateway differs."""
 
 import kafka
 import pytest
-from kafka.protocol.admin import DescribeLogDirsRequest
+from kafka.protocol.admin import AlterPartitionReassignmentsRequest, DescribeLogDirsRequest, ListTransactionsRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 from spark_log.cluster.cluster import Cluster
@@ -13,6 +13,7 @@ from tests.support.gateway_wire import WireConnection
 from tests.support.topics import make
 
 NONE, UNSUPPORTED_VERSION, INVALID_REQUEST, REBOOTSTRAP_REQUIRED = 0, 35, 42, 129
+INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, INVALID_REGULAR_EXPRESSION = 38, 39, 128
 LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6
 
 
@@ -52,6 +53,61 @@ def test_client_that_reaches_another_cluster_is_told_to_bootstrap_again(cluster,
     assert asked("another", -1) == (INVALID_REQUEST, False)
     assert asked(None, 1) == (INVALID_REQUEST, False)
     assert asked("another", 1, version=4) == (NONE, True), "older versions do not say it"
+
+
+@pytest.mark.parametrize("version", [(3, 9), (4, 1), (4, 3)], ids=str)
+def test_kafka_python_serves_clients_with_the_version_of_a_broker(gateway, version):
+    """With `api_version`, kafka-python takes the versions of requests from a table of its own, up to the version that
+    the server seems to have.
+    """
+    client = {"bootstrap_servers": gateway.address, "api_version": version, "bootstrap_timeout_ms": 20_000}
+    topic = f"of-{version[0]}-{version[1]}"
+    with kafka.KafkaAdminClient(**client) as admin:
+        admin.create_topics([kafka.admin.NewTopic(topic, 1, 1)])
+        assert [each["port"] for each in admin.describe_cluster()["brokers"]] == [gateway.port]
+        assert admin.list_transactions() is not None
+        assert admin.list_partition_reassignments() == {}
+    with kafka.KafkaProducer(transactional_id=topic, **client) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"value")
+        producer.commit_transaction()
+    with kafka.KafkaConsumer(topic, group_id=topic, auto_offset_reset="earliest", **client) as consumer:
+        assert next(consumer).value == b"value"
+
+
+def test_transactions_are_listed_by_a_pattern_of_their_ids(gateway, connection):
+    for name in ("orders-1", "orders-2", "re-orders-1"):
+        with kafka.KafkaProducer(bootstrap_servers=gateway.address, transactional_id=name) as producer:
+            producer.init_transactions()
+
+    def listed(pattern, version=2):
+        request = ListTransactionsRequest(
+            state_filters=[], producer_id_filters=[], duration_filter=-1, transactional_id_pattern=pattern
+        )
+        answer = connection.exchange(request, version)
+        ids = {each.transactional_id for each in answer.transaction_states}
+        return answer.error_code, sorted(each for each in ids if "orders" in each)
+
+    assert listed("orders-.*") == (NONE, ["orders-1", "orders-2"])
+    assert listed("") == listed(None) == listed(None, 1) == (NONE, ["orders-1", "orders-2", "re-orders-1"])
+    assert listed("(") == (INVALID_REGULAR_EXPRESSION, [])
+
+
+def test_reassignment_that_must_not_change_the_replication_factor(connection):
+    kind = AlterPartitionReassignmentsRequest.ReassignableTopic
+
+    def begun(replicas, allowed, version=1):
+        part = kind.ReassignablePartition(partition_index=0, replicas=replicas)
+        request = AlterPartitionReassignmentsRequest(
+            timeout_ms=1_000, allow_replication_factor_change=allowed, topics=[kind(name="t", partitions=[part])]
+        )
+        answer = connection.exchange(request, version)
+        return answer.responses[0].partitions[0].error_code
+
+    assert begun([1, 9], False) == INVALID_REPLICATION_FACTOR
+    assert begun([1, 9], True) == begun([1, 9], True, 0) == INVALID_REPLICA_ASSIGNMENT, "there is no broker 9"
+    assert begun([1], False) == NONE
 
 
 def test_offsets_of_remote_storage_do_not_exist(connection):
