@@ -14,6 +14,7 @@ from kafka.protocol.consumer import (
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.config import ClusterSettings
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.access.refusals import refusal
 from spark_log.gateway.access.rights import SHOWN_TOPICS, Resource, Whole, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.groups.member_requests import identity
@@ -120,6 +121,8 @@ async def offset_fetch(services: Services, request: Message, _client: Client) ->
 
         def one(group_id: str) -> Message:
             code, topics = _fetched(services, kind, kind.OffsetFetchResponsePartition, group_id, request.topics, stable)
+            if code != NONE and request.version < 2:  # without topics it would read as "no offset is committed"
+                return refusal(request, code)
             return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=code)
 
         [response] = await services.in_portions(one, [request.group_id])

@@ -9,10 +9,12 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from spark_log import clock
+from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, TopicMovedError, UnknownTopicOrPartitionError
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.records.batch_checks import Accepted, Checked, Outcome, SentBatch, check_batches
@@ -318,14 +320,9 @@ class Appender(threading.Thread):
     def _appended(self, checked: Sequence[Checked], acks: Acks) -> list[Outcome]:
         accepted = [batch for batch in checked if isinstance(batch, Accepted)]
         self._counters.appended_records += sum(batch.records.table.num_rows for batch in accepted)
-        appended = iter(
-            self._log.append_each(
-                [(batch.topic, batch.records) for batch in accepted], acks=acks, timeout_ms=_TIMEOUT_MS
-            )
-            if accepted
-            else ()
-        )
-        return [self._outcome_of(batch, next(appended)) if isinstance(batch, Accepted) else batch for batch in checked]
+        batches = [(batch.topic, batch.records) for batch in accepted]
+        appended = self._log.append_each(batches, acks=acks, timeout_ms=_TIMEOUT_MS) if accepted else ()
+        return self._outcomes(checked, appended)
 
     def _checked(self, batches: Sequence[SentBatch | Checked]) -> list[Checked]:
         """Check the batches that are not checked yet, and return all in their order."""
@@ -337,29 +334,34 @@ class Appender(threading.Thread):
         `names` has the transactional id of each batch.
         """
         accepted = [(name, batch) for name, batch in zip(names, checked, strict=True) if isinstance(batch, Accepted)]
-        registered = iter(
-            register_records(
-                self._log,
-                [(name, batch.topic, batch.records) for name, batch in accepted],
-                provisional=self._provisional_offsets,
-                timeout_ms=_TIMEOUT_MS,
-            )
+        batches = [(name, batch.topic, batch.records) for name, batch in accepted]
+        registered = (
+            register_records(self._log, batches, provisional=self._provisional_offsets, timeout_ms=_TIMEOUT_MS)
             if accepted
             else ()
         )
-        return [
-            self._outcome_of(batch, next(registered)) if isinstance(batch, Accepted) else batch for batch in checked
-        ]
+        return self._outcomes(checked, registered)
 
-    def _outcome_of(self, accepted: Accepted, outcome: Appended | Rejected) -> Outcome:
-        if isinstance(outcome, Appended):
-            return Outcome(None, outcome.base_offset, accepted.append_time_ms)
-        if isinstance(outcome.error, UnknownTopicOrPartitionError):
-            name = accepted.topic.name
-            self._topics.forget(name)
-            now = self._topics.find([name]).get(name)
-            if now is not None and now.topic_id == accepted.topic.topic_id:
-                return Outcome(TopicMovedError(f"topic {name!r}: it was moved to another store"))
-        elif isinstance(outcome.error, TopicMovedError):
-            self._topics.forget(accepted.topic.name)
-        return Outcome(outcome.error)
+    def _outcomes(self, checked: Sequence[Checked], answers: Iterable[Appended | Rejected]) -> list[Outcome]:
+        """Return the outcomes of all batches, in order. `answers` are those of the accepted ones."""
+        accepted = [batch for batch in checked if isinstance(batch, Accepted)]
+        pairs = list(zip(accepted, answers, strict=True))
+        refused = [(batch.topic, answer.error) for batch, answer in pairs if isinstance(answer, Rejected)]
+        for topic, error in refused:
+            if isinstance(error, UnknownTopicOrPartitionError | TopicMovedError):
+                self._topics.forget(topic.name)
+        unknown = {topic.name for topic, error in refused if isinstance(error, UnknownTopicOrPartitionError)}
+        now: dict[str, Topic] = {}
+        with suppress(SparkLogError):  # without an answer of the store, they are unknown
+            now = self._topics.find(unknown)
+
+        def outcome_of(batch: Accepted, answer: Appended | Rejected) -> Outcome:
+            if isinstance(answer, Appended):
+                return Outcome(None, answer.base_offset, batch.append_time_ms)
+            topic = now.get(batch.topic.name)
+            if topic is not None and topic.topic_id == batch.topic.topic_id:
+                return Outcome(TopicMovedError(f"topic {topic.name!r}: it was moved to another store"))
+            return Outcome(answer.error)
+
+        outcomes = iter([outcome_of(batch, answer) for batch, answer in pairs])
+        return [next(outcomes) if isinstance(batch, Accepted) else batch for batch in checked]

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
-from spark_log.errors import SparkLogError, redact
+from spark_log.errors import NotLeaderForPartitionError, OffsetOutOfRangeError, SparkLogError, redact
 from spark_log.gateway.topic_stores import CHANGE_S, TopicStores
 from spark_log.ids import LogDirId, OffsetRange, StoreId, TopicPartition
 from spark_log.log.records.arrow_numpy import to_numpy
@@ -114,8 +114,7 @@ class RecordStreams:
 
     def _next(self, place: Place, topic: Topic, end: int) -> EncodedBatch:
         with self._lock:
-            self._store_ids[topic.topic_id] = topic.store_id
-            self._is_latest(place)
+            self._note_version(place, topic)
             known = self._encoded.get(place)
             if known is not None:
                 self._encoded.move_to_end(place)
@@ -127,7 +126,7 @@ class RecordStreams:
             batch = self._advance(stream)
             assert batch is not None
         with self._lock:
-            if not self._is_latest(place):  # the partition was rewritten meanwhile
+            if self._versions.get(place[:2]) != place[2]:  # the partition was rewritten or deleted meanwhile
                 return batch
             self._remember(place, batch)
             if batch.end < stream.end:
@@ -192,16 +191,14 @@ class RecordStreams:
                     if which[0] in topics[store_id] and present.get(which) != self._versions.get(which):
                         self._forget(which)
 
-    def _is_latest(self, place: Place) -> bool:
-        """Return whether no reader has seen a later version. Drop the data of an earlier version."""
+    def _note_version(self, place: Place, topic: Topic) -> None:
+        """Note the version and the store of the place, and drop the data of an earlier version."""
         which, version = place[:2], place[2]
         latest = self._versions.get(which)
-        if latest is not None and version < latest:
-            return False
-        if version != latest:
+        if latest is None or version > latest:
             self._forget(which)
             self._versions[which] = version
-        return True
+            self._store_ids[topic.topic_id] = topic.store_id
 
     def _forget(self, which: tuple[int, int]) -> None:
         if self._versions.pop(which, None) is None:
@@ -228,10 +225,16 @@ def _versions_in(view: Cluster, topic_ids: Set[int]) -> dict[tuple[int, int], Ve
 
 
 def _open(view: Cluster, topic: Topic, place: Place, end: int) -> "_Stream":
-    _, partition, _, start = place
+    topic_id, partition, version, start = place
     tp = TopicPartition(topic.name, partition)
 
     def plan(connection: sa.Connection) -> tuple[list[Slice], bool]:
+        # without the rows of its segments, the plan would look like that of records which compaction has removed
+        now = planner.find_positions(connection, [tp]).get(tp)
+        if now is None or (now.topic_id, now.version) != (topic_id, version):
+            raise NotLeaderForPartitionError(f"partition {tp} was moved, deleted, elected or rewritten: read it again")
+        if start < now.positions.log_start_offset:
+            raise OffsetOutOfRangeError(f"partition {tp}: offset {start} was removed by retention")
         ranges = {tp: OffsetRange(start, end)}
         slices = planner.plan(connection, {topic.name: topic}, ranges, segments_max=_SEGMENTS_PLANNED)
         kept = planner.bounded(slices, _INLINE_BYTES_PLANNED, _INLINE_BYTES_PLANNED)

@@ -1,23 +1,37 @@
 """Record batches that clients send, and what the other clients of the gateway notice of them."""
 
+import asyncio
+import contextlib
 import gc
 
 import pyarrow as pa
 import pytest
 from kafka import TopicPartition
+from kafka.protocol.consumer import OffsetFetchRequest
 
 from spark_log import Consumer
+from spark_log.errors import (
+    MetadataStoreUnavailableError,
+    NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+from spark_log.gateway.counters import Counters
 from spark_log.gateway.records import record_streams
+from spark_log.gateway.records.appender import Appender
+from spark_log.gateway.records.batch_checks import SentBatch
 from spark_log.gateway.records.record_streams import RecordStreams
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.topic_stores import TopicStores
-from spark_log.log.records.kafka_batch.decode import FEW
+from spark_log.log.records.kafka_batch.decode import FEW, DecodingLimits
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES
 from spark_log.log.records.kafka_batch.varint import varint
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
+from spark_log.maintenance.removal.retention import delete_records
+from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.kafka_batches import stored, with_checksum
@@ -28,7 +42,7 @@ from tests.support.wire_requests import fetch_request, produce_request
 
 pytestmark = pytest.mark.on_sqlite
 
-NONE, UNKNOWN_TOPIC_OR_PARTITION, INVALID_RECORD = 0, 3, 87
+NONE, UNKNOWN_TOPIC_OR_PARTITION, INVALID_GROUP_ID, INVALID_RECORD = 0, 3, 24, 87
 
 
 @pytest.fixture
@@ -104,6 +118,82 @@ def test_what_was_read_of_a_partition_is_forgotten_without_another_fetch(cluster
     streams.forget_rewritten()
     assert streams.cached_bytes == 0
     log.close()
+
+
+def test_a_partition_that_changed_after_its_positions_were_read_is_not_read_as_a_gap(cluster):
+    """Without its rows, the plan would look like that of records which compaction has removed: consumers skip these."""
+    topic = make(cluster, "flights", 1)
+    with contextlib.closing(ClientLog(cluster)) as log:
+        append_keyed(log, topic, (b"a", b"1"), (b"b", b"2"))
+        streams = RecordStreams(TopicStores(cluster, TopicCache(cluster)))
+        with pytest.raises(NotLeaderForPartitionError, match="read it again"):
+            streams.read(topic, 0, (0, 1), 0, 2, 1_000_000)  # of a version that an election ended
+        delete_records(cluster, {TopicPartition("flights", 0): 1})
+        with pytest.raises(OffsetOutOfRangeError, match="offset 0"):
+            streams.read(topic, 0, (0, 0), 0, 2, 1_000_000)
+        assert len(streams.read(topic, 0, (0, 0), 1, 2, 1_000_000)) == 1
+        delete_topic(cluster, "flights")  # or it was moved to another store
+        with pytest.raises(NotLeaderForPartitionError, match="moved, deleted"):
+            RecordStreams(TopicStores(cluster, TopicCache(cluster))).read(topic, 0, (0, 0), 1, 2, 1_000_000)
+
+
+def test_a_topic_that_was_deleted_during_a_read_is_forgotten(cluster, monkeypatch):
+    topic = make(cluster, "flights", 1)
+    streams, open_stream = RecordStreams(TopicStores(cluster, TopicCache(cluster))), record_streams._open
+
+    def delete_first(*arguments):
+        stream = open_stream(*arguments)
+        delete_topic(cluster, "flights")
+        for _ in range(2):
+            streams.forget_rewritten()
+        return stream
+
+    monkeypatch.setattr(record_streams, "_open", delete_first)
+    with contextlib.closing(ClientLog(cluster)) as log:
+        append_keyed(log, topic, (b"a", b"1"))
+        assert len(streams.read(topic, 0, (0, 0), 0, 1, 1_000_000)) == 1
+    streams.forget_rewritten()
+    assert streams.cached_bytes == 0
+
+
+def test_an_append_beside_one_to_a_deleted_topic_is_acknowledged_while_the_store_is_away(cluster, monkeypatch):
+    make(cluster, "flights", 1)
+    make(cluster, "gone", 1)
+    topics = TopicCache(cluster)
+    find = topics.find
+
+    def away(names):
+        if names := list(names):
+            raise MetadataStoreUnavailableError("away")
+        return find(names)
+
+    async def outcomes():
+        loop = asyncio.get_running_loop()
+        appender = Appender(ClientLog(cluster), topics, TopicStores(cluster, topics), loop, Counters())
+        sent = [SentBatch("gone", 0, batch(b"v")), SentBatch("flights", 0, batch(b"v"))]
+        checked = appender.check(sent, DecodingLimits())
+        delete_topic(cluster, "gone")
+        monkeypatch.setattr(topics, "find", away)
+        appender.start()
+        done = await appender.submit("client", "connection", checked, acks="all")
+        appender.close()
+        await asyncio.to_thread(appender.join)
+        return done
+
+    gone, stored = asyncio.run(outcomes())
+    assert isinstance(gone.error, UnknownTopicOrPartitionError)
+    assert (stored.error, stored.base_offset) == (None, 0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_error_of_all_offsets_is_in_each_partition_where_the_version_has_no_other_place(gateway, version):
+    """Without them, version 1 would say that no offset is committed: the client would reset its positions."""
+    asked = OffsetFetchRequest.OffsetFetchRequestTopic(name="flights", partition_indexes=[0, 1])
+    with WireConnection(gateway.port) as connection:
+        answer = connection.exchange(OffsetFetchRequest(group_id="", topics=[asked]), version)
+    found = [(p.partition_index, p.committed_offset, p.error_code) for t in answer.topics for p in t.partitions]
+    assert found == ([(0, -1, INVALID_GROUP_ID), (1, -1, INVALID_GROUP_ID)] if version == 1 else [])
+    assert version == 1 or answer.error_code == INVALID_GROUP_ID
 
 
 @pytest.fixture
