@@ -63,6 +63,14 @@ def test_lines_with_keys_are_consumed_in_the_order_produced(events: Path) -> Non
     assert rows[0]["headers"] == [{"key": "from", "value": "test"}]
 
 
+def test_produce_keeps_the_digits_of_json_numbers(events: Path) -> None:
+    line = '{"key": 1.50, "value": {"price" : 12345678901234567.250}, "headers": {"h": 1e400}}'
+    ok("produce", "events", "--format", "json", stdin=line, cluster=events)
+    [record] = consumed(events)
+    assert (record["key"], record["value"]) == ("1.50", '{"price":12345678901234567.250}')
+    assert record["headers"] == [{"key": "h", "value": "1e400"}]
+
+
 def test_produce_reads_the_json_that_consume_prints(events: Path) -> None:
     value = b"\xff\x00 not UTF-8"
     record = {"key": "k", "value_base64": "/wAgbm90IFVURi04", "headers": {"a": None, "b": {"n": 1}}, "timestamp": 5}
@@ -134,12 +142,6 @@ def test_missing_cluster_says_how_to_make_one() -> None:
     assert refused.exit_code == 2
     assert "'--cluster' (env var: 'SPARK_LOG_CLUSTER or SPARK_LOG_CLUSTER_FILE')" in refused.stderr
     assert "`spark-log init FOLDER` makes one" in refused.stderr
-
-
-def test_former_command_names_work_and_are_hidden(events: Path) -> None:
-    assert ok("upkeep", "seal", cluster=events) == ok("maintenance", "seal", cluster=events)
-    assert ok("partition", "losses", cluster=events) == ok("partition", "truncations", cluster=events)
-    assert "upkeep" not in ok("--help") and "losses" not in ok("partition", "--help")
 
 
 def test_control_characters_are_escaped(events: Path) -> None:
@@ -229,6 +231,10 @@ ERRORS: list[tuple[list[str], str | None, str]] = [
     (["produce", "events", "--format", "json"], '{"valu": 1}', "line 1: unknown field 'valu'"),
     (["produce", "events", "--format", "json"], "[]", "line 1: expected a JSON object"),
     (["produce", "events", "--format", "json"], "{", "line 1: not JSON"),
+    (["produce", "events", "--format", "json"], '{"value": "\\ud800"}', "line 1: not JSON"),
+    (["produce", "events", "--format", "json"], '{"value": ' + "[" * 100_000, "line 1: not JSON"),
+    (["produce", "events", "--format", "json"], '{"value": 1, "headers": [{"k": 1}]}', "line 1: headers: expected"),
+    (["produce", "events", "--format", "json"], '{"value": 1, "timestamp": 1.5}', "line 1: timestamp: expected"),
     (["init", "."], None, "cluster already"),
 ]
 

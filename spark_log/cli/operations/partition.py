@@ -134,7 +134,6 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
         print_table("partitions far above the mean of their topic", ("partition", "records", "bytes", "times"), rows)
 
 
-@app.command("losses", hidden=True)
 @app.command()
 def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = False) -> None:
     """Show truncations: which offsets and records elections removed, and whether readers had seen them; and from which

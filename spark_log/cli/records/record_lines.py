@@ -8,10 +8,11 @@ tombstone.
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from spark_log.errors import InvalidRecordError
 from spark_log.text import printable
@@ -21,6 +22,7 @@ Header = tuple[str, bytes | None]
 _READ_FIELDS = ("key", "key_base64", "value", "value_base64", "headers", "timestamp", "partition")
 _IGNORED_FIELDS = ("topic", "offset", "timestampType")
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+_NULL = b"null"
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ class LineFormat:
 def parse_json(line: bytes, number: int) -> Record:
     """Return the record of one line of JSON. Raises InvalidRecordError that names the line and the field."""
     try:
-        fields = json.loads(line)
-    except ValueError as error:
+        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        raise InvalidRecordError(f"line {number}: expected a JSON object with a value, got {_cut(line)}") from None
+    except (ValueError, RecursionError) as error:
         raise InvalidRecordError(f"line {number}: not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidRecordError(f"line {number}: expected a JSON object with a value, got {_cut(line)}")
     unknown = [name for name in fields if name not in _READ_FIELDS + _IGNORED_FIELDS]
     if unknown:
         raise InvalidRecordError(f"line {number}: unknown field {unknown[0]!r}; known are {', '.join(_READ_FIELDS)}")
@@ -74,7 +76,7 @@ def parse_json(line: bytes, number: int) -> Record:
     return Record(
         _bytes_of(fields, "key", number),
         _bytes_of(fields, "value", number),
-        _headers_of(fields.get("headers"), number),
+        _headers_of(fields.get("headers", _NULL), number),
         _integer_of(fields, "timestamp", number),
         _integer_of(fields, "partition", number),
     )
@@ -114,15 +116,14 @@ def _put_bytes(target: dict[str, Any], name: str, data: bytes | None) -> None:
         target[f"{name}_base64"] = base64.b64encode(data).decode()
 
 
-def _bytes_of(fields: Mapping[str, Any], name: str, number: int) -> bytes | None:
-    encoded = fields.get(f"{name}_base64")
-    plain = fields.get(name)
+def _bytes_of(fields: Mapping[str, msgspec.Raw], name: str, number: int) -> bytes | None:
+    encoded = msgspec.json.decode(fields.get(f"{name}_base64", _NULL))
+    plain = bytes(fields.get(name, _NULL))
     if encoded is None:
-        if plain is None:
-            return None
-        text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-        return text.encode()
-    if plain is not None:
+        if plain.startswith(b'"'):
+            return msgspec.json.decode(plain, type=str).encode()
+        return None if plain == _NULL else msgspec.json.format(plain, indent=-1)  # a number keeps its digits
+    if plain != _NULL:
         raise InvalidRecordError(f"line {number}: both {name!r} and '{name}_base64'")
     try:
         return base64.b64decode(encoded, validate=True)
@@ -132,20 +133,27 @@ def _bytes_of(fields: Mapping[str, Any], name: str, number: int) -> bytes | None
         ) from None
 
 
-def _headers_of(given: Any, number: int) -> Sequence[Header]:
-    if given is None:
-        return ()
-    items = [{"key": key, "value": value} for key, value in given.items()] if isinstance(given, dict) else given
-    if not isinstance(items, list) or not all(isinstance(i, dict) and isinstance(i.get("key"), str) for i in items):
-        raise InvalidRecordError(f'line {number}: headers: expected [{{"key": …, "value": …}}], got {given!r}')
-    return [(item["key"], _bytes_of(item, "value", number)) for item in items]
+def _headers_of(given: bytes, number: int) -> Sequence[Header]:
+    try:
+        headers = msgspec.json.decode(given, type=dict[str, msgspec.Raw] | list[dict[str, msgspec.Raw]] | None)
+        if isinstance(headers, dict):
+            return [(key, _bytes_of({"value": value}, "value", number)) for key, value in headers.items()]
+        return [
+            (msgspec.json.decode(header["key"], type=str), _bytes_of(header, "value", number))
+            for header in headers or ()
+        ]
+    except (msgspec.ValidationError, KeyError):
+        raise InvalidRecordError(
+            f'line {number}: headers: expected [{{"key": …, "value": …}}], got {_cut(bytes(given))}'
+        ) from None
 
 
-def _integer_of(fields: Mapping[str, Any], name: str, number: int) -> int | None:
-    value = fields.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise InvalidRecordError(f"line {number}: {name}: expected a whole number, got {value!r}")
-    return value
+def _integer_of(fields: Mapping[str, msgspec.Raw], name: str, number: int) -> int | None:
+    value = bytes(fields.get(name, _NULL))
+    try:
+        return msgspec.json.decode(value, type=int | None)
+    except msgspec.ValidationError:
+        raise InvalidRecordError(f"line {number}: {name}: expected a whole number, got {_cut(value)}") from None
 
 
 def _cut(line: bytes) -> str:

@@ -139,10 +139,14 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
         snapshot = replace(snapshot, stores=names, answering=answering)
     by_name = {names[store_id]: facts for store_id, facts in {HOME: home, **answers.results}.items()}
     every = by_name.values()
+    partitions = tuple(each for facts in every for each in facts.partitions)
+    present = {(each.topic, each.partition) for each in partitions}
+    groups = [*(each for facts in every for each in facts.groups), *map(_of_share_group, snapshot.share_partitions)]
     return replace(
         snapshot,
-        partitions=tuple(each for facts in every for each in facts.partitions),
-        groups=(*(each for facts in every for each in facts.groups), *map(_of_share_group, snapshot.share_partitions)),
+        partitions=partitions,
+        # without commits in a copy of a topic that is not live yet, or not any more
+        groups=tuple(each for each in groups if (each.topic, each.partition) in present),
         table_lags={key: lag for facts in every for key, lag in facts.table_lags.items()},
         publications={key: count for facts in every for key, count in facts.publications.items()},
         offline_tables={key: count for facts in every for key, count in facts.offline_tables.items()},

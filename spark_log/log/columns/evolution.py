@@ -1,7 +1,5 @@
 """Evolves columns additively: a new field becomes a new column, and the column of a removed field stays."""
 
-from typing import NamedTuple
-
 import pyarrow as pa
 
 from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError
@@ -9,21 +7,9 @@ from spark_log.log.columns.column_limits import checked
 from spark_log.log.columns.types import list_of, type_name
 
 
-class Evolution(NamedTuple):
-    """The columns for two schemas. `fields` has in each struct the current columns in their order, including those of
-    removed fields, then the new ones.
-
-    `added` and `removed` are the dotted paths of the topmost fields that only the new schema has, and that only the
-    current schema has. A path names the element of an array `element` and the value of a map `value`.
-    """
-
-    fields: pa.StructType
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-
-
-def evolve(current: pa.StructType, new: pa.StructType) -> Evolution:
-    """Return the columns that can store the records of both schemas.
+def evolve(current: pa.StructType, new: pa.StructType) -> pa.StructType:
+    """Return the columns that can store the records of both schemas: in each struct the current columns in their order,
+    including those of removed fields, then the new ones.
 
     Raises IncompatibleSchemaError, which names every refused path and the reason: another type, a name that differs
     from a column's name in case only, a DECIMAL that does not fit the column, or an exceeded limit. A DECIMAL that fits
@@ -37,13 +23,11 @@ def evolve(current: pa.StructType, new: pa.StructType) -> Evolution:
         checked(fields)
     except InvalidSchemaError as error:
         raise IncompatibleSchemaError(f"{error}, with the columns that the topic has already") from error
-    return Evolution(fields, tuple(change.added), tuple(change.removed))
+    return fields
 
 
 class _Change:
     def __init__(self) -> None:
-        self.added: list[str] = []
-        self.removed: list[str] = []
         self.refused: list[str] = []
 
     def struct(self, current: pa.StructType, new: pa.StructType, path: tuple[str, ...]) -> pa.StructType:
@@ -53,16 +37,12 @@ class _Change:
         for name, kind in columns.items():
             if name in asked:
                 columns[name] = self._type(kind, asked[name], (*path, name))
-            else:
-                self.removed.append(".".join((*path, name)))
         for name, kind in asked.items():
             if name in columns:
                 continue
-            where = ".".join((*path, name))
             if other := names.get(name.lower()):
-                self.refused.append(f"{where}: differs from column {other} in case only")
+                self.refused.append(f"{'.'.join((*path, name))}: differs from column {other} in case only")
             columns[name] = kind
-            self.added.append(where)
         return pa.struct(list(columns.items()))
 
     def _type(self, current: pa.DataType, new: pa.DataType, path: tuple[str, ...]) -> pa.DataType:

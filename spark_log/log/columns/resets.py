@@ -74,7 +74,7 @@ def columns_after(before: ColumnsDefinition, fields: pa.StructType, *, reset: bo
 
 def _evolved(present: pa.StructType, fields: pa.StructType) -> pa.StructType:
     try:
-        return evolve(present, fields).fields
+        return evolve(present, fields)
     except IncompatibleSchemaError as error:
         raise IncompatibleSchemaError(
             f"{error}; give the field another name, or another column with `spark-log schema set --reset`"

@@ -81,12 +81,15 @@ def test_the_lag_of_a_group_behind_the_log_start_is_that_of_the_first_record_the
     assert group.lag_s is not None and 3_600 <= group.lag_s < 3_700
 
 
-def test_partitions_of_a_topic_that_is_not_live_have_no_facts(cluster):
-    create_topic(cluster, "t")
-    create_topic(cluster, "copied")
+def test_partitions_and_lags_of_a_topic_that_is_not_live_have_no_facts(cluster, cluster_address):
+    for name in ("t", "copied"):
+        create_topic(cluster, name)
+        commit(cluster_address, "g", {TopicPartition(name, 0): OffsetAndMetadata(0, "", -1)})
     change(cluster, t.topic.update().where(t.topic.c.name == "copied").values(state="creating"))
-    assert {partition.topic for partition in read_cluster(cluster).partitions} >= {"t"}
-    assert "copied" not in {partition.topic for partition in read_cluster(cluster).partitions}
+    facts = read_cluster(cluster)
+    assert "t" in {each.topic for each in facts.partitions} and {each.topic for each in facts.groups} == {"t"}
+    assert "copied" not in {each.topic for each in facts.partitions}
+    assert value(scraped(cluster), "kafka_consumergroup_lag_sum", consumergroup="g", topic="t") == 0
 
 
 def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address):

@@ -107,7 +107,7 @@ def _plan(topic: "Topic", part: TypedPart) -> _Plan:
             " which a connector writes"
         )
     if columns.format == "json":
-        fields = evolve(present_fields(columns), schema_fields("json", columns.schema)).fields
+        fields = evolve(present_fields(columns), schema_fields("json", columns.schema))
         return _Plan(Json(options=_JSON_OPTIONS), _spark_type(fields))
     if columns.format == "avro":
         kind = avro_type(columns.schema)

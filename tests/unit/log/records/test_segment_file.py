@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_log.config import TopicConfig
 from spark_log.errors import InvalidConfigurationError, InvalidRecordError, MessageSizeTooLargeError
 from spark_log.log.records import segment_write
 from spark_log.log.records.compression_codecs import codec_name
@@ -139,10 +140,14 @@ def test_first_offset_with_timestamps_out_of_order(times: list[int], wanted: int
 def test_codecs() -> None:
     assert [codec_name(name) for name in CODECS] == CODECS
     assert codec_name("uncompressed") == "none"
-    for codec, level in (("brotli", None), ("zstd", 99), ("gzip", 0)):
-        with pytest.raises(InvalidConfigurationError):
-            SegmentWriter(io.BytesIO(), codec, level)
-    assert SegmentWriter(io.BytesIO(), "zstd", 3).close().codec == "zstd"
+    with pytest.raises(InvalidConfigurationError):
+        SegmentWriter(io.BytesIO(), "brotli")
+
+
+@pytest.mark.parametrize("level", ["-131072", "22"])
+def test_each_level_that_a_topic_may_have_can_be_written(level: str) -> None:
+    config = TopicConfig.from_overrides({"compression.zstd.level": level})
+    assert SegmentWriter(io.BytesIO(), "zstd", config.compression_zstd_level).close().codec == "zstd"
 
 
 def test_writer_refuses_what_cannot_be_read_back() -> None:
