@@ -133,9 +133,9 @@ def _bytes_of(fields: Mapping[str, msgspec.Raw], name: str, number: int) -> byte
         ) from None
 
 
-def _headers_of(given: bytes, number: int) -> Sequence[Header]:
+def _headers_of(encoded: bytes, number: int) -> Sequence[Header]:
     try:
-        headers = msgspec.json.decode(given, type=dict[str, msgspec.Raw] | list[dict[str, msgspec.Raw]] | None)
+        headers = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw] | list[dict[str, msgspec.Raw]] | None)
         if isinstance(headers, dict):
             return [(key, _bytes_of({"value": value}, "value", number)) for key, value in headers.items()]
         return [
@@ -144,7 +144,7 @@ def _headers_of(given: bytes, number: int) -> Sequence[Header]:
         ]
     except (msgspec.ValidationError, KeyError):
         raise InvalidRecordError(
-            f'line {number}: headers: expected [{{"key": …, "value": …}}], got {_cut(bytes(given))}'
+            f'line {number}: headers: expected [{{"key": …, "value": …}}], got {_cut(bytes(encoded))}'
         ) from None
 
 
