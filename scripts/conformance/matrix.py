@@ -138,7 +138,7 @@ def producers_of_each_kind(client: Client) -> Any:
 def reads_outside_of_the_log(client: Client) -> Any:
     topic = client.topic()
     client.produce(topic, records(3))
-    client.admin.delete_records([rd.TopicPartition(topic, 0, 1)])
+    outcomes(client.admin.delete_records([rd.TopicPartition(topic, 0, 1)]))
     return [
         [client.read(topic, at, auto_offset_reset=reset) for at in (0, 1, 3, 9)]
         for reset in ("earliest", "latest", "error")
