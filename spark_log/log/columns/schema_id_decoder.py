@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log.log.columns.bad_rows import Bad
 from spark_log.log.columns.decoded import Decoded, concatenated
 from spark_log.log.columns.expansion import MAX_VALUES, struct_width
 from spark_log.log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
-from spark_log.log.columns.python_columns import Bad
 from spark_log.log.columns.value_bytes import Ints, offsets_of, parts
 
 Read = Callable[[pa.BinaryArray, Ints, Bad], pa.StructArray]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spark_log.log.columns.python_columns import Bad
+from spark_log.log.columns.bad_rows import Bad
 from spark_log.log.columns.value_bytes import Ints, offsets_of
 
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from spark_log.log.columns.avro.cursor import Cursor
 from spark_log.log.columns.avro.readers import record_reader, values_per_byte
 from spark_log.log.columns.avro.schema import avro_type
-from spark_log.log.columns.python_columns import Bad
+from spark_log.log.columns.bad_rows import Bad
 from spark_log.log.columns.schema_id_decoder import Read
 from spark_log.log.columns.value_bytes import Ints
 

@@ -27,14 +27,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_log.log.columns.bad_rows import Bad
 from spark_log.log.columns.column_limits import walk
 from spark_log.log.columns.decoded import Decoded, concatenated
 from spark_log.log.columns.expansion import MAX_VALUES, struct_width, widest_item
 from spark_log.log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
+from spark_log.log.columns.json.columns import Columns
 from spark_log.log.columns.json.field_by_field import BadRecordError, FieldByField, most_items
-from spark_log.log.columns.json.leaves import json_leaf
-from spark_log.log.columns.json.record_classes import RecordClasses, splitting
-from spark_log.log.columns.python_columns import Bad, Columns, Leaf, Split
+from spark_log.log.columns.json.record_classes import RecordClasses
 from spark_log.log.columns.value_bytes import bytes_of, data_of, parts
 
 _ROWS, _FIELDS = 2048, 1 << 20
@@ -59,7 +59,7 @@ class JsonDecoder:
         classes = RecordClasses()
         self._parse = msgspec.json.Decoder(classes.of(fields)).decode
         self._field_by_field = FieldByField(fields, classes)
-        self._columns = Columns(fields, _Objects(classes))
+        self._columns = Columns(fields, classes)
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """See Decoder."""
@@ -122,19 +122,3 @@ class JsonDecoder:
         except BadRecordError as error:
             bad.add(row, str(error))
             return None
-
-
-class _Objects:
-    """See Parser."""
-
-    def __init__(self, classes: RecordClasses) -> None:
-        self._classes = classes
-
-    def leaf(self, kind: pa.DataType) -> Leaf:
-        return json_leaf(kind)
-
-    def split(self, kind: pa.StructType) -> Split:
-        return splitting(kind)
-
-    def empty(self, kind: pa.StructType) -> Any:
-        return self._classes.of(kind)()

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_log.log.columns.python_columns import Convert, Leaf, Values
 from spark_log.log.columns.types import FIRST_DATE, FIRST_TIMESTAMP, LAST_DATE, LAST_TIMESTAMP, type_ddl
+
+Values = Sequence[Any]
+Convert = Callable[[Values], pa.Array]
 
 _UTC = pa.timestamp("us", "UTC")
 _DATE = r"^(\d{4}-\d\d-\d\d)$"
@@ -21,6 +23,19 @@ _TIMESTAMP = (
     r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
     r"([T ]([01]\d|2[0-3])(:[0-5]\d){0,2}(\.\d+)?(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)?)?$"
 )
+
+
+class Leaf(NamedTuple):
+    """How the values of a leaf type are converted.
+
+    `convert` converts values to an array of the same length. It raises ValueError or OverflowError if one does not fit.
+    `problem` is the reason for a value that does not fit.
+    `plausible` returns for each value whether it may fit. It finds most values that do not, faster than `convert`.
+    """
+
+    convert: Convert
+    problem: str
+    plausible: Callable[[Values], Sequence[bool]] | None = None
 
 
 def json_leaf(kind: pa.DataType) -> Leaf:

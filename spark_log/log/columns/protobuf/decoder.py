@@ -2,12 +2,12 @@
 
 import pyarrow as pa
 
+from spark_log.log.columns.bad_rows import Bad
 from spark_log.log.columns.expansion import widest_item
 from spark_log.log.columns.protobuf.columns import message_columns
 from spark_log.log.columns.protobuf.messages import message_indexes
 from spark_log.log.columns.protobuf.parsed_size import widest_repeated
 from spark_log.log.columns.protobuf.schema import message_of
-from spark_log.log.columns.python_columns import Bad
 from spark_log.log.columns.schema_id_decoder import Read
 from spark_log.log.columns.value_bytes import Ints
 

@@ -18,7 +18,7 @@ from spark_log.log.columns.json.decoder import JsonDecoder
 from spark_log.log.columns.json.field_by_field import FieldByField
 from spark_log.log.columns.json.record_classes import RecordClasses
 from spark_log.log.columns.protobuf.schema import protobuf_schema
-from spark_log.log.columns.python_columns import Bad
+from spark_log.log.columns.bad_rows import Bad
 
 BYTES = 1 << 20
 

@@ -1,83 +1,28 @@
-"""Converts Python values to Arrow columns, for the decoders whose parser returns Python objects.
+"""Converts the objects of JSON records to Arrow columns.
 
 A value that its column cannot store makes its row bad, with a reason. The value is null in the column, and the other
 rows are not affected.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from spark_log.log.columns.expansion import MAX_VALUES, item_type, struct_width
+from spark_log.log.columns.bad_rows import Bad
+from spark_log.log.columns.expansion import item_type, struct_width
+from spark_log.log.columns.json.leaves import Convert, Values, json_leaf
+from spark_log.log.columns.json.record_classes import RecordClasses, splitting
 
-Values = Sequence[Any]
-Convert = Callable[[Values], pa.Array]
-Split = Callable[[Values], Iterable[Values]]
 _RowOf = Callable[[int], int]
 
 
-class Leaf(NamedTuple):
-    """How the values of a leaf type are converted.
-
-    `convert` converts values to an array of the same length. It raises ValueError or OverflowError if one does not fit.
-    `problem` is the reason for a value that does not fit.
-    `plausible` returns for each value whether it may fit. It finds most values that do not, faster than `convert`.
-    """
-
-    convert: Convert
-    problem: str
-    plausible: Callable[[Values], Sequence[bool]] | None = None
-
-
-class Parser(Protocol):
-    """Gives access to the objects that the parser of a format returns."""
-
-    def leaf(self, kind: pa.DataType) -> Leaf: ...
-
-    def split(self, kind: pa.StructType) -> Split:
-        """Return a function from objects to the values of each field, in the struct's order."""
-
-    def empty(self, kind: pa.StructType) -> Any:
-        """Return an object whose fields are all None."""
-
-
-class Bad:
-    """The bad rows, each with its first reason.
-
-    `counting` is whether to count values, because a row may have more than MAX_VALUES values in structs within arrays
-    and maps.
-    """
-
-    def __init__(self, counting: bool = False) -> None:
-        self.reasons: dict[int, str] = {}
-        self.counting = counting
-        self._values: dict[int, int] = {}
-
-    def has_room(self, row: int, values: int, path: str) -> bool:
-        """Add `values` to the row's count and return True. If the count would exceed MAX_VALUES, make the row bad,
-        leave its count and return False.
-        """
-        if not self.counting:
-            return True
-        count = self._values.get(row, 0) + values
-        if count > MAX_VALUES:
-            self.add(row, f"{path}: more than {MAX_VALUES} values with those before them, missing ones included")
-            return False
-        self._values[row] = count
-        return True
-
-    def add(self, row: int, reason: str) -> None:
-        self.reasons.setdefault(row, reason if len(reason) <= 200 else f"{reason[:197]}...")
-
-
 class Columns:
-    """Converts a list of objects, of which some may be None, to structs of the columns."""
+    """Converts a list of objects of these classes, of which some may be None, to structs of the columns."""
 
-    def __init__(self, fields: pa.StructType, parser: Parser) -> None:
-        self._parser = parser
+    def __init__(self, fields: pa.StructType, classes: RecordClasses) -> None:
+        self._classes = classes
         self._build = self._column(fields, "")
 
     def array(self, objects: Values, bad: Bad) -> pa.StructArray:
@@ -90,7 +35,7 @@ class Columns:
             return self._list(kind, path)
         if pa.types.is_map(kind):
             return self._map(kind, path)
-        convert, problem, plausible = self._parser.leaf(kind)
+        convert, problem, plausible = json_leaf(kind)
         reason = f"{path}: {problem}"
 
         def leaf(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
@@ -116,7 +61,7 @@ class Columns:
     def _struct(self, kind: pa.StructType, path: str) -> Callable[[Values, _RowOf, Bad], pa.Array]:
         fields = list(kind)
         columns = [self._column(field.type, f"{path}.{field.name}".lstrip(".")) for field in fields]
-        empty, split = self._parser.empty(kind), self._parser.split(kind)
+        empty, split = self._classes.of(kind)(), splitting(kind)
 
         def struct(values: Values, row_of: _RowOf, bad: Bad) -> pa.Array:
             mask = _nulls(values)
