@@ -165,7 +165,7 @@ def test_offline_partitions_are_shown_and_elected_uncleanly(cluster: Path, broke
     [loss] = json.loads(ok("partition", "truncations", "--json", cluster=cluster))
     assert (loss["topic"], loss["partition"], loss["start_offset"], loss["end_offset"]) == ("t", 0, 0, 2)
     assert (loss["record_count"], loss["seen_count"], loss["unclean"]) == (2, 2, True)
-    assert "2 records lost in all." in ok("partition", "losses", "--topic", "t", cluster=cluster)
+    assert "2 records lost in all." in ok("partition", "truncations", "--topic", "t", cluster=cluster)
 
 
 def test_balance_names_the_largest_partitions(cluster: Path, brokers: Cluster, log: ClientLog) -> None:

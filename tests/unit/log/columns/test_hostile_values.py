@@ -11,6 +11,7 @@ from spark_log.errors import InvalidSchemaError
 from spark_log.log.columns.avro.cursor import Cursor
 from spark_log.log.columns.avro.readers import Union
 from spark_log.log.columns.avro.scalars import Number
+from spark_log.log.columns.bad_rows import Bad
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.decoding import decoder, schema_fields
 from spark_log.log.columns.field_paths import part_on_paths
@@ -18,7 +19,6 @@ from spark_log.log.columns.json.decoder import JsonDecoder
 from spark_log.log.columns.json.field_by_field import FieldByField
 from spark_log.log.columns.json.record_classes import RecordClasses
 from spark_log.log.columns.protobuf.schema import protobuf_schema
-from spark_log.log.columns.bad_rows import Bad
 
 BYTES = 1 << 20
 
