@@ -2,10 +2,11 @@
 
 import difflib
 import json
+import logging
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import topic_folder
 from spark_log.cluster.names import collision_key, is_legal
 from spark_log.config import TopicConfig, canonical
-from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.errors import InvalidConfigurationError, UnknownTopicOrPartitionError, redact
 from spark_log.ids import HOME, StoreId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_topic
@@ -24,6 +25,8 @@ from spark_log.remembered import Remembered
 
 if TYPE_CHECKING:
     from spark_log.log.columns.topic_columns import TopicColumns
+
+logger = logging.getLogger(__name__)
 
 _NAMES_COMPARED_MAX = 10_000
 
@@ -37,7 +40,8 @@ class Topic:
     name: str
     partition_count: int
     replication_factor: int
-    overrides: Mapping[str, str]
+    configs: str
+    """The value of column topic.configs."""
     created_ms: int
     typed_columns: str | None = None
     """The value of column topic.typed_columns."""
@@ -55,9 +59,14 @@ class Topic:
         return None if self.typed_columns is None else _columns(self.typed_columns)
 
     @cached_property
+    def overrides(self) -> Mapping[str, str]:
+        """The configs that are set. Raises InvalidConfigurationError if the column is damaged."""
+        return _overrides(self.configs)
+
+    @cached_property
     def config(self) -> TopicConfig:
-        """The typed configs, parsed at the first access."""
-        return _config_of(frozenset(self.overrides.items()))
+        """The typed configs. Raises InvalidConfigurationError if the column is damaged."""
+        return topic_config(self.configs)
 
     @property
     def folder(self) -> str:
@@ -89,9 +98,29 @@ class StatedTopic(NamedTuple):
         return {self.topic.store_id} if self.move is None else {self.topic.store_id, self.move.to}
 
 
-def topic_config(overrides_json: str) -> TopicConfig:
-    """Return the configs of a topic from column topic.configs. Every append needs them."""
-    return _stored_configs(overrides_json)
+def topic_config(configs: str) -> TopicConfig:
+    """Return the configs of a topic from column topic.configs. Every append needs them. Raises
+    InvalidConfigurationError if the column is damaged: defaults would let retention delete records.
+    """
+    return _stored_configs(configs)
+
+
+def _overrides(configs: str) -> dict[str, str]:
+    try:
+        return {} if configs == "{}" else canonical(json.loads(configs))
+    except (ValueError, AttributeError) as error:
+        raise InvalidConfigurationError(f"its configs in the store are damaged: {configs[:200]!r}") from error
+
+
+def undamaged(topics: Iterable[Topic]) -> Iterator[Topic]:
+    """Yield the topics whose configs can be read. The others, which do not stop work on several topics, are logged."""
+    for topic in topics:
+        try:
+            topic.config  # noqa: B018
+        except InvalidConfigurationError as error:
+            _log_once(topic.name, redact(str(error)))
+        else:
+            yield topic
 
 
 def _from_text(text: str) -> "TopicColumns":
@@ -101,15 +130,11 @@ def _from_text(text: str) -> "TopicColumns":
 
 
 _stored_configs: Callable[[str], TopicConfig] = Remembered(
-    lambda overrides_json: TopicConfig.from_stored(json.loads(overrides_json)),
-    lambda _config, overrides_json: 2 * len(overrides_json),
+    lambda configs: TopicConfig.from_stored(_overrides(configs)),
+    lambda _config, configs: 200 + 2 * len(configs),
     32 << 20,
 )
-_config_of: Callable[[frozenset[tuple[str, str]]], TopicConfig] = Remembered(
-    lambda overrides: TopicConfig.from_stored(dict(overrides)),
-    lambda _config, overrides: 200 + sum(len(name) + len(value) for name, value in overrides),
-    32 << 20,
-)
+_log_once = lru_cache(maxsize=1_000)(lambda name, reason: logger.error("topic %s is left out: %s", name, reason))
 _columns = Remembered(_from_text, lambda _columns, text: 4 * len(text), 128 << 20)
 
 
@@ -138,7 +163,7 @@ def _topic_of(row: Any) -> Topic:
         row.name,
         row.partition_count,
         row.replication_factor,
-        {} if row.configs == "{}" else canonical(json.loads(row.configs)),
+        row.configs,
         row.created_ms,
         row.typed_columns,
         StoreId(row.store_id),
@@ -214,7 +239,7 @@ def insert_topic_row(
         "collision_key": collision_key(name),
         "partition_count": partition_count,
         "replication_factor": replication_factor,
-        "configs": _configs_json(overrides),
+        "configs": configs_json(overrides),
         "created_ms": now.wall_ms,
         "typed_columns": typed_columns,
         "store_id": store_id,
@@ -234,7 +259,7 @@ def insert_copy(connection: sa.Connection, topic: Topic, move_epoch: int, move: 
         "collision_key": collision_key(topic.name),
         "partition_count": topic.partition_count,
         "replication_factor": topic.replication_factor,
-        "configs": _configs_json(topic.overrides),
+        "configs": topic.configs,
         "created_ms": topic.created_ms,
         "typed_columns": topic.typed_columns,
         "store_id": topic.store_id if move is None else move.to,
@@ -332,7 +357,7 @@ def set_overrides(
     connection: sa.Connection, topic_id: int, overrides: Mapping[str, str], typed_columns: str | None
 ) -> None:
     """Store the configs that differ from the defaults, and the typed columns that follow from them."""
-    _update(connection, topic_id, configs=_configs_json(overrides), typed_columns=typed_columns)
+    _update(connection, topic_id, configs=configs_json(overrides), typed_columns=typed_columns)
 
 
 def set_typed_columns(connection: sa.Connection, topic_id: int, typed_columns: str) -> None:
@@ -358,5 +383,5 @@ def delete_topic_rows(connection: sa.Connection, topic_id: int) -> None:
     connection.execute(t.topic.delete().where(TOPIC.topic_id == topic_id))
 
 
-def _configs_json(overrides: Mapping[str, str]) -> str:
+def configs_json(overrides: Mapping[str, str]) -> str:
     return json.dumps(dict(overrides), sort_keys=True)

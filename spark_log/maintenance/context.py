@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster, cluster_of
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_kept_by_store
-from spark_log.cluster.topics import Topic, find_topics, unknown_topic
+from spark_log.cluster.topics import Topic, find_topics, undamaged, unknown_topic
 from spark_log.config import ClusterSettings
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import GROWTH
@@ -36,10 +36,10 @@ class MaintenanceContext:
 
     def topics(self) -> Iterator[Topic]:
         """Yield the topics to work on, by name: those of the store, without internal ones that have no files."""
-        topics = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
-        for name in sorted(topics):
-            if not is_kept_by_store(name) and topics[name].store_id == self.cluster.store_id:
-                yield topics[name]
+        found = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
+        for topic in undamaged(found[name] for name in sorted(found)):
+            if not is_kept_by_store(topic.name) and topic.store_id == self.cluster.store_id:
+                yield topic
 
 
 def check_topics(cluster: Cluster, names: Collection[str] | None) -> None:

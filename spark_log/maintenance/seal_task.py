@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.names import is_kept_by_store
-from spark_log.cluster.topics import Topic, topics_of_ids
+from spark_log.cluster.topics import Topic, topics_of_ids, undamaged
 from spark_log.config import ClusterSettings
 from spark_log.errors.first_failure import FirstFailure
 from spark_log.ids import TopicId
@@ -202,7 +202,7 @@ def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], 
     due = _Due([], [], cuts_of_topics)
     ids = waiting.keys() | unpublished.keys() | set().union(*behind.values())
     topics = store.read(lambda connection: topics_of_ids(connection, ids)) if ids else {}
-    for topic in sorted(topics.values(), key=lambda topic: topic.name):
+    for topic in undamaged(sorted(topics.values(), key=lambda topic: topic.name)):
         if is_kept_by_store(topic.name) or (context.topic_names is not None and topic.name not in context.topic_names):
             continue
         due_of_topic = waiting.get(topic.topic_id, [])

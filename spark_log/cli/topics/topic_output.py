@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def load_topics(address: str) -> list[dict[str, Any]]:
     """Return the facts of every topic, by name. The usage is None while the store of the topic does not answer."""
+    from spark_log.cluster.topics import undamaged
     from spark_log.cluster.usage import Usage, by_topic, cluster_usage
 
     with open_cluster(address) as cluster:
@@ -36,7 +37,7 @@ def load_topics(address: str) -> list[dict[str, Any]]:
             "store": usage.store_of(topic),
             "available": usage.is_available(topic),
         }
-        for topic in sorted(usage.topics.values(), key=lambda topic: topic.name)
+        for topic in undamaged(sorted(usage.topics.values(), key=lambda topic: topic.name))
     ]
 
 

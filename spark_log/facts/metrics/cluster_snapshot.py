@@ -11,7 +11,7 @@ from spark_log.cluster.brokers import BrokerStatus, alive_log_dirs, broker_statu
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ASK_TIMEOUT_MS, Answers, ask_stores, store_names
 from spark_log.cluster.lease import read_lease
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import Topic, find_topics, undamaged
 from spark_log.config import ClusterSettings
 from spark_log.facts.groups import SHARE_TYPE, read_groups, records_behind
 from spark_log.facts.share_partitions import SharePartition, share_partitions
@@ -226,7 +226,7 @@ def _read_data_store(data: Cluster, commits: Sequence[_Commit]) -> _StoreFacts:
 
     def read(connection: sa.Connection) -> _StoreFacts:
         now, home_now = data.store.clock(connection), data.home.store.now()
-        topics = find_topics(connection).values()
+        topics = undamaged(find_topics(connection).values())
         return _read_store(connection, now, topics, given, now.wall_ms - home_now.wall_ms)
 
     return data.store.read(read, timeout_ms=ASK_TIMEOUT_MS)
@@ -239,7 +239,7 @@ _COMMITS_AT_ONCE = 5_000
 def _read_home(connection: sa.Connection, cluster: Cluster) -> tuple[ClusterSnapshot, _StoreFacts]:
     """Read the facts that the home store has of the whole cluster, and those of its own topics."""
     now = cluster.store.clock(connection)
-    topics = {topic.topic_id: topic for topic in find_topics(connection).values()}
+    topics = {topic.topic_id: topic for topic in undamaged(find_topics(connection).values())}
     transactions = sa.select(sa.func.count(), sa.func.min(TRANSACTION.began_ms)).where(TRANSACTION.state == ONGOING)
     open_transactions, oldest_ms = connection.execute(transactions).one()
     gateways = connection.execute(sa.select(GATEWAY.lease_until_ms, GATEWAY.lease_clock_epoch))

@@ -13,6 +13,7 @@ from spark_log.cluster.store_directory import find_active_store, lock_active_sto
 from spark_log.cluster.topics import (
     CREATING,
     Topic,
+    configs_json,
     delete_topic_row,
     delete_topic_rows,
     find_topic,
@@ -264,7 +265,7 @@ def alter_configs(
         _check_min_isr(config, topic.replication_factor)
         columns = new_columns(connection, topic)
         if validate_only:
-            return replace(topic, overrides=overrides, typed_columns=columns)
+            return replace(topic, configs=configs_json(overrides), typed_columns=columns)
         set_overrides(connection, topic.topic_id, overrides, columns)
         return find_topic(connection, name)
 

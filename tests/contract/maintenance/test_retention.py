@@ -18,7 +18,7 @@ from spark_log.log.append.rules import Appended
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Records
 from spark_log.log.partitions.partition_rows import read_partition
-from spark_log.maintenance import Amount, run_tasks
+from spark_log.maintenance import TASKS, Amount, run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal import retention
 from spark_log.maintenance.removal.retention import SEGMENTS_MAX, apply_retention, delete_records
@@ -36,6 +36,7 @@ from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, copied_segments, inspect_and_elect, take_away
 from tests.support.s3 import also_on_s3
 from tests.support.stores import topics_view
+from tests.support.tails import tail
 
 FILES = {"inline.max.bytes": "0"}
 OLD_MS = 1_000_000_000_000
@@ -442,3 +443,15 @@ def test_appends_and_reads_during_retention(cluster, log):
         total, first = sum(row.bytes for row in mine), min(mine, key=lambda row: row.base_offset)
         assert total - first.bytes < 2000 <= total
     everything_fits(cluster)
+
+
+def test_a_topic_with_damaged_configs_keeps_its_records_and_stops_no_task_of_the_others(cluster, log):
+    """With default configs, retention would delete records that it must keep."""
+    for name in ("damaged", "good"):
+        topic = create_topic(cluster, name, configs={"retention.ms": "-1" if name == "damaged" else "1000"})
+        append(log, topic, "old")
+    change(cluster, t.topic.update().where(t.topic.c.name == "damaged").values(configs='{"retention.ms": "-'))
+    for task in TASKS:
+        list(run_tasks(cluster, [task.name], now=True))
+    assert tail(cluster) == 1, "the record of the damaged topic"
+    assert state_of(cluster, log.find_topic("good")).log_start_offset == 1

@@ -1,6 +1,7 @@
 """The caches of schemas of topics, which clients choose, have a limit of their size."""
 
 import gc
+import json
 import tracemalloc
 
 import pytest
@@ -22,7 +23,7 @@ def long_ddl(number):
 
 
 def topic(number, *, columns=None, schema=""):
-    return Topic(TopicId(number), str(number), "t", 1, 1, {"value.schema": schema}, 0, columns)
+    return Topic(TopicId(number), str(number), "t", 1, 1, json.dumps({"value.schema": schema}), 0, columns)
 
 
 def columns_of(number):

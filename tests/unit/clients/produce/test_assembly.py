@@ -1,3 +1,4 @@
+import json
 from array import array
 
 import pytest
@@ -30,7 +31,7 @@ ROWS = st.lists(
 
 def topic(partitions=3, **configs):
     overrides = {name.replace("_", "."): value for name, value in configs.items()}
-    return Topic(TopicId(1), "0" * 32, "t", partitions, 1, overrides, 0)
+    return Topic(TopicId(1), "0" * 32, "t", partitions, 1, json.dumps(overrides), 0)
 
 
 def assemble(topic_batch, here, *rest):

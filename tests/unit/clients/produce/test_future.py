@@ -15,7 +15,7 @@ from spark_log.clients.produce.producer_batch import ProducerBatch, TopicBatch
 from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicId
 
-TOPIC = Topic(TopicId(1), "0" * 32, "t", 2, 1, {}, 0)
+TOPIC = Topic(TopicId(1), "0" * 32, "t", 2, 1, "{}", 0)
 
 
 def assembled(rows=3, kind=TopicBatch):
