@@ -321,7 +321,13 @@ class Log(LogReader):
             self._force_due_partitions(topics, result)
         appended = Append(request.batches, result.outcomes, topics, result.partitions)
         for listener in self._listeners:
-            listener.appended(appended)
+            try:
+                listener.appended(appended)
+            except Exception as error:  # the append is committed: its caller would repeat it
+                logger.warning(
+                    "work after an append has failed: %s", redact(str(error)),
+                    exc_info=not isinstance(error, SparkLogError),
+                )  # fmt: skip
 
     def targets(
         self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS

@@ -43,7 +43,7 @@ class Append:
 
 class AppendListener(Protocol):
     def appended(self, append: Append) -> None:
-        """Handle an append. The appending thread calls this after the commit, so it must not raise."""
+        """Handle an append. The appending thread calls this after the commit; an error is only logged."""
 
 
 class TailLimit(Protocol):

@@ -3,7 +3,6 @@
 Retention deletes whole segments from the start of a log, by their largest timestamp; the warning uses the same rule.
 """
 
-import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from sqlalchemy import bindparam
 
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config.values import DAY_MS
-from spark_log.errors import SparkLogError, redact
 from spark_log.ids import OffsetRange
 from spark_log.log.append.companions import Append
 from spark_log.log.append.rules import Appended
@@ -26,8 +24,6 @@ from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.text import count_of, exact_duration_of
 from spark_log.text import time_of as shown
-
-logger = logging.getLogger(__name__)
 
 _TIMEOUT_MS = 1_000
 """Limit of the time by which a warning may delay an append."""
@@ -131,18 +127,15 @@ class ExpiredWatch:
         self._untold: list[Expired] = []
 
     def appended(self, append: Append) -> None:
-        """Detect expired records of an append. An error of the store is only logged: the append is committed."""
-        try:
-            for topic_id, written in expired_batches(append, self._store.now().wall_ms).items():
-                if topic_id in self._noticed:
-                    continue
-                expired = find_expired(self._store, append.topics[topic_id], written)
-                if expired is not None:
-                    with self._lock:
-                        self._noticed.add(topic_id)
-                        self._untold.append(expired)
-        except SparkLogError as error:
-            logger.debug("expired records were not looked for: %s", redact(str(error)))
+        """Detect expired records of an append."""
+        for topic_id, written in expired_batches(append, self._store.now().wall_ms).items():
+            if topic_id in self._noticed:
+                continue
+            expired = find_expired(self._store, append.topics[topic_id], written)
+            if expired is not None:
+                with self._lock:
+                    self._noticed.add(topic_id)
+                    self._untold.append(expired)
 
     def take(self) -> list[Expired]:
         """Return the findings since the last call, at most one per topic."""

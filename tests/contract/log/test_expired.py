@@ -7,8 +7,10 @@ import pytest
 
 from spark_log import clock
 from spark_log.log.append.append_transaction import AppendRequest
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.removal import expired_records
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.write.write_commit import append_whole, commit_log
 from tests.support.records import table
@@ -107,3 +109,10 @@ def test_the_first_micro_batch_with_expired_records_warns(cluster, log, warnings
     now_ms = clock.wall_ms()
     assert [commit(time_ms) for time_ms in (OLD_MS, OLD_MS, now_ms, OLD_MS, OLD_MS)] == [1, 0, 0, 1, 0]
     assert commit(OLD_MS, micro_batch=False) == 1
+
+
+def test_an_error_after_the_commit_does_not_fail_the_append(cluster, log, monkeypatch, caplog):
+    topic = create_topic(cluster, "t")
+    monkeypatch.setattr(expired_records, "expired_batches", lambda *_: 1 / 0)
+    assert log.append(topic, [Records(0, table("a"))]) == [Appended(0, 1)]
+    assert "work after an append has failed" in caplog.text
