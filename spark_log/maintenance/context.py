@@ -1,8 +1,9 @@
 """Defines the input of a maintenance task."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -11,8 +12,11 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.names import is_kept_by_store
 from spark_log.cluster.topics import Topic, find_topics, undamaged, unknown_topic
 from spark_log.config import ClusterSettings
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance.rewrite.segment_merge import GROWTH
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -54,37 +58,31 @@ def check_topics(cluster: Cluster, names: Collection[str] | None) -> None:
     cluster.home.store.read(check)
 
 
-def each_store(
+def work_in_each_store(
     cluster: "str | Cluster",
     holder: str,
     topics: Collection[str] | None,
-) -> Iterator[MaintenanceContext]:
-    """Yield the context of work on Spark for each store, one after the other. A cluster that is given by its address
-    is opened, and closed at the end. Raises UnknownTopicOrPartitionError for a named topic that does not exist.
-    """
-    with cluster_of(cluster) as opened:
-        check_topics(opened, topics)
-        for store_id in opened.store_ids():
-            with open_maintenance(opened.at(store_id), holder, topics, None, on_spark=True) as context:
-                yield context
-
-
-@contextmanager
-def open_maintenance(
-    cluster: Cluster,
-    holder: str,
-    topics: Collection[str] | None,
-    settings: ClusterSettings | None,
+    work: Callable[[MaintenanceContext], Iterator[R]],
     *,
+    settings: ClusterSettings | None = None,
     now: bool = False,
     on_spark: bool = False,
-) -> Iterator[MaintenanceContext]:
-    """Yield the context of work on request in one store.
+) -> Iterator[R]:
+    """Yield what work on request yields, in one store after the other. A cluster that is given by its address is
+    opened, and closed at the end.
+
+    Raises UnknownTopicOrPartitionError for a named topic that does not exist, before any change. A store that fails
+    does not stop the others: the first error is raised at the end.
 
     With `on_spark`, write ids get a long lease, because they are not renewed while the driver is busy, and a task may
     wait for a core.
     """
-    settings = settings or cluster.store.settings
-    lease_ms = settings.spark_write_id_lease_ms if on_spark else settings.producer_write_id_lease_ms
-    with closing(Writer(cluster.store, holder, lease_ms)) as writer:
-        yield MaintenanceContext(cluster, settings, writer, topic_names=topics, now=now)
+    with cluster_of(cluster) as opened, FirstFailure() as failure:
+        check_topics(opened, topics)
+        for store_id in opened.store_ids():
+            with failure.attempt():
+                here = opened.at(store_id)
+                chosen = settings or here.store.settings
+                lease_ms = chosen.spark_write_id_lease_ms if on_spark else chosen.producer_write_id_lease_ms
+                with closing(Writer(here.store, holder, lease_ms)) as writer:
+                    yield from work(MaintenanceContext(here, chosen, writer, topic_names=topics, now=now))

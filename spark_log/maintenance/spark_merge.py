@@ -11,7 +11,7 @@ from spark_log.cluster.log_dir import open_log_dir
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
 from spark_log.ids import LogDirId
 from spark_log.log.segments.slices import LogDirs
-from spark_log.maintenance.context import each_store
+from spark_log.maintenance.context import work_in_each_store
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite_plan import Rewriting
 from spark_log.maintenance.rewrite.segment_rewrite import Write, Written, write
@@ -33,13 +33,15 @@ def merge_on_spark(
     topics: Collection[str] | None = None,
 ) -> Iterator[Report]:
     """Merge small segments, as many partitions at once as Spark has cores. Yields the reports of the task `merge` of
-    `run_tasks`.
+    `run_tasks`. The first error of a store is raised when all stores are done.
     """
     from spark_log.maintenance.spark_tasks import parallelism
 
     threads = min(parallelism(spark), _PARTITIONS_MAX)
-    for context in each_store(cluster, "merge on Spark", topics):
-        yield from merge_segments(context, _write_in_tasks(spark), threads)
+    return work_in_each_store(
+        cluster, "merge on Spark", topics, lambda context: merge_segments(context, _write_in_tasks(spark), threads),
+        on_spark=True,
+    )  # fmt: skip
 
 
 def _write_in_tasks(spark: "SparkSession") -> Write:

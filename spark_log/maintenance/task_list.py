@@ -6,7 +6,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from spark_log.cluster.cluster import Cluster, cluster_of
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError
@@ -16,7 +16,7 @@ from spark_log.ids import HOME
 from spark_log.log.append.producer_expiry import count_silent_producers, expire_producers
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.compaction.local_compaction import compact, plan_compaction
-from spark_log.maintenance.context import MaintenanceContext, check_topics, open_maintenance
+from spark_log.maintenance.context import MaintenanceContext, work_in_each_store
 from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite_tasks import (
     backfill_columns,
@@ -261,25 +261,19 @@ def run_tasks(
     for name in names:
         if name not in {task.name for task in TASKS}:
             raise InvalidConfigurationError(f"task {name!r}: expected {', '.join(task.name for task in TASKS)}")
-    with cluster_of(cluster) as opened, FirstFailure() as failure:
-        check_topics(opened, topics)  # unknown topics are refused before any change
-        for store_id in opened.store_ids():
-            with failure.attempt():
-                data = opened.at(store_id)
-                with open_maintenance(data, "maintenance", topics, settings, now=now) as context:
-                    yield from _run(context, names, failure, dry_run=dry_run)
+    run = partial(_run, names=names, dry_run=dry_run)
+    yield from work_in_each_store(cluster, "maintenance", topics, run, settings=settings, now=now)
 
 
-def _run(
-    context: MaintenanceContext, names: Collection[str], failure: FirstFailure, *, dry_run: bool
-) -> Iterator[Report]:
+def _run(context: MaintenanceContext, *, names: Collection[str], dry_run: bool) -> Iterator[Report]:
     """Run the tasks in one store."""
     if not dry_run and context.cluster.store.read(failures_of_log_dirs):  # an offline log dir may be back
         FallbackController(context.cluster, context.settings).detect_failures()
-    for task in TASKS:
-        if task.name in names:
-            with failure.attempt():
-                if dry_run:
-                    yield from (replace(report, dry_run=True) for report in task.plan(context))
-                else:
-                    yield from task.run(context)
+    with FirstFailure() as failure:
+        for task in TASKS:
+            if task.name in names:
+                with failure.attempt():
+                    if dry_run:
+                        yield from (replace(report, dry_run=True) for report in task.plan(context))
+                    else:
+                        yield from task.run(context)

@@ -23,6 +23,7 @@ import pyarrow as pa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, redact
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
@@ -38,7 +39,7 @@ from spark_log.maintenance.compaction.passes import (
     plan_pass,
 )
 from spark_log.maintenance.compaction.unit import Compacted, Unit, compact_unit
-from spark_log.maintenance.context import MaintenanceContext, each_store
+from spark_log.maintenance.context import MaintenanceContext, work_in_each_store
 from spark_log.maintenance.report import Report
 from spark_log.text import count_of
 
@@ -67,30 +68,39 @@ def compact_on_spark(
     InvalidConfigurationError for a topic of `topics` that is not compacted, and UnknownTopicOrPartitionError for one
     that does not exist. If a unit fails, the error is raised when all other units are done.
     """
-    contexts = each_store(cluster, "compact_on_spark", topics)
-    return [report for context in contexts for report in _compact(spark, context, force, progress)]
+    reports: list[Report] = []
+    try:
+        for report in work_in_each_store(
+            cluster, "compact_on_spark", topics, lambda context: _compact(spark, context, force, progress),
+            on_spark=True,
+        ):  # fmt: skip
+            reports.append(report)
+    except Exception:
+        for report in reports:
+            progress(str(report))
+        raise
+    return reports
 
 
 def _compact(
     spark: "SparkSession", context: MaintenanceContext, force: bool, progress: Callable[[str], None]
-) -> list[Report]:
+) -> Iterator[Report]:
     passes: list[CompactionPass] = []
     under_way: dict[int, Compacting] = {}
     failed: list[str] = []
+    failure = FirstFailure()
     for topic in compacted_topics(context, context.topic_names):
         under_way[topic.topic_id] = Compacting(context, topic)
         if CurrentRule.of(topic.config, topic.columns).by_sequence:
             under_way[topic.topic_id].say("table.current.order=sequence: left to `spark-log maintenance`")
             continue
-        for partition in candidates(context, topic, force=force):
-            try:
-                due = find_due(context, topic, partition, force=force)
-                planned = None if due is None else plan_pass(context, due)
-            except (SparkLogError, OSError) as error:  # its tail could not be sealed
-                failed.append(redact(str(error)))
-                continue
-            if planned is not None:
-                passes.append(planned)
+        with failure.attempt(failed):
+            for partition in candidates(context, topic, force=force):
+                with failure.attempt(failed):  # its tail cannot be sealed, for example
+                    due = find_due(context, topic, partition, force=force)
+                    planned = None if due is None else plan_pass(context, due)
+                    if planned is not None:
+                        passes.append(planned)
     units = [unit for planned in passes for unit in planned.units]
     if units:
         size = sum(segment.bytes for unit in units for segment in unit.rewriting.inputs)
@@ -109,12 +119,9 @@ def _compact(
             mine = [next(rest) for _ in planned.units]
             failed += [outcome.error for outcome in mine if outcome.error is not None]
             _swap(under_way[planned.topic.topic_id], planned, mine, write_id)
-    reports = [report for compacting in under_way.values() if (report := compacting.report()) is not None]
+    yield from (report for compacting in under_way.values() if (report := compacting.report()) is not None)
     if failed:
-        for report in reports:
-            progress(str(report))
         raise StorageUnavailableError(f"not all was compacted, {len(failed)} times: {failed[0]}")
-    return reports
 
 
 def _swap(compacting: Compacting, planned: CompactionPass, outcomes: Sequence["_Outcome"], write_id: str) -> None:

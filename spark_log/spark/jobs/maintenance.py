@@ -1,6 +1,7 @@
 """`jobs/maintenance.py` maintains large clusters, with merging and compaction as Spark tasks."""
 
 import json
+import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,8 @@ from spark_log.text import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 _NAMES = tuple(task.name for task in TASKS)
 _SCHEDULED = tuple(task.name for task in TASKS if task.every_ms is not None)
@@ -128,7 +131,9 @@ def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: Maintena
             for report in _reports(name, spark, cluster, arguments):
                 count += 1
                 print_lines(json.dumps({"event": "report", **asdict(report)}) if arguments.json else f"  {report}")
-        except (SparkLogError, OSError) as error:
+        except Exception as error:  # the other tasks go on
+            if not isinstance(error, SparkLogError | OSError):
+                logger.exception("unexpected error")
             failures.append(f"{name}: {one_line(error)}")
     seconds = clock.monotonic_s() - began
     if arguments.json:

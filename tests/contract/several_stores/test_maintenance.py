@@ -13,11 +13,13 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.store_directory import find_stores
 from spark_log.cluster.stores import remove_store
 from spark_log.cluster.topics import find_topics
-from spark_log.errors import InvalidConfigurationError, StoreChangedError
+from spark_log.errors import CorruptRecordError, InvalidConfigurationError, StoreChangedError
+from spark_log.ids import HOME
 from spark_log.log.log import Records
 from spark_log.log.reader import LogReader
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.context import work_in_each_store
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.file_verification import verify_files
@@ -205,3 +207,16 @@ def test_a_coordinator_maintains_both_stores(stores, log, folder):
     assert_whole(stores)
     counts = stores.at(EAST).store.read(lambda c: c.execute(sa.select(sa.func.count()).select_from(t.segment)).scalar())
     assert counts == 1
+
+
+def test_work_on_request_goes_on_in_the_stores_after_one_that_fails(stores):
+    def work(context):
+        yield context.cluster.store_id
+        if context.cluster.store_id == HOME:
+            raise CorruptRecordError("home")
+
+    done = []
+    with pytest.raises(CorruptRecordError, match="home"):
+        for store_id in work_in_each_store(stores, "test", None, work, on_spark=True):
+            done.append(store_id)
+    assert done == [HOME, EAST]
