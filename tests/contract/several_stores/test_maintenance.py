@@ -217,6 +217,5 @@ def test_work_on_request_goes_on_in_the_stores_after_one_that_fails(stores):
 
     done = []
     with pytest.raises(CorruptRecordError, match="home"):
-        for store_id in work_in_each_store(stores, "test", None, work, on_spark=True):
-            done.append(store_id)
+        done.extend(work_in_each_store(stores, "test", None, work, on_spark=True))
     assert done == [HOME, EAST]
