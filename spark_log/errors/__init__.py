@@ -5,7 +5,7 @@ SparkLogError
 ├── RetriableError                    the same call may succeed later; `retriable` is True
 │   ├── MetadataStoreUnavailableError
 │   ├── StorageUnavailableError
-│   │   └── DiskFullError             (a StorageUnavailableError)
+│   │   └── DiskFullError, SourceUnavailableError   (StorageUnavailableErrors)
 │   ├── UnknownTopicOrPartitionError  retriable as in Kafka
 │   ├── NotLeaderForPartitionError
 │   │   └── TopicMovedError           (a NotLeaderForPartitionError)

@@ -112,6 +112,13 @@ class UnsafePathError(FatalError):
     """
 
 
+class SourceUnavailableError(StorageUnavailableError):
+    """No replica of records that a mirror copies can be read in the source.
+
+    Remedy: bring a log dir of the topic in the source back; the mirror goes on by itself.
+    """
+
+
 class LogDirMismatchError(FatalError):
     """A log dir's marker file is missing, unreadable, of another cluster, or older than the metadata store expects: the
     folder is empty, not mounted, swapped, or restored.

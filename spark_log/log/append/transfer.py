@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.cluster.log_dir import open_log_dir, segment_path
+from spark_log.errors import LogDirMismatchError, SourceUnavailableError, StorageUnavailableError
 from spark_log.ids import OffsetRange
 from spark_log.log.append.encoding import Encoding, SegmentFiles, Target, blob_batch, encode_inline, segment_batch
 from spark_log.log.append.rules import Batch
@@ -99,8 +100,9 @@ def _share(piece: Slice) -> int:
 def transfer(task: Transfer) -> Transferred:
     """Write the piece to the target. Deletes the file if that fails.
 
-    Raises CorruptRecordError, StorageUnavailableError or LogDirMismatchError if no replica of the source can be read or
-    no log dir of the target can be written, and NotLeaderForPartitionError if the target partition is offline.
+    Raises CorruptRecordError or SourceUnavailableError if no replica of the source can be read, StorageUnavailableError
+    or LogDirMismatchError if no log dir of the target can be written, and NotLeaderForPartitionError if the target
+    partition is offline.
     """
     target, piece, encoding = task.target, task.piece, task.encoding
     batches = _batches(task)
@@ -133,8 +135,12 @@ def _placed(batch: Batch, piece: Piece) -> Batch:
 
 
 def _batches(task: Transfer) -> Iterator[pa.RecordBatch]:
-    read = Fetcher(task.source_log_dirs).read(task.piece.slices, _SCHEMA)
-    return (batch for batch in read if batch.num_rows)
+    try:
+        for batch in Fetcher(task.source_log_dirs).read(task.piece.slices, _SCHEMA):
+            if batch.num_rows:
+                yield batch
+    except (StorageUnavailableError, LogDirMismatchError) as error:
+        raise SourceUnavailableError(f"the source cannot be read: {error}") from error
 
 
 def _few(batches: Iterator[pa.RecordBatch], bytes_max: int) -> tuple[list[pa.RecordBatch], bool]:

@@ -44,10 +44,11 @@ ERRORS_OF_ONE_TOPIC = (
     errors.PolicyViolationError,
     errors.SchemaRegistryError,
     errors.SchemaRegistryUnavailableError,  # each topic may have a registry of its own
+    errors.SourceUnavailableError,  # and log dirs of its own
     errors.TopicAlreadyExistsError,
     errors.UnknownTopicOrPartitionError,
 )
-"""Errors that say nothing about other topics. An error of a store or a log dir is not among them."""
+"""Errors that say nothing about other topics. An error of a store or of a log dir of the target is not among them."""
 UNAVAILABLE = (NotEnoughReplicasError, NotLeaderForPartitionError)
 """Errors of all topics that lose a broker of the target. `leave_out_unavailable` finds these topics without a copy."""
 

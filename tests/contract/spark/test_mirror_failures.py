@@ -13,6 +13,7 @@ from spark_log.errors import (
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
     OffsetOutOfRangeError,
+    SourceUnavailableError,
     SparkLogError,
     StorageUnavailableError,
     TopicAlreadyExistsError,
@@ -29,7 +30,7 @@ from spark_log.spark.mirror.mirror import Mirror
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.mirroring import mirror_all, without_spark
 from tests.support.records import topic_values
-from tests.support.replicas import add_brokers, bring_back, inspect_and_elect, take_away, topic_on
+from tests.support.replicas import add_brokers, bring_back, folder_of, inspect_and_elect, take_away, topic_on
 from tests.support.topics import append_to
 from tests.support.truncation import truncate
 
@@ -331,6 +332,18 @@ def test_a_mirror_ends_if_all_topics_fail(source, target, mirror):
         mirror.step(run)
     del run.errors["c"]
     assert mirror.step(run).records == 1
+
+
+def test_a_topic_whose_log_dir_in_the_source_is_gone_is_left_out(source, mirror, tmp_path):
+    add_brokers(source, tmp_path, 2)
+    append_to(source, topic_on(source, "poor", [[2]], inline_max_bytes="0"), "0")
+    folder_of(source, 2).rename(tmp_path / "away")
+    append_everywhere(source, "1")
+    assert mirror.step(without_spark).records == 3
+    assert kinds(mirror) == {"poor": SourceUnavailableError}
+    (tmp_path / "away").rename(folder_of(source, 2))
+    assert mirror.step(without_spark).records == 1
+    assert kinds(mirror) == {}
 
 
 def test_errors_of_a_store_are_raised(source, target, mirror):

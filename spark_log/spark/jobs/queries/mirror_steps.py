@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError
+from spark_log.errors import CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError, SourceUnavailableError
 from spark_log.ids import TopicPartition
 from spark_log.log.append.transfer import Transfer, Transferred, transfer
 from spark_log.spark.jobs.failures import raise_error_of_task
@@ -20,7 +20,7 @@ from spark_log.spark.jobs.summary import BatchProgress, Summary, print_lines, pr
 from spark_log.spark.mirror.mirror import Mirror, Step
 from spark_log.spark.mirror.mirror_groups import copy_groups
 
-_ERRORS_OF_TASKS = (CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError)
+_ERRORS_OF_TASKS = (CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError, SourceUnavailableError)
 """The errors of `transfer` that are about one topic."""
 _TASKS_PER_CORE = 4
 _PAUSE_S_MIN = 0.1
