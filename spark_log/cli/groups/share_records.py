@@ -138,7 +138,11 @@ def redrive(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Copy at most this number.")] = None,
     skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Skip letters whose record is gone, and never copy them.")
+        bool,
+        typer.Option(
+            "--skip-missing",
+            help="Skip letters whose record or topic is gone, and records that are no letters; never copy them.",
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be copied.")] = False,
     as_json: Json = False,

@@ -50,7 +50,7 @@ class Redriven:
     copied: Counter[str] = field(default_factory=Counter)
     """By the topic that they were copied to."""
     missing: int = 0
-    """The number of letters that were skipped because their record is gone."""
+    """The number of letters that were skipped because their record is gone, or that are no dead letters."""
 
     def add(self, other: "Redriven") -> None:
         self.copied += other.copied
@@ -72,8 +72,9 @@ class Redrive:
     run.
 
     `to` is the topic of the copies, by default that of each record. `group` remembers which letters were copied, by
-    default `redrive-<topic>`. `limit` is the largest number of letters. A letter whose record is gone is an error,
-    unless `skip_missing` is set. `letters` are those of a preview, and no others are copied.
+    default `redrive-<topic>`. `limit` is the largest number of letters. A letter whose record or topic is gone, and a
+    record that is no dead letter, is an error, unless `skip_missing` is set. `letters` are those of a preview, and no
+    others are copied.
 
     `check_topics` gets the names of letters' topics before records are read from there or copied there, and raises an
     error to refuse them. `is_over` is called between transactions, and ends the redrive if it is true.
@@ -205,24 +206,20 @@ class Redrive:
         made: dict[str, list[Row]] = {}
         redriven = Redriven()
         for row, origin in zip(rows, origins, strict=True):
-            record: Row | None = row
-            if origin is None:
-                if self._to is None:
-                    raise InvalidRecordError(
-                        f"{_place(row)} is not a dead letter: it has no header {PREFIX}topic. Name a topic for its copy"
-                    )
-            elif _is_pointer(row):
-                record = sources.get(origin)
-            if record is None:
-                assert origin is not None
-                if not skip_missing:
+            record = row if origin is None or not _is_pointer(row) else sources.get(origin)
+            try:
+                if record is None:
+                    assert origin is not None
                     raise DataLossError(
                         f"dead letter {_place(row)} has no copy of its record, and {origin.partition}@{origin.offset}"
                         " is gone. Such letters can be skipped"
                     )
+                target, number = self._target(row, origin, topics)
+            except (DataLossError, InvalidRecordError, UnknownTopicOrPartitionError):
+                if not skip_missing:
+                    raise
                 redriven.missing += 1
                 continue
-            target, number = self._target(row, origin, topics)
             made.setdefault(target, []).append({**record, "headers": _own_headers(record), "partition": number})
             redriven.copied[target] += 1
         return {
@@ -233,7 +230,11 @@ class Redrive:
         """Return the topic and the partition of a copy; None lets the key decide."""
         if self._to is not None:
             return self._to, None
-        assert origin is not None
+        if origin is None:
+            raise InvalidRecordError(
+                f"{_place(row)} is not a dead letter: it lacks headers {PREFIX}topic, .partition and .offset, the last"
+                " two with numbers. Name a topic for its copy, or skip such records"
+            )
         topic = topics.get(origin.partition.topic)
         if topic is None:
             raise UnknownTopicOrPartitionError(
@@ -325,15 +326,11 @@ def _origin(letter: Row) -> Origin | None:
     Later headers count: a record may have had such headers of its own.
     """
     facts = {header["key"]: header["value"] for header in letter["headers"] or ()}
-    if f"{PREFIX}topic" not in facts:
-        return None
     try:
         topic, partition, offset = ((facts[PREFIX + name] or b"").decode() for name in ("topic", "partition", "offset"))
         return Origin(TopicPartition(topic, int(partition)), int(offset))
-    except (KeyError, ValueError) as error:
-        raise InvalidRecordError(
-            f"{_place(letter)}: expected headers {PREFIX}topic, .partition and .offset, with numbers: {error}"
-        ) from None
+    except (KeyError, ValueError):
+        return None
 
 
 def _is_pointer(letter: Row) -> bool:
