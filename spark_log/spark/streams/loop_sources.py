@@ -26,9 +26,16 @@ class GroupSource:
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
 
-    def poll_records(self, *, alone: bool) -> Polled | None:
-        """Return the records of one poll, at most one with `alone`; None without records."""
-        polled = self.consumer.poll(POLL_MS, max_records=1 if alone else None)
+    def poll_records(
+        self, timeout_ms: float = POLL_MS, *, max_records: int | None = None, without: Collection[TopicPartition] = ()
+    ) -> Polled | None:
+        """Return the records of one poll, `without` those of some partitions; None without records."""
+        held = self.consumer.assignment() & set(without) - self.consumer.paused()
+        self.consumer.pause(*held)
+        try:
+            polled = self.consumer.poll(timeout_ms, max_records=max_records)
+        finally:
+            self.consumer.resume(*held & self.consumer.assignment())
         records = [record for found in polled.values() for record in found]
         starts = {partition: found[0].offset for partition, found in polled.items()}
         return Polled(records, len(records), starts, self.consumer.offsets_to_commit(starts)) if records else None
@@ -69,7 +76,7 @@ class GroupSource:
             raise ValueError(f"dead_letter_topic: {name!r}: expected another topic")
         return self.consumer.cluster.store.read(lambda connection: find_topic(connection, name))
 
-    def assignment(self) -> Collection[TopicPartition]:
+    def assignment(self) -> set[TopicPartition]:
         return self.consumer.assignment()
 
     def has_assignment(self) -> bool:
@@ -83,9 +90,8 @@ class ShareSource:
     def __init__(self, consumer: ShareConsumer) -> None:
         self.consumer = consumer
 
-    def poll_records(self, *, alone: bool) -> Polled | None:
+    def poll_records(self) -> Polled | None:
         """Return the records of one poll; None without records."""
-        del alone
         records = [record for found in self.consumer.poll(POLL_MS).values() for record in found]
         return Polled(records, len(records), {}, {}) if records else None
 
@@ -108,9 +114,6 @@ class ShareSource:
         del polled
         with suppress(SparkLogError, KafkaError):  # their locks end by time then
             self.consumer.release_all()
-
-    def assignment(self) -> Collection[TopicPartition]:
-        return ()
 
     def has_assignment(self) -> bool:
         return True

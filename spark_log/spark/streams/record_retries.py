@@ -3,10 +3,12 @@
     poll -> fails `attempts` times -> its records one by one -> a record fails `attempts` times -> dead letter
                                                                        (one transaction with its offset)
 
-Only failures of the function count. Those of the store, of the group and of the transaction do not make a letter. The
-counts are in memory: a process that starts again begins at the first try.
+A partition whose poll has failed waits for its next try, and is polled alone then; the other partitions go on. Only
+failures of the function count. Those of the store, of the group and of the transaction do not make a letter. The counts
+are in memory: a process that starts again begins at the first try.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ import pyarrow as pa
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
+from spark_log import clock
 from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.clients.produce.producer import Producer
 from spark_log.cluster.topics import Topic
@@ -96,16 +99,39 @@ class RecordRetries:
         """The records whose copies the dead letter topic refused, such as one that is too large with its headers."""
         self._alone: dict[TopicPartition, int] = {}
         """The end offsets of polls that kept failing: records before them run one by one."""
+        self._due_s: dict[TopicPartition, float] = {}
+        """When the partitions are tried again whose last poll failed, or whose records run one by one."""
 
-    def is_alone(self, assigned: Collection[TopicPartition]) -> bool:
-        """Return whether the next poll takes one record. Partitions that are not assigned any more do not count."""
-        self._alone = {partition: end for partition, end in self._alone.items() if partition in assigned}
-        return bool(self._alone)
+    def held(self, assigned: Collection[TopicPartition]) -> Collection[TopicPartition]:
+        """Return the partitions that a poll of the others leaves out. Those that are not assigned any more are
+        forgotten.
+        """
+        for partition in [partition for partition in self._due_s if partition not in assigned]:
+            self.forget(partition)
+        return self._due_s.keys()
 
-    def failed(self, polled: Polled, error: BaseException) -> float | None:
-        """Count a failure. Returns the pause before the next try in seconds, or None if the error is to be raised."""
+    def due(self) -> TopicPartition | None:
+        """Return the partition to try now, if there is one."""
+        partition = min(self._due_s, key=self._due_s.__getitem__, default=None)
+        return partition if self.wait_s() <= 0 else None
+
+    def wait_s(self) -> float:
+        """Return the time until a partition is due; infinite if none waits."""
+        return min(self._due_s.values(), default=math.inf) - clock.monotonic_s()
+
+    def is_alone(self, partition: TopicPartition) -> bool:
+        """Return whether the next poll of the partition takes one record."""
+        return partition in self._alone
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Poll the partition like the others."""
+        self._due_s.pop(partition, None)
+        self._alone.pop(partition, None)
+
+    def failed(self, polled: Polled, error: BaseException) -> bool:
+        """Count a failure. Returns whether the records are tried again; else the error is to be raised."""
         if not isinstance(error, Exception) or isinstance(error, _FATAL) or is_worth_a_retry(error):
-            return None
+            return False
         counts = self._single if polled.count == 1 else self._polls
         for place in polled.starts.items():
             counts[place] = counts.get(place, 0) + 1
@@ -113,10 +139,12 @@ class RecordRetries:
         failures = max(counts[place] for place in polled.starts.items())
         if failures >= self._attempts:
             if polled.count == 1 and self._topic is None:
-                return None
+                return False
             for partition, commit in polled.ends.items():
                 self._alone[partition] = max(commit.offset, self._alone.get(partition, 0))
-        return float(min(self._first_ms * 2 ** (failures - 1), self._most_ms)) / 1000
+        pause_s = min(self._first_ms * 2 ** (failures - 1), self._most_ms) / 1000
+        self._due_s.update(dict.fromkeys(polled.starts, clock.monotonic_s() + pause_s))
+        return True
 
     def succeeded(self, polled: Polled) -> None:
         for place in polled.starts.items():
@@ -124,8 +152,10 @@ class RecordRetries:
                 counts.pop(place, None)
             self._refused.discard(place)
         for partition, commit in polled.ends.items():
-            if commit.offset >= self._alone.get(partition, commit.offset + 1):
-                del self._alone[partition]
+            if commit.offset < self._alone.get(partition, 0):
+                self._due_s[partition] = clock.monotonic_s()
+            else:
+                self.forget(partition)
 
     def letter(self, polled: Polled) -> Callable[[Any, Producer], object] | None:
         """Return a transform that sends the dead letter of the only record, if it has failed often enough. After the

@@ -15,6 +15,7 @@ consumed records, which would be skipped. The records of a share group are relea
 """
 
 import logging
+import math
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -34,7 +35,7 @@ from spark_log.errors import (
     TransactionCommitPendingError,
 )
 from spark_log.process import Stop
-from spark_log.spark.streams.loop_sources import GroupSource, ShareSource
+from spark_log.spark.streams.loop_sources import POLL_MS, GroupSource, ShareSource
 from spark_log.spark.streams.record_retries import (
     LetterRefusedError,
     NotRunError,
@@ -129,6 +130,8 @@ class TransactionalLoop:
         self._settings = consumer.settings
         self._producer, self._retries = producer, retries
         self._record_retries: RecordRetries | None = None
+        self._tries_again = False
+        """Whether the last poll was that of a partition that is tried again."""
         self._stop = Stop()
         self._logged_s = clock.monotonic_s()
         self.totals = Totals()
@@ -152,9 +155,10 @@ class TransactionalLoop:
         (CommitFailedError), a transaction that has timed out (TransactionAbortableError), and retriable errors.
 
         With `attempts`, records whose function fails are tried again, after pauses of `backoff_ms` (the first, and the
-        largest; they double). After `attempts` tries of a poll its records run one by one, up to `attempts` times each.
-        A record that still fails is sent to `dead_letter_topic`, in one transaction with its offset; without such a
-        topic its error is raised. No later record of the partition runs before, so records of a key stay in order.
+        largest; they double); other partitions go on meanwhile. After `attempts` tries of a poll its records run one by
+        one, up to `attempts` times each. A record that still fails is sent to `dead_letter_topic`, in one transaction
+        with its offset; without such a topic its error is raised. No later record of the partition runs before, so
+        records of a key stay in order.
         Raises ValueError for settings that do not fit, and UnknownTopicOrPartitionError for the topic.
         """
         if attempts is None:
@@ -191,7 +195,8 @@ class TransactionalLoop:
             polled = poll()
             if polled is None:
                 now_s = clock.monotonic_s()
-                active_s = active_s if self._source.has_assignment() else now_s
+                waits = self._record_retries is not None and self._record_retries.wait_s() < math.inf
+                active_s = now_s if waits or not self._source.has_assignment() else active_s
                 if self._is_over(now_s - active_s):
                     break
                 continue
@@ -203,9 +208,8 @@ class TransactionalLoop:
                 self.totals = replace(self.totals, aborted=self.totals.aborted + 1)
                 if isinstance(error, LetterRefusedError):
                     continue
-                if retries and not letter and (pause_s := retries.failed(polled, error)) is not None:
+                if retries and not letter and retries.failed(polled, error):
                     logger.warning("%s: the function failed: %s: %s", self._name, type(error).__name__, error)
-                    self._stop.wait(pause_s)
                     continue
                 if failures == self._retries or not is_worth_a_retry(error):
                     raise
@@ -293,9 +297,20 @@ class TransactionalLoop:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _poll_records(self) -> Polled | None:
-        retries = self._record_retries
-        alone = retries is not None and retries.is_alone(self._source.assignment())
-        return self._source.poll_records(alone=alone)
+        """Poll, with `attempts` in turn a partition that is tried again, and the others."""
+        source, retries = self._source, self._record_retries
+        if retries is None or isinstance(source, ShareSource):
+            return source.poll_records()
+        assigned = source.assignment()
+        held, due = retries.held(assigned), retries.due()
+        self._tries_again = due is not None and not self._tries_again
+        if due is None or not self._tries_again:
+            timeout_ms = 0 if due is not None else min(POLL_MS, 1000 * retries.wait_s())
+            return source.poll_records(timeout_ms, without=held)
+        polled = source.poll_records(max_records=1 if retries.is_alone(due) else None, without=assigned - {due})
+        if polled is None:  # its records are gone
+            retries.forget(due)
+        return polled
 
     def _poll_table(self) -> Polled | None:
         return self._source.poll_table()

@@ -2,15 +2,18 @@
 
 import signal
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from kafka import TopicPartition
 
 from spark_log import Consumer
 from spark_log.errors import IllegalStateError, ProducerFencedError, UnknownTopicOrPartitionError
-from spark_log.groups.committed_offsets import committed_offsets
+from spark_log.groups.committed_offsets import Commit, committed_offsets
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
-from spark_log.spark.streams import TransactionalLoop
+from spark_log.spark.streams import TransactionalLoop, record_retries
+from spark_log.spark.streams.record_retries import Polled, RecordRetries
 from spark_log.spark.streams.redrive import Redrive
 from tests.support.producing import change, consume_all
 from tests.support.python_process import PythonProcess
@@ -222,13 +225,38 @@ def test_a_letter_and_its_offset_are_one_transaction(cluster, cluster_address, l
     assert stored(cluster, "out") == {0: ["a", "c"]} and all_stored(cluster, "dlq.in") == ["bad"]
 
 
+def test_pauses_double_up_to_the_largest(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(record_retries.clock, "monotonic_s", lambda: now_s[0])
+    settings = SimpleNamespace(
+        max_poll_interval_ms=300_000, group_id="g", key_deserializer=None, value_deserializer=None
+    )
+    retries, partition = RecordRetries(settings, 4, (1000, 3000), None), TopicPartition("in", 0)
+    polled = Polled([], 2, {partition: 0}, {partition: Commit(2, "", -1)})
+    pauses = []
+    for _ in range(4):
+        assert retries.failed(polled, ZeroDivisionError()) and retries.due() is None
+        pauses.append(retries.wait_s())
+        now_s[0] += pauses[-1]
+        assert retries.due() == partition
+    assert pauses == [1, 2, 3, 3] and retries.is_alone(partition)
+
+
 @pytest.mark.on_sqlite
-def test_pauses_double_up_to_the_largest(cluster, log, loop, monkeypatch):
-    append(log, "in", "bad")
-    made, pauses = loop(), []
-    monkeypatch.setattr(made._stop, "wait", pauses.append)
-    made.run(fail_at("bad"), attempts=4, backoff_ms=(1000, 3000), dead_letter_topic="dlq.in")
-    assert pauses[:3] == [1, 2, 3]
+def test_other_partitions_go_on_while_a_record_is_tried_again(cluster, log, loop):
+    append(log, "in", "bad", "after")
+    append(log, "in", "a", partition=1)
+    made, calls = loop(max_poll_records=1), []
+
+    def copy(records, producer):
+        fail_at("bad", calls=calls)(records, producer)
+        if calls[-1] == ["a"]:
+            append(log, "in", "b", partition=1)
+        if calls[-1] == ["b"]:
+            made.stop()
+
+    made.run(copy, attempts=3, backoff_ms=(200_000, 200_000), dead_letter_topic="dlq.in")
+    assert calls in ([["bad"], ["a"], ["b"]], [["a"], ["bad"], ["b"]]), "none waits for the next try, nor goes before"
 
 
 @pytest.mark.on_sqlite
