@@ -1,7 +1,7 @@
 """Defines the input of a maintenance task."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -73,16 +73,33 @@ def work_in_each_store(
 
     Raises UnknownTopicOrPartitionError for a named topic that does not exist, before any change. A store that fails
     does not stop the others: the first error is raised at the end.
-
-    With `on_spark`, write ids get a long lease, because they are not renewed while the driver is busy, and a task may
-    wait for a core.
     """
     with cluster_of(cluster) as opened, FirstFailure() as failure:
         check_topics(opened, topics)
         for store_id in opened.store_ids():
-            with failure.attempt():
-                here = opened.at(store_id)
-                chosen = settings or here.store.settings
-                lease_ms = chosen.spark_write_id_lease_ms if on_spark else chosen.producer_write_id_lease_ms
-                with closing(Writer(here.store, holder, lease_ms)) as writer:
-                    yield from work(MaintenanceContext(here, chosen, writer, topic_names=topics, now=now))
+            with (
+                failure.attempt(),
+                open_maintenance(opened.at(store_id), holder, topics, settings, now=now, on_spark=on_spark) as context,
+            ):
+                yield from work(context)
+
+
+@contextmanager
+def open_maintenance(
+    cluster: Cluster,
+    holder: str,
+    topics: Collection[str] | None,
+    settings: ClusterSettings | None,
+    *,
+    now: bool = False,
+    on_spark: bool = False,
+) -> Iterator[MaintenanceContext]:
+    """Yield the context of work on request in one store.
+
+    With `on_spark`, write ids get a long lease, because they are not renewed while the driver is busy, and a task may
+    wait for a core.
+    """
+    settings = settings or cluster.store.settings
+    lease_ms = settings.spark_write_id_lease_ms if on_spark else settings.producer_write_id_lease_ms
+    with closing(Writer(cluster.store, holder, lease_ms)) as writer:
+        yield MaintenanceContext(cluster, settings, writer, topic_names=topics, now=now)
