@@ -138,11 +138,12 @@ def producers_of_each_kind(client: Client) -> Any:
 def reads_outside_of_the_log(client: Client) -> Any:
     topic = client.topic()
     client.produce(topic, records(3))
-    outcomes(client.admin.delete_records([rd.TopicPartition(topic, 0, 1)]))
-    return [
+    deleted = outcomes(client.admin.delete_records([rd.TopicPartition(topic, 0, 1)]))
+    read = [
         [client.read(topic, at, auto_offset_reset=reset) for at in (0, 1, 3, 9)]
         for reset in ("earliest", "latest", "error")
     ]
+    return [getattr(each, "low_watermark", each) for each in deleted], read
 
 
 def offsets_by_time(client: Client) -> Any:
