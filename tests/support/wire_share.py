@@ -27,10 +27,11 @@ class WireShareMember:
         self.connection, self.topic, self.group, self.member = connection, topic, group, member
         self.epoch = 0
 
-    def join(self) -> None:
+    def join(self, topics: Sequence[str] = ()) -> None:
+        """Join with a subscription to the topic, or to others too."""
         request = ShareGroupHeartbeatRequest(
             group_id=self.group, member_id=self.member, member_epoch=0, rack_id=None,
-            subscribed_topic_names=[self.topic.name],
+            subscribed_topic_names=list(topics or [self.topic.name]),
         )  # fmt: skip
         answer = self.connection.exchange(request, 1)
         assert answer.error_code == 0, answer

@@ -333,6 +333,6 @@ def _acknowledge_response(code: int, lock_ms: int, answers: Sequence[_Answer]) -
 
 APIS = (
     Api(ShareFetchRequest, share_fetch, advertised=(1, 2), lane=Lane.FETCH, rights=(on_group(Operation.READ),)),
-    Api(ShareAcknowledgeRequest, share_acknowledge, advertised=(1, 2), lane=Lane.GROUP,
+    Api(ShareAcknowledgeRequest, share_acknowledge, advertised=(1, 2), lane=Lane.FETCH,  # it may write dead letters
         rights=(on_group(Operation.READ),)),
 )  # fmt: skip

@@ -28,6 +28,7 @@ from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.polling import SharePolls, Taken
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
+from spark_log.groups.share.start_lookups import StartLookups
 from spark_log.log.log import Log
 from spark_log.log.partitions.partition_rows import Key
 
@@ -185,6 +186,7 @@ class Shares:
         self.polls = SharePolls(cluster, ShareReads(cluster), dead_letters=DeadLetters(lambda: log))
         self.together = PollsTogether(cluster.store, bulkheads.run_own)
         self.watches = GroupWatches(self.polls, changes, partial(bulkheads.run, Lane.FETCH))
+        self.start_lookups = StartLookups(cluster)
         self._store, self._run_own = cluster.store, bulkheads.run_own
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ending: set[Any] = set()
