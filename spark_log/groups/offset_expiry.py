@@ -11,7 +11,7 @@ from spark_log.groups.classic.group import State
 from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic
 from spark_log.groups.classic.rules import advance
-from spark_log.groups.committed_offsets import KEPT, has_commits
+from spark_log.groups.committed_offsets import KEPT, has_commits, has_pending_commits
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer_messages import subscription_of
 from spark_log.metadata import tables as t
@@ -47,7 +47,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
             gone += connection.execute(
                 t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id, _old(before_ms))
             ).rowcount
-            if not _has_offsets(connection, group_id):
+            if not (has_commits(connection, group_id) or has_pending_commits(connection, group_id)):
                 delete_classic(connection, group_id)
                 # of topics that were deleted during the commit
                 connection.execute(t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id))
@@ -156,9 +156,3 @@ def _empty_since(before_ms: int) -> sa.ColumnElement[bool]:
 
 def _old(before_ms: int) -> sa.ColumnElement[bool]:
     return (GROUP_OFFSET.committed_ms <= before_ms) & (GROUP_OFFSET.commit_metadata != KEPT.encode()) & ~_PENDING
-
-
-def _has_offsets(connection: sa.Connection, group_id: str) -> bool:
-    """Return whether the group has committed offsets, or an open transaction has some for it."""
-    pending = sa.select(TRANSACTION_OFFSET.group_id).where(TRANSACTION_OFFSET.group_id == group_id).limit(1)
-    return has_commits(connection, group_id) or connection.execute(pending).first() is not None

@@ -22,7 +22,7 @@ from spark_log.errors import (
     IllegalArgumentError,
     UnknownMemberIdError,
 )
-from spark_log.groups.committed_offsets import has_commits
+from spark_log.groups.committed_offsets import has_commits, has_pending_commits
 from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.consumer.rules import JOINING, EpochState, Group, Member, TopicFacts
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
@@ -335,6 +335,7 @@ def take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupR
     if (
         group_rows.count_members(connection, group_id)
         or has_commits(connection, group_id)
+        or has_pending_commits(connection, group_id)
         or connection.execute(sa.select(t.classic_group.c.group_id).where(has_classic)).first() is not None
     ):
         raise not_a_share_group(group_id)
