@@ -6,12 +6,14 @@ from typing import Any
 from uuid import UUID
 
 from spark_log.cluster.topics import Topic
+from spark_log.gateway.limits.memory_budget import MemoryBudget
 from spark_log.gateway.protocol.schemas import (
     ShareAcknowledgeRequest,
     ShareFetchRequest,
     ShareGroupHeartbeatRequest,
 )
 from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.shares.share_sessions import Session
 from tests.support.gateway_wire import WireConnection
 from tests.support.waiting import LIMIT_S
 
@@ -88,6 +90,11 @@ class WireShareMember:
         answer = self.send(self.acknowledge_request(acks))
         errors = [int(part.error_code) for topic in answer.responses for part in topic.partitions]
         return int(answer.error_code) or sum(errors)
+
+
+def session_of(group: str, member: str) -> Session:
+    """A share session of a gateway."""
+    return Session(group, member, "connection", MemoryBudget(0).hold(lambda: None, "client"))
 
 
 def acquired(answer: Message) -> list[tuple[int, int, int]]:
