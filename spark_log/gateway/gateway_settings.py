@@ -31,8 +31,8 @@ class GatewaySettings:
     response_bytes_max: int = 100 * 1024 * 1024
     """Limit of the memory of a response while it is made, without records."""
     memory_bytes_max: int = 128 * 1024 * 1024
-    """Limit of the frames of all connections (queued.max.request.bytes). Decoded data and responses have the same limit
-    each."""
+    """Limit of the frames of all connections (queued.max.request.bytes). Decoded data, responses, and the partitions
+    of share sessions have the same limit each."""
     decompressed_bytes_max: int = 128 * 1024 * 1024
     """Limit of the decompressed records of one produce request."""
     records_max: int = 1_000_000

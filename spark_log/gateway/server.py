@@ -163,6 +163,7 @@ class Gateway:
             services.appender.close()
             await self._loop.run_in_executor(None, services.appender.join, _GRACE_S)
             services.changes.stop()
+            services.shares.start_lookups.close()
             services.bulkheads.close()
             services.stores.close()
         self._cluster.store.fence.raise_refusal()

@@ -80,7 +80,7 @@ class Services:
         stores = TopicStores(cluster, topics)
         changes = ChangeWatch(store, loop)
         log = ClientLog(cluster, holder="gateway", in_thread=True, inline_bytes_min=_INLINE_BYTES)
-        frames, records, responses = (MemoryBudget(settings.memory_bytes_max) for _ in range(3))
+        frames, records, responses, sessions = (MemoryBudget(settings.memory_bytes_max) for _ in range(4))
         return cls(
             cluster=cluster, settings=settings, bulkheads=bulkheads, topics=topics, stores=stores, log=log,
             appender=Appender(log, topics, stores, loop, counters, provisional_offsets=settings.provisional_offsets),
@@ -88,7 +88,7 @@ class Services:
             changes=changes,
             heartbeats=Heartbeats(store, bulkheads.run_own),
             classic_waits=ClassicWaits(store, changes, bulkheads.run_own),
-            shares=Shares(cluster, log, changes, bulkheads),
+            shares=Shares(cluster, log, changes, bulkheads, sessions),
             quotas=QuotaBudgets(store, bulkheads.run_own),
             frames=frames, records=records, responses=responses,
             authorizer=Authorizer(

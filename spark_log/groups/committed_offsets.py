@@ -26,7 +26,7 @@ from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared, in_list
-from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC
+from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC, TRANSACTION_OFFSET
 from spark_log.metadata.store import Attempt, Store
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions.transaction_rows import delete_pending_offsets
@@ -266,6 +266,12 @@ def has_commits(connection: sa.Connection, group_id: str) -> bool:
     """
     query = sa.select(GROUP_OFFSET.group_id).join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
     return connection.execute(query.where(GROUP_OFFSET.group_id == group_id).limit(1)).first() is not None
+
+
+def has_pending_commits(connection: sa.Connection, group_id: str) -> bool:
+    """Return whether an open transaction has offsets for the group."""
+    query = sa.select(TRANSACTION_OFFSET.group_id).where(TRANSACTION_OFFSET.group_id == group_id).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:

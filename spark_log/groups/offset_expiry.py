@@ -1,17 +1,16 @@
 """Deletes committed offsets that have expired by offsets.retention.minutes, and groups without offsets (KIP-211)."""
 
-from collections.abc import Iterator
-
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import ClusterSettings
 from spark_log.errors import NonEmptyGroupError
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.groups.classic.group import State
 from spark_log.groups.classic.limits import may_be_decoded
 from spark_log.groups.classic.rows import delete_classic, read_classic
 from spark_log.groups.classic.rules import advance
-from spark_log.groups.committed_offsets import KEPT, has_commits
+from spark_log.groups.committed_offsets import KEPT, has_commits, has_pending_commits
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer_messages import subscription_of
 from spark_log.metadata import tables as t
@@ -34,7 +33,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
     An offset of a group without members expires offsets.retention.minutes after its commit, or after the group became
     empty if that was later. A group is deleted only if it has been empty for as long. An offset of a group with members
     expires as long after its commit, if no member subscribes to its topic. No offset expires while an open transaction
-    may commit another one, or if its metadata is KEPT.
+    may commit another one, or if its metadata is KEPT. The first error of a group with members is raised at the end.
     """
     retention_ms = (settings or store.settings).offsets_retention_ms
 
@@ -47,7 +46,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
             gone += connection.execute(
                 t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id, _old(before_ms))
             ).rowcount
-            if not _has_offsets(connection, group_id):
+            if not (has_commits(connection, group_id) or has_pending_commits(connection, group_id)):
                 delete_classic(connection, group_id)
                 # of topics that were deleted during the commit
                 connection.execute(t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id))
@@ -55,12 +54,17 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
         return gone
 
     gone = store.transact(expire_of_empty)
-    unsubscribed = store.read(lambda connection: list(_unsubscribed(connection, store.clock(connection), retention_ms)))
-    return gone + sum(_expire_unsubscribed(store, group_id, retention_ms, fence) for group_id, _ in unsubscribed)
+    with FirstFailure() as failure:
+        for group_id in store.read(lambda connection: _with_members(connection, store.clock(connection), retention_ms)):
+            with failure.attempt():
+                gone += _expire_unsubscribed(store, group_id, retention_ms, fence)
+    return gone
 
 
 def _expire_unsubscribed(store: Store, group_id: str, retention_ms: int, fence: Fence) -> int:
     """Delete the expired offsets of topics to which no member of the group subscribes, and return their number."""
+    if not store.read(lambda found: _unsubscribed_by(found, group_id, store.clock(found), retention_ms)):
+        return 0
 
     def expire(connection: sa.Connection, _attempt: Attempt) -> int:
         fence(connection)
@@ -84,7 +88,8 @@ def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:
         expired_count = connection.execute(
             query.join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_OFFSET.group_id).where(of_empty)
         ).scalar_one()
-        for group_id, topic_ids in _unsubscribed(connection, now, settings.offsets_retention_ms):
+        for group_id in _with_members(connection, now, settings.offsets_retention_ms):
+            topic_ids = _unsubscribed_by(connection, group_id, now, settings.offsets_retention_ms)
             where = (GROUP_OFFSET.group_id == group_id) & GROUP_OFFSET.topic_id.in_(topic_ids)
             expired_count += connection.execute(query.where(where)).scalar_one()
         return int(expired_count)
@@ -112,19 +117,15 @@ def subscribed_topics(connection: sa.Connection, group_id: str, now: StoreClock)
     return topics
 
 
-def _unsubscribed(
-    connection: sa.Connection, now: StoreClock, retention_ms: int
-) -> Iterator[tuple[str, frozenset[int]]]:
-    """Yield the groups with members that have expired offsets of topics without a subscription, and these topics."""
+def _with_members(connection: sa.Connection, now: StoreClock, retention_ms: int) -> list[str]:
+    """Return the groups with members that have expired offsets, also of topics to which they subscribe."""
     groups = (
         sa.select(GROUP_OFFSET.group_id)
         .distinct()
         .join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_OFFSET.group_id)
         .where(CONSUMER_GROUP.empty_since_ms.is_(None), _old(now.wall_ms - retention_ms))
     )
-    for group_id in connection.execute(groups.order_by(GROUP_OFFSET.group_id)).scalars().all():
-        if topic_ids := _unsubscribed_by(connection, group_id, now, retention_ms):
-            yield group_id, topic_ids
+    return list(connection.execute(groups.order_by(GROUP_OFFSET.group_id)).scalars())
 
 
 def _unsubscribed_by(connection: sa.Connection, group_id: str, now: StoreClock, retention_ms: int) -> frozenset[int]:
@@ -156,9 +157,3 @@ def _empty_since(before_ms: int) -> sa.ColumnElement[bool]:
 
 def _old(before_ms: int) -> sa.ColumnElement[bool]:
     return (GROUP_OFFSET.committed_ms <= before_ms) & (GROUP_OFFSET.commit_metadata != KEPT.encode()) & ~_PENDING
-
-
-def _has_offsets(connection: sa.Connection, group_id: str) -> bool:
-    """Return whether the group has committed offsets, or an open transaction has some for it."""
-    pending = sa.select(TRANSACTION_OFFSET.group_id).where(TRANSACTION_OFFSET.group_id == group_id).limit(1)
-    return has_commits(connection, group_id) or connection.execute(pending).first() is not None

@@ -21,11 +21,11 @@ class WireConnection:
 
     def __init__(
         self, port: int, timeout_s: float = 30.0, context: ssl.SSLContext | None = None,
-        client_id: str = "test",
+        client_id: str = "test", source: str = "127.0.0.1",
     ) -> None:  # fmt: skip
-        """`context`: for a gateway with TLS."""
+        """`context`: for a gateway with TLS. `source`: the loopback address of the client."""
         self._client_id = client_id
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout_s, (source, 0))
         if context is not None:
             self._socket = context.wrap_socket(self._socket, server_hostname="127.0.0.1")
 

@@ -6,12 +6,14 @@ from typing import Any
 from uuid import UUID
 
 from spark_log.cluster.topics import Topic
+from spark_log.gateway.limits.memory_budget import MemoryBudget
 from spark_log.gateway.protocol.schemas import (
     ShareAcknowledgeRequest,
     ShareFetchRequest,
     ShareGroupHeartbeatRequest,
 )
 from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.shares.share_sessions import Session
 from tests.support.gateway_wire import WireConnection
 from tests.support.waiting import LIMIT_S
 
@@ -27,10 +29,11 @@ class WireShareMember:
         self.connection, self.topic, self.group, self.member = connection, topic, group, member
         self.epoch = 0
 
-    def join(self) -> None:
+    def join(self, topics: Sequence[str] = ()) -> None:
+        """Join with a subscription to the topic, or to others too."""
         request = ShareGroupHeartbeatRequest(
             group_id=self.group, member_id=self.member, member_epoch=0, rack_id=None,
-            subscribed_topic_names=[self.topic.name],
+            subscribed_topic_names=list(topics or [self.topic.name]),
         )  # fmt: skip
         answer = self.connection.exchange(request, 1)
         assert answer.error_code == 0, answer
@@ -87,6 +90,11 @@ class WireShareMember:
         answer = self.send(self.acknowledge_request(acks))
         errors = [int(part.error_code) for topic in answer.responses for part in topic.partitions]
         return int(answer.error_code) or sum(errors)
+
+
+def session_of(group: str, member: str) -> Session:
+    """A share session of a gateway."""
+    return Session(group, member, "connection", MemoryBudget(0).hold(lambda: None, "client"))
 
 
 def acquired(answer: Message) -> list[tuple[int, int, int]]:

@@ -345,7 +345,7 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
                     try:
                         self._polling.release_all(accept=accept)
                     finally:
-                        self._membership.leave()
+                        self._membership.close()
                 finally:
                     self._closed = True
                     self._background.close(timeout_ms / 1000)

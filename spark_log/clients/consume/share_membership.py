@@ -13,9 +13,16 @@ from kafka.structs import TopicPartition
 from spark_log.clients.consume.background import Background
 from spark_log.clients.consume.share_settings import ShareConsumerSettings
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import FencedMemberEpochError, GroupIdNotFoundError, SparkLogError, UnknownMemberIdError
+from spark_log.errors import (
+    FencedMemberEpochError,
+    GroupIdNotFoundError,
+    IllegalStateError,
+    SparkLogError,
+    UnknownMemberIdError,
+)
 from spark_log.groups.consumer.rules import JOINING, TopicFacts
 from spark_log.groups.share.members import ShareHeartbeat, leave_share_group, share_heartbeat
+from spark_log.groups.share.start_lookups import StartLookups
 from spark_log.log.partitions.partition_rows import Key
 
 
@@ -36,6 +43,7 @@ class ShareMembership:
         self._reported: frozenset[str] | None = None
         """The subscription in the last heartbeat."""
         self._heartbeat_lock = threading.Lock()
+        self._start_lookups = StartLookups(cluster, self._heartbeat_soon)
 
     def join(self) -> None:
         """Join, or report another subscription. The background thread sends the other heartbeats."""
@@ -65,6 +73,11 @@ class ShareMembership:
         self._interval_s = answer.heartbeat_interval_ms / 1000
         if answer.assignment is not None:
             self._assign(answer.assignment)
+        self._start_lookups.submit(self._settings.group_id, answer.by_time)
+
+    def _heartbeat_soon(self) -> None:
+        with contextlib.suppress(IllegalStateError):  # the consumer is closed
+            self._background.submit(self.keep_alive)
 
     def _assign(self, assignment: Mapping[str, TopicFacts]) -> None:
         assigned = {
@@ -89,3 +102,8 @@ class ShareMembership:
                     leave_share_group(self._cluster.store, self._settings.group_id, self.member_id)
             self._epoch = JOINING
             self.assigned = {}
+
+    def close(self) -> None:
+        """Leave the group, if it is a member, for good."""
+        self._start_lookups.close()
+        self.leave()

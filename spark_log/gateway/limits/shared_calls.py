@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from spark_log.errors import SparkLogError
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -12,7 +14,8 @@ R = TypeVar("R")
 class SharedCalls(Generic[A, R]):
     """Makes one call at a time, so that the speed of the function, not the number of clients, limits the calls.
 
-    Used by one event loop.
+    If a call fails with another error than a SparkLogError, it is repeated for each half of its arguments: so one
+    argument with which the function fails costs the others no result. Used by one event loop.
     """
 
     def __init__(self, function: Callable[[Sequence[A]], Awaitable[Sequence[R]]], together_max: int) -> None:
@@ -22,7 +25,7 @@ class SharedCalls(Generic[A, R]):
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, argument: A) -> "asyncio.Future[R]":
-        """Return a future that gets the result for this argument, or the error of its call."""
+        """Return a future that gets the result for this argument, or the error of the call."""
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((argument, done))
         if self._running is None:
@@ -41,6 +44,11 @@ class SharedCalls(Generic[A, R]):
         try:
             results = await self._function([argument for argument, _ in together])
         except Exception as error:
+            if len(together) > 1 and not isinstance(error, SparkLogError):
+                half = len(together) // 2
+                await self._call(together[:half])
+                await self._call(together[half:])
+                return
             for _, done in together:
                 if not done.done():
                     done.set_exception(error)

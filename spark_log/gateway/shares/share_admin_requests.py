@@ -163,7 +163,7 @@ APIS = (
                 each_topic(Operation.DESCRIBE, name="topic_name", within="groups"),
                 Shown(Operation.DESCRIBE, ResourceType.TOPIC, "topics", "topic_name", within="groups"))),
     Api(AlterShareGroupOffsetsRequest, blocking(alter_share_group_offsets), advertised=(0, 0), limits=TRANSACTIONS,
-        lane=Lane.GROUP, rights=(on_group(Operation.READ), each_topic(Operation.READ, "responses", name="topic_name"))),
+        rights=(on_group(Operation.READ), each_topic(Operation.READ, "responses", name="topic_name"))),
     Api(DeleteShareGroupOffsetsRequest, blocking(delete_share_group_offsets), advertised=(0, 0), limits=TRANSACTIONS,
         lane=Lane.GROUP,
         rights=(on_group(Operation.DELETE), each_topic(Operation.READ, "responses", name="topic_name"))),

@@ -31,7 +31,9 @@ def share_group_heartbeat(services: Services, request: Message, client: Client) 
             request.group_id, request.member_id, request.member_epoch, topics, request.rack_id, client.client_id,
             client.host,
         )  # fmt: skip
-        return share_heartbeat(services.cluster, heartbeat)
+        answer = share_heartbeat(services.cluster, heartbeat)
+        services.shares.start_lookups.submit(request.group_id, answer.by_time)
+        return answer
 
     return _response(services, request, outcome_of(answer, code_of=coordinator_code))
 

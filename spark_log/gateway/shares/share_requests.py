@@ -29,6 +29,7 @@ from spark_log.gateway.shares.share_sessions import (
     INITIAL,
     INVALID_REQUEST,
     INVALID_SESSION_EPOCH,
+    SESSION_LIMIT_REACHED,
     Checked,
     Place,
     Session,
@@ -82,7 +83,7 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         if epoch == INITIAL and _has_acknowledgements(request):
             raise SessionError(INVALID_REQUEST)
         if epoch == INITIAL:
-            session = shares.open(request.group_id, request.member_id, client.fencing_tokens.connection_id)
+            session = shares.open(request.group_id, request.member_id, client.fencing_tokens.connection_id, client.key)
         else:
             session = shares.find(request.group_id, request.member_id, epoch)
         if mode not in _MODES:
@@ -97,6 +98,9 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
         forgotten = {(topic.topic_id, number) for topic in request.forgotten_topics_data for number in topic.partitions}
         await find_missing_places(services, session, client, asked, forgotten)
         new = frozenset(asked.places.keys() - session.places.keys())
+        if not session.takes_memory(len(new)):
+            shares.end(session)
+            return _fetch_response(SESSION_LIMIT_REACHED, 0, ())
     answers = {place: _Answer(place, code) for place, code in asked.errors.items()}
     if epoch == FINAL:
         polled = _PollResult(await _acknowledge(services, session, checked, closes=True))
@@ -333,6 +337,6 @@ def _acknowledge_response(code: int, lock_ms: int, answers: Sequence[_Answer]) -
 
 APIS = (
     Api(ShareFetchRequest, share_fetch, advertised=(1, 2), lane=Lane.FETCH, rights=(on_group(Operation.READ),)),
-    Api(ShareAcknowledgeRequest, share_acknowledge, advertised=(1, 2), lane=Lane.GROUP,
+    Api(ShareAcknowledgeRequest, share_acknowledge, advertised=(1, 2), lane=Lane.FETCH,  # it may write dead letters
         rights=(on_group(Operation.READ),)),
 )  # fmt: skip

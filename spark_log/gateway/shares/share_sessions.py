@@ -9,6 +9,7 @@ import asyncio
 import bisect
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
+from spark_log.gateway.limits.memory_budget import Hold, MemoryBudget
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.gateway.shares.group_watches import GroupWatches
 from spark_log.gateway.shares.polls_together import PollsTogether
@@ -28,6 +30,7 @@ from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.polling import SharePolls, Taken
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
+from spark_log.groups.share.start_lookups import StartLookups
 from spark_log.log.log import Log
 from spark_log.log.partitions.partition_rows import Key
 
@@ -39,6 +42,8 @@ INVALID_REQUEST, SESSION_NOT_FOUND, INVALID_SESSION_EPOCH, SESSION_LIMIT_REACHED
 CHARACTERS_MAX = 249
 """The largest length of the ids of a group and of a member."""
 _EPOCH_MAX = 2**31 - 1
+_PLACE_BYTES = 400
+"""The memory that a session needs for a partition, also for a missing one."""
 _HELD_MAX = 20_000
 """The number of ranges of a partition that a session remembers. Older ones have no lock any more."""
 
@@ -125,6 +130,8 @@ class Session:
     group_id: str
     member_id: str
     connection_id: str
+    memory: Hold
+    """The memory of its partitions."""
     epoch: int = 1
     """The epoch of the next request."""
     places: dict[Key, Place] = field(default_factory=dict)
@@ -140,6 +147,13 @@ class Session:
     def add_places(self, places: Mapping[Key, Place]) -> None:
         self.places |= places
         self.numbers |= {(place.topic_id, key[1]): key for key, place in places.items()}
+
+    def takes_memory(self, new_places: int) -> bool:
+        """Hold memory for the partitions of the session and new ones. Return False if there is not as much."""
+        size = (len(self.places) + len(self.missing) + new_places) * _PLACE_BYTES
+        if size <= self.memory.bytes:
+            self.memory.set(size)
+        return self.ended or self.memory.more_at_once(size - self.memory.bytes)
 
     def remove_places(self, forgotten: Iterable[tuple[Any, int]]) -> None:
         """Forget partitions, given by topic id and number."""
@@ -162,6 +176,7 @@ class Session:
         with self.lock:
             before.ended = True
             self.held = before.held
+        before.memory.close()
 
     def end(self) -> dict[Key, frozenset[int]]:
         """End the session, and return the locks of all its records."""
@@ -180,11 +195,15 @@ class Session:
 class Shares:
     """The share sessions of a gateway process, and the polls of their members. Sessions belong to the event loop."""
 
-    def __init__(self, cluster: Cluster, log: Log, changes: ChangeWatch, bulkheads: Bulkheads) -> None:
-        """`log` writes dead letters."""
+    def __init__(
+        self, cluster: Cluster, log: Log, changes: ChangeWatch, bulkheads: Bulkheads, memory: MemoryBudget
+    ) -> None:
+        """`log` writes dead letters. `memory` is that of the sessions."""
         self.polls = SharePolls(cluster, ShareReads(cluster), dead_letters=DeadLetters(lambda: log))
         self.together = PollsTogether(cluster.store, bulkheads.run_own)
         self.watches = GroupWatches(self.polls, changes, partial(bulkheads.run, Lane.FETCH))
+        self.start_lookups = StartLookups(cluster)
+        self._memory = memory
         self._store, self._run_own = cluster.store, bulkheads.run_own
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ending: set[Any] = set()
@@ -192,18 +211,27 @@ class Shares:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, group_id: str, member_id: str, connection_id: str) -> Session:
-        """Open a session. One that the member had goes on with its acquired records. Raises SessionError if this
-        process has group.share.max.share.sessions.
+    def open(self, group_id: str, member_id: str, connection_id: str, client: str) -> Session:
+        """Open a session of a client (`Client.key`). One that the member had goes on with its acquired records.
+
+        If this process has group.share.max.share.sessions, the client with the most sessions loses its oldest one,
+        unless that would be this client: then SessionError is raised. So no client keeps others out.
         """
-        session = Session(group_id, member_id, connection_id)
         before = self._sessions.get((group_id, member_id))
+        if before is None and len(self._sessions) >= self._store.settings.group_share_max_share_sessions:
+            self._end_one_of_another(client)
+        session = Session(group_id, member_id, connection_id, self._memory.hold(lambda: None, client))
         if before is not None:
             session.continue_from(before)
-        elif len(self._sessions) >= self._store.settings.group_share_max_share_sessions:
-            raise SessionError(SESSION_LIMIT_REACHED)
         self._sessions[group_id, member_id] = session
         return session
+
+    def _end_one_of_another(self, client: str) -> None:
+        counts = Counter(each.memory.client for each in self._sessions.values())
+        largest = max(counts, key=lambda name: counts[name])
+        if counts[largest] <= counts[client] + 1:
+            raise SessionError(SESSION_LIMIT_REACHED)
+        self.end(next(each for each in self._sessions.values() if each.memory.client == largest))
 
     def find(self, group_id: str, member_id: str, epoch: int) -> Session:
         """Return the session of a request with this epoch. Raises SessionError."""
@@ -218,18 +246,23 @@ class Shares:
         return session
 
     def close(self, session: Session) -> None:
+        session.memory.close()
         if self._sessions.get((session.group_id, session.member_id)) is session:
             del self._sessions[session.group_id, session.member_id]
 
     def connection_ended(self, connection_id: str) -> None:
         """Release the records of the sessions that this connection opened. Call it in the event loop."""
         for session in [each for each in self._sessions.values() if each.connection_id == connection_id]:
-            self.close(session)
-            locks = session.end()
-            if locks:
-                task = asyncio.ensure_future(self._release(session, locks))
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
+            self.end(session)
+
+    def end(self, session: Session) -> None:
+        """Close a session, and release its records later."""
+        self.close(session)
+        locks = session.end()
+        if locks:
+            task = asyncio.ensure_future(self._release(session, locks))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _release(self, session: Session, locks: Mapping[Key, frozenset[int]]) -> None:
         try:

@@ -85,8 +85,8 @@ def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
 
 
 def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
-    """Return the facts of the groups for which these members wait, by group id, in one read. Groups that do not exist
-    are left out.
+    """Return the facts of the groups for which these members wait, by group id, in one read. Groups that do not exist,
+    or whose state is damaged, are left out.
     """
 
     def read(connection: sa.Connection) -> dict[str, Mark]:
@@ -104,12 +104,16 @@ def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
         for group_id, clock_epoch, until_ms in ends.rows():
             times_ms.setdefault(group_id, []).append(until_ms if clock_epoch == now.clock_epoch else EXPIRED_MS)
         marks = {}
-        for group_id, generation, state, deadline_ms, clock_epoch in groups.rows():
+        for group_id, generation, state_text, deadline_ms, clock_epoch in groups.rows():
+            try:
+                state = State(state_text)
+            except ValueError:
+                continue
             times = times_ms.get(group_id, [])
             if deadline_ms is not None:
                 times.append(deadline_ms if clock_epoch == now.clock_epoch else EXPIRED_MS)
             wait_ms = max(min(times) - now.lease_ms, 0) if times else None
-            marks[group_id] = Mark(State(state), generation, member_ids.get(group_id, set()), wait_ms)
+            marks[group_id] = Mark(state, generation, member_ids.get(group_id, set()), wait_ms)
         return marks
 
     return store.read(read)

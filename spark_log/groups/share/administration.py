@@ -29,8 +29,6 @@ from spark_log.groups.group_operations import (
 from spark_log.groups.share import rows, rules
 from spark_log.groups.share.members import (
     SHARE,
-    Start,
-    find_starts,
     lock_topics_to_read,
     not_a_share_group,
     refuse_data_stores,
@@ -38,6 +36,7 @@ from spark_log.groups.share.members import (
 )
 from spark_log.groups.share.rows import ShareRow
 from spark_log.groups.share.rules import Window
+from spark_log.groups.share.starts import Start, find_starts
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.segments.plan import find_positions

@@ -6,14 +6,13 @@ to this generation, and its answer then has the assignment. One that changes not
 """
 
 import logging
-from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_legal
-from spark_log.cluster.topics import find_topic
 from spark_log.config import GroupConfig
 from spark_log.config.group_configs import duration_ms
 from spark_log.errors import (
@@ -23,18 +22,18 @@ from spark_log.errors import (
     IllegalArgumentError,
     UnknownMemberIdError,
 )
-from spark_log.groups.committed_offsets import has_commits
+from spark_log.groups.committed_offsets import has_commits, has_pending_commits
 from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.consumer.rules import JOINING, EpochState, Group, Member, TopicFacts
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
 from spark_log.groups.share import rows
 from spark_log.groups.share.rules import Window
+from spark_log.groups.share.starts import Start, find_starts
 from spark_log.ids import HOME, TopicId
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import PARTITION, TOPIC
+from spark_log.metadata.sql_columns import TOPIC
 from spark_log.metadata.store import Attempt, Store
 from spark_log.metadata.store_clock import StoreClock
 
@@ -63,11 +62,15 @@ class ShareHeartbeat:
 
 @dataclass(frozen=True)
 class ShareAnswer:
-    """The answer to a heartbeat. `assignment` has the partition numbers of each topic; None if it has not changed."""
+    """The answer to a heartbeat. `assignment` has the partition numbers of each topic; None if it has not changed.
+
+    `by_time` has topics of the group's members that are assigned only after `begin_by_time`.
+    """
 
     epoch: int
     heartbeat_interval_ms: int
     assignment: Mapping[str, TopicFacts] | None = None
+    by_time: Mapping[str, TopicFacts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,11 @@ class _State:
     group: group_rows.GroupRow | None
     member: group_rows.MemberRow | None
     facts: dict[str, TopicFacts]
-    """Of the topics that the group's members subscribe to."""
+    """Of the topics that the group's members subscribe to and that the group reads, or may begin to read now."""
+    by_time: dict[str, TopicFacts]
+    """Of the other topics of the home store to which they subscribe: the group begins by time."""
     missing: set[Key]
-    """Partitions without a row."""
+    """The partitions of `facts` without a row."""
     now: StoreClock
     config: GroupConfig
     dead: list[str]
@@ -89,8 +94,7 @@ def share_heartbeat(cluster: Cluster, heartbeat: ShareHeartbeat) -> ShareAnswer:
     """Handle a heartbeat of a member that does not leave.
 
     Raises IllegalArgumentError for a topic of a data store, or that is being moved there, GroupIdNotFoundError if the
-    group is of another type, UnknownMemberIdError, FencedMemberEpochError, GroupMaxSizeReachedError, or the errors of
-    reading offsets by time (share.auto.offset.reset=by_duration).
+    group is of another type, UnknownMemberIdError, FencedMemberEpochError, or GroupMaxSizeReachedError.
     """
     store = cluster.store
     state = store.read(lambda connection: _read(store, connection, heartbeat, lock=False))
@@ -169,11 +173,25 @@ def _read(store: Store, connection: sa.Connection, heartbeat: ShareHeartbeat, *,
     for subscription in group_rows.read_subscriptions(connection, heartbeat.group_id):
         subscribed |= subscription.topics
     facts = group_rows.topic_facts(connection, subscribed)
-    here = {(fact.topic_id, number) for fact in facts.values() for number in range(fact.partition_count)}
-    missing = here - rows.partitions_of(connection, heartbeat.group_id, {fact.topic_id for fact in facts.values()})
     config = rows.configs_of(rows.ask_configs(connection, heartbeat.group_id), store.settings)
+    with_rows = rows.partitions_of(connection, heartbeat.group_id, {fact.topic_id for fact in facts.values()})
+    missing = {(fact.topic_id, number) for fact in facts.values() for number in range(fact.partition_count)} - with_rows
+    by_time: dict[str, TopicFacts] = {}
+    if missing:
+        topic_ids = {key[0] for key in missing}
+        new = topic_ids - {key[0] for key in with_rows} if duration_ms(config.share_auto_offset_reset) else set()
+        at_home = _at_home(connection, topic_ids)
+        by_time = {name: fact for name, fact in facts.items() if fact.topic_id in new & at_home}
+        unread = new | (topic_ids - at_home)
+        facts = {name: fact for name, fact in facts.items() if fact.topic_id not in unread}
+        missing = {key for key in missing if key[0] not in unread}
     dead = group_rows.dead_members(connection, heartbeat.group_id, now)
-    return _State(group, member, facts, missing, now, config, dead)
+    return _State(group, member, facts, by_time, missing, now, config, dead)
+
+
+def _at_home(connection: sa.Connection, topic_ids: Collection[int]) -> set[int]:
+    query = sa.select(TOPIC.topic_id).where(in_list(TOPIC.topic_id, topic_ids), _STAYS_AT_HOME)
+    return set(connection.execute(query).scalars())
 
 
 def _unchanged(heartbeat: ShareHeartbeat, state: _State) -> ShareAnswer | None:
@@ -194,11 +212,11 @@ def _unchanged(heartbeat: ShareHeartbeat, state: _State) -> ShareAnswer | None:
     if left_ms * _RENEWAL < member.session_timeout_ms * (_RENEWAL - 1):
         return None
     told = None if heartbeat.topics is None else _assignment(topics, state.facts)
-    return ShareAnswer(member.member.generation, state.config.share_heartbeat_interval_ms, told)
+    return ShareAnswer(member.member.generation, state.config.share_heartbeat_interval_ms, told, state.by_time)
 
 
 def _assignment(topics: Collection[str], facts: Mapping[str, TopicFacts]) -> dict[str, TopicFacts]:
-    """Return the topics that exist: a member has all their partitions."""
+    """Return the topics that the group reads: a member has all their partitions."""
     return {name: facts[name] for name in sorted(topics) if name in facts}
 
 
@@ -239,66 +257,10 @@ def _unknown(group_id: str, member_id: str) -> UnknownMemberIdError:
     return UnknownMemberIdError(f"Member {member_id} is not a member of group {group_id}.")
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where the group begins in a partition, and the leader epoch in which this was found."""
-
-    offset: int
-    leader_epoch: int
-
-
 def _starts(cluster: Cluster, heartbeat: ShareHeartbeat, state: _State) -> dict[Key, Start]:
     """Find the start offsets of partitions that the group reads for the first time."""
     names = {fact.topic_id: name for name, fact in state.facts.items()}
     return find_starts(cluster, heartbeat.group_id, names, state.missing, state.config, state.now)
-
-
-def find_starts(
-    cluster: Cluster,
-    group_id: str,
-    names: Mapping[int, str],
-    missing: Set[Key],
-    config: GroupConfig,
-    now: StoreClock,
-) -> dict[Key, Start]:
-    """Find where the group begins in partitions that it reads for the first time (share.auto.offset.reset). `names` has
-    the names of their topics. A partition of a topic that the group reads already begins at its log start offset.
-    """
-    if not missing:
-        return {}
-
-    def read(connection: sa.Connection) -> tuple[dict[Key, tuple[int, int, int]], set[int]]:
-        query = sa.select(
-            PARTITION.topic_id, PARTITION.partition, PARTITION.log_start_offset, PARTITION.high_watermark,
-            PARTITION.leader_epoch,
-        ).where(in_list(PARTITION.topic_id, sorted(names)))  # fmt: skip
-        positions = {(row[0], row[1]): (row[2], row[3], row[4]) for row in connection.execute(query)}
-        return positions, {topic_id for topic_id, _ in rows.partitions_of(connection, group_id, names)}
-
-    positions, read_before = cluster.store.read(read)
-    policy = config.share_auto_offset_reset
-    back_ms = duration_ms(policy)
-    times: dict[Key, int | None] = {}
-    if back_ms is not None:
-        since_ms = now.wall_ms - back_ms
-        for topic_id in sorted({key[0] for key in missing} - read_before):
-            topic = cluster.store.read(lambda connection: find_topic(connection, names[topic_id]))  # noqa: B023
-            numbers = {number: since_ms for at, number in missing if at == topic_id}
-            offsets = offsets_for_times(cluster, topic, numbers)
-            times.update({(topic_id, number): offset for number, offset in offsets.items()})
-    starts = {}
-    for key in missing:
-        if key not in positions:
-            continue
-        log_start, high_watermark, leader_epoch = positions[key]
-        if key[0] in read_before or policy == "earliest":
-            offset: int | None = log_start  # a partition that is added later is read from its beginning
-        elif policy == "latest":
-            offset = high_watermark
-        else:
-            offset = times.get(key)
-        starts[key] = Start(high_watermark if offset is None else offset, leader_epoch)
-    return starts
 
 
 def _change(
@@ -362,7 +324,7 @@ def _change(
     rows.insert_rows(connection, new_rows, state.now)
     mine = _assignment(row.subscription.topics, facts)
     interval_ms = state.config.share_heartbeat_interval_ms
-    return ShareAnswer(after.generation, interval_ms, mine if news or state.missing else None)
+    return ShareAnswer(after.generation, interval_ms, mine if news or state.missing else None, state.by_time)
 
 
 def take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupRow) -> None:
@@ -373,6 +335,7 @@ def take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupR
     if (
         group_rows.count_members(connection, group_id)
         or has_commits(connection, group_id)
+        or has_pending_commits(connection, group_id)
         or connection.execute(sa.select(t.classic_group.c.group_id).where(has_classic)).first() is not None
     ):
         raise not_a_share_group(group_id)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import GroupConfig
 from spark_log.errors import InvalidRecordStateError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.failpoints import failpoint
 from spark_log.groups.share import rows, rules
 from spark_log.groups.share.acquisition_rules import Request, Stretch, acquire, parts
@@ -112,12 +113,22 @@ _IDLE_MAX = 100
 
 def end_idle_locks(store: Store, fence: Fence = unfenced) -> int:
     """Do for groups that no member polls what each poll does first: end locks by time, and drop records that retention
-    has removed. Returns the number of partitions. Raises the errors of `fence`.
+    has removed. Returns the number of partitions. Raises the errors of `fence`, and the first error of a partition at
+    the end.
     """
     places = store.read(lambda connection: rows.outdated(connection, store.clock(connection)))
-    for first in range(0, len(places), _IDLE_MAX):
-        part = places[first : first + _IDLE_MAX]
-        run_polls(store, [Poll(group_id, "", release={key: frozenset()}) for group_id, key in part], fence)
+    polls = [Poll(group_id, "", release={key: frozenset()}) for group_id, key in places]
+    with FirstFailure() as failure:
+        for first in range(0, len(polls), _IDLE_MAX):
+            part = polls[first : first + _IDLE_MAX]
+            try:
+                run_polls(store, part, fence)
+            except SparkLogError:
+                raise
+            except Exception:  # the row of a partition is damaged
+                for poll in part:
+                    with failure.attempt():
+                        run_polls(store, [poll], fence)
     return len(places)
 
 

@@ -11,6 +11,7 @@ from spark_log.cluster import promotion as acceptance
 from spark_log.cluster.log_dir_failures import suspected_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
 from spark_log.groups.share.dead_letters import DeadLetters, archiving_partitions
@@ -67,17 +68,19 @@ def _follow_topic_changes(context: PeriodicTaskContext) -> None:
 def _serve_share_groups(context: PeriodicTaskContext) -> None:
     """Do for share groups that no member polls what polls do: end locks by time, and write dead letters."""
     store = context.cluster.store
-    end_idle_locks(store, context.fence)
-    places = store.read(archiving_partitions)
-    if places:
-        letters = DeadLetters(lambda: ClientLog(context.cluster, holder="coordinator: dead letters"))
-        try:
-            for group_id, key in places:
-                if context.stopping():
-                    return
-                letters.write(group_id, key)
-        finally:
-            letters.close()
+    with FirstFailure() as failure:
+        with failure.attempt():
+            end_idle_locks(store, context.fence)
+        places = store.read(archiving_partitions)
+        if places:
+            letters = DeadLetters(lambda: ClientLog(context.cluster, holder="coordinator: dead letters"))
+            try:
+                for group_id, key in places:
+                    if context.stopping():
+                        break
+                    letters.write(group_id, key)
+            finally:
+                letters.close()
 
 
 GROUP_TASKS: tuple[PeriodicTask, ...] = (

@@ -1,22 +1,28 @@
 """Heartbeats of classic members say what the store says at that moment, whichever gateway they reach."""
 
+import asyncio
 import contextlib
 from dataclasses import replace
 from threading import Event, Thread
 
 import pytest
 
+from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
 from spark_log.groups.batch_rows import MEMBERS_MAX
+from spark_log.groups.classic.group import Joining
+from spark_log.groups.classic.service import join_classic
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats, renew_sessions
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.classic_member import ClassicMember, settle
 from tests.support.consumer_group_steps import topic_ids
 from tests.support.consumer_member import ConsumerMember
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
-from tests.support.group_members import LONG_MS, move_session_end, session_until_ms
+from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms
+from tests.support.group_members import settle as settle_readers
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 
@@ -248,3 +254,28 @@ def test_many_members_are_read_and_renewed_together(cluster, connect, group_type
         answers = answer_heartbeats(cluster.store, beats)
         assert [answer.error is None for answer in answers] == [True] + [False] * (count - 1)
         assert renew_sessions(cluster.store, beats) == [True] + [False] * (count - 1)
+
+
+def heartbeat_of_a_member(cluster, group_id, group_type):
+    """A heartbeat of the only member of a group."""
+    if group_type == "classic":
+        join_classic(cluster.store, group_id, Joining("", "m", None, "", "", "p", (("p", b""),), LONG_MS, LONG_MS))
+        return Heartbeat(group_id, "m", None, 1, "m", CLASSIC)
+    reader = Reader(cluster, group=group_id)
+    settle_readers(reader)
+    return Heartbeat(group_id, reader.member.member_id, None, reader.member.generation, reader.member.member_id)
+
+
+@pytest.mark.parametrize(
+    ("group_type", "table", "column"),
+    [("consumer", t.group_member, "subscription"), ("classic", t.classic_group, "state")],
+)
+async def test_a_damaged_row_of_a_group_fails_no_heartbeat_of_another_group(cluster, group_type, table, column):
+    make(cluster, "t", 1)
+    beats = [heartbeat_of_a_member(cluster, group_id, group_type) for group_id in ("bad", "good")]
+    damage = table.update().where(table.c.group_id == "bad").values({column: "{"})
+    cluster.store.transact(lambda connection, _: connection.execute(damage))
+    heartbeats = Heartbeats(cluster.store, asyncio.to_thread)
+    bad, good = await asyncio.gather(*map(heartbeats.answer, beats), return_exceptions=True)
+    assert isinstance(bad, ValueError)
+    assert (good.error, good.alone, good.rejoin) == (None, False, False)

@@ -23,16 +23,17 @@ from spark_log.gateway.protocol.schemas import (
     ShareGroupHeartbeatRequest,
 )
 from spark_log.gateway.shares import share_requests
-from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.polling import SharePolls, run_steps
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.service import run_polls
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
+from tests.support.costly_requests import HOSTILE_ADDRESS
 from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.waiting import wait_until
+from tests.support.wire_share import session_of
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -217,7 +218,7 @@ def test_large_records_are_encoded_once_their_memory_is_reserved(gateway, client
     services = SimpleNamespace(shares=SimpleNamespace(polls=polls), changes=cluster.store.changes)
     key = (topic.topic_id, 0)
     for asked, encoded in ((Request("m", 1), False), (Request("m", 1), True)):  # the large record, the small one
-        steps = share_requests._attempt(services, Session("g", "m", "c"), asked, {key: "large"}, {})
+        steps = share_requests._attempt(services, session_of("g", "m"), asked, {key: "large"}, {})
         _, found = run_steps(steps, lambda poll: run_polls(cluster.store, [poll])[0])
         assert (len(found.result.taken), found.records is not None) == (1, encoded)
 
@@ -364,6 +365,35 @@ def test_a_gateway_has_a_largest_number_of_sessions(client):
     assert client.fetch(0).error_code == SESSIONS_FULL
     Client(client.connection, client.topic_id, member="m0").fetch(-1)
     assert client.fetch(0).error_code == NONE
+
+
+def test_a_client_with_many_sessions_keeps_no_other_client_out(gateway, client):
+    """Its oldest session ends, and the records of this session are released."""
+    client.heartbeat(0, ["jobs"])
+    members = [Client(client.connection, client.topic_id, member=f"m{number}") for number in range(3)]
+    assert [member.acquired(0, records=1, mode=1) for member in members] == [[(n, n, 1)] for n in range(3)]
+    with WireConnection(gateway.port, source=HOSTILE_ADDRESS) as connection:
+        others = [Client(connection, client.topic_id, member=f"other{number}") for number in range(2)]
+        assert others[0].acquired(0, records=1, mode=1, wait_ms=1_000)[0] in [(0, 0, 2), (3, 3, 1)]
+        assert others[1].fetch(0).error_code == SESSIONS_FULL, "each client has as many as the other, or one more"
+    assert [member.fetch(1, records=1, mode=1).error_code for member in members] == [NO_SESSION, NONE, NONE]
+
+
+def test_sessions_of_one_client_have_a_part_of_the_memory(cluster, cluster_address, tmp_path):
+    """Partitions that do not exist count too."""
+    topic = create_topic(cluster, "jobs")
+    topic_id = uuid.UUID(hex=topic.uuid)
+    with (
+        GatewayProcess(tmp_path, cluster_address, "--config", "queued.max.request.bytes=1000000") as gateway,
+        WireConnection(gateway.port) as connection,
+        WireConnection(gateway.port, source=HOSTILE_ADDRESS) as other,
+    ):
+        members = [Client(connection, topic_id, member=f"m{number}") for number in range(3)]
+        assert [member.fetch(0, range(900)).error_code for member in members] == [NONE, NONE, SESSIONS_FULL]
+        assert members[2].fetch(1).error_code == NO_SESSION
+        assert Client(other, topic_id, member="other").fetch(0).error_code == NONE
+        members[0].fetch(-1, ())
+        assert members[2].fetch(0, range(900)).error_code == NONE
 
 
 def test_administration(client):

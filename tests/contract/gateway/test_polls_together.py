@@ -10,7 +10,6 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.gateway.limits.request_context import CpuTime
 from spark_log.gateway.shares import polls_together, share_requests
 from spark_log.gateway.shares.polls_together import PollsTogether
-from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import looks, rows
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.looks import look
@@ -20,6 +19,7 @@ from spark_log.groups.share.service import Poll
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
 from tests.support.waiting import LIMIT_S
+from tests.support.wire_share import session_of
 
 MEMBERS = 10
 WAIT_S = 2 * LIMIT_S
@@ -133,7 +133,7 @@ async def test_computations_count_for_the_quota_of_the_client(cluster, jobs):
 
 async def test_records_of_a_request_whose_client_has_gone_are_released(cluster, jobs, monkeypatch):
     """The connection ends while the transaction that acquires them runs."""
-    member, requests, session = jobs["fast"], Requests(cluster), Session("fast", "m1", "connection")
+    member, requests, session = jobs["fast"], Requests(cluster), session_of("fast", "m1")
     services = SimpleNamespace(shares=SimpleNamespace(polls=requests.polls), changes=cluster.store.changes)
     run_polls, acquired, goes_on = polls_together.run_polls, threading.Event(), threading.Event()
 

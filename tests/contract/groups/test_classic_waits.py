@@ -123,6 +123,19 @@ async def test_members_that_are_removed_wake_and_one_wakes_when_the_time_changes
         assert await gateway.woken() == ["o"]
 
 
+async def test_a_damaged_group_does_not_delay_the_members_of_other_groups(cluster):
+    for group_id in ("bad", "good"):
+        join(cluster, group_id, group_id)
+    damage = t.classic_group.update().where(t.classic_group.c.group_id == "bad").values(state="?")
+    cluster.store.transact(lambda connection, _: connection.execute(damage))
+    async with gateway_of(cluster) as gateway:
+        for group_id in ("bad", "good"):
+            gateway.wait(group_id, group_id)
+        assert await gateway.woken() == ["bad"], "its next read of the store has the error"
+        await asyncio.to_thread(join, cluster, "good", "other")
+        assert await gateway.woken() == ["good"]
+
+
 def expire(cluster, member_id):
     ended = t.classic_member.update().where(CLASSIC_MEMBER.member_id == member_id).values(until_ms=0)
     cluster.store.transact(lambda connection, _: connection.execute(ended), announce=True)

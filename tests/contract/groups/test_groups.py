@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from json import JSONDecodeError
 
 import pytest
 import sqlalchemy as sa
@@ -47,10 +48,11 @@ from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.producer_expiry import expire_producers
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC
+from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET, TOPIC
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.transactions.transaction_rows import insert_empty_transaction, write_pending_offsets
 from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms, settle, until
+from tests.support.producing import change
 from tests.support.records import NOON_MS
 from tests.support.topics import append
 
@@ -705,6 +707,20 @@ def test_offsets_of_topics_without_a_subscription_expire_in_a_group_with_members
     settle(a)
     assert count_expired_offsets(cluster.store, cluster.store.settings) == expire_offsets(cluster.store) == 1
     assert {topic for topic, _ in committed_offsets(cluster.store, "g")} == {"t", "recent", "pending"}
+
+
+def test_a_damaged_group_does_not_keep_the_offsets_of_others(cluster):
+    """They expire in groups with members, of topics to which none of them subscribes."""
+    for topic in ("t", "gone"):
+        create_topic(cluster, topic, 1)
+    for group in ("bad", "good"):
+        commit_offsets(cluster.store, group, {tp(0, "gone"): 1})
+        settle(Reader(cluster, group=group))
+    change(cluster, t.group_offset.update().values(committed_ms=cluster.store.now().wall_ms - 8 * 86_400_000))
+    change(cluster, t.group_member.update().where(GROUP_MEMBER.group_id == "bad").values(subscription="{"))
+    with pytest.raises(JSONDecodeError):
+        expire_offsets(cluster.store)
+    assert [len(committed_offsets(cluster.store, group)) for group in ("bad", "good")] == [1, 0]
 
 
 def test_idle_producers_expire(cluster):

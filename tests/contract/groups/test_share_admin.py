@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from json import JSONDecodeError
 from types import SimpleNamespace
 
 import pytest
@@ -48,10 +49,13 @@ from spark_log.groups.share.service import end_idle_locks
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.coordinator.periodic_tasks import GROUP_TASKS
 from spark_log.maintenance.removal.retention import delete_records
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import SHARE_PARTITION
 from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.group_members import Reader
+from tests.support.producing import change
 from tests.support.records import NOON_MS
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, move_lock_ends
 from tests.support.topics import fill, make, stored
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -132,6 +136,23 @@ def test_the_coordinator_ends_locks_of_groups_that_are_not_polled(cluster, membe
 def run_task(cluster):
     [task] = [task for task in GROUP_TASKS if task.name == "share groups"]
     task.run(SimpleNamespace(cluster=cluster, fence=unfenced, stopping=lambda: False))
+
+
+def test_a_damaged_partition_does_not_keep_locks_and_dead_letters_of_others(cluster, log, member):
+    fill(log, "t", [0, 3])
+    make(cluster, "dlq.t", errors_deadletterqueue_group_enable="true")
+    alter_group_configs(cluster.store, GROUP, {"errors.deadletterqueue.topic.name": "dlq.t"})
+    acquired = {}
+    while sorted(key[1] for key in acquired) != [0, 1]:
+        acquired |= member.poll(3)
+    [(key, [first, *_])] = [each for each in acquired.items() if each[0][1] == 1]
+    member.acknowledge({key: [first._replace(end=first.first + 1)]}, AcknowledgeType.REJECT)
+    move_lock_ends(cluster, 100_000)
+    change(cluster, t.share_partition.update().where(SHARE_PARTITION.partition == 0).values(members="["))
+    with pytest.raises(JSONDecodeError):
+        run_task(cluster)
+    here = partitions(cluster)[P1]
+    assert (here.in_flight, here.lock_timeouts, here.archiving, here.dead_letters) == (0, 2, 0, 1)
 
 
 def test_the_coordinator_writes_dead_letters_of_groups_that_are_not_polled(cluster, member):

@@ -2,10 +2,15 @@
 the rest goes on.
 """
 
+import threading
+
 import pytest
 
 from spark_log import ShareConsumer
+from spark_log.cluster.settings import alter_settings
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError
+from spark_log.groups.consumer import rows as group_rows
+from spark_log.groups.share import start_lookups
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.looks import look
@@ -18,6 +23,7 @@ from tests.support.gateway_wire import WireConnection
 from tests.support.s3 import also_on_s3, give_up_at_once
 from tests.support.share_members import ShareMember
 from tests.support.topics import append, make
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.support.wire_share import WireShareMember
 
 FILES = {"inline.max.bytes": "0"}
@@ -190,4 +196,73 @@ def test_a_gateway_answers_although_nothing_can_be_read(cluster, cluster_address
         assert answer.error_code != 0
         member.epoch += 1
         lost.restore()
+        assert member.acquire() == [(1, 1, 1)]
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def by_time(cluster, log, monkeypatch):
+    """Topics `good` and `bad`, which have records of two hours ago and of now. Group `workers` begins at those of the
+    last hour, but the files of `bad` are lost until the returned object restores them.
+    """
+    alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "by_duration:PT1H"})
+    names = ("group.share.min.heartbeat.interval.ms", "group.share.heartbeat.interval.ms")
+    alter_settings(cluster, dict.fromkeys(names, "20"))
+    monkeypatch.setattr(start_lookups, "_AGAIN_S", 0.05)
+    now_ms = cluster.store.now().wall_ms
+    for name in ("good", "bad"):
+        topic = make(cluster, name, inline_max_bytes="0")
+        for since_ms in (2 * HOUR_MS, 0):
+            append(log, topic, f"{name} of {since_ms}", timestamp_ms=now_ms - since_ms)
+    return Lost(cluster, topic)
+
+
+def session_end_ms(cluster):
+    [member] = cluster.store.read(lambda connection: group_rows.read_members(connection, "workers"))
+    return member.until_ms
+
+
+def polled(consumer):
+    return [record.value.decode() for records in consumer.poll(50).values() for record in records]
+
+
+def test_a_topic_in_which_a_group_cannot_begin_by_time_stops_no_other_topic(cluster_address, by_time, caplog):
+    """The group begins there once the files can be read."""
+    with ShareConsumer("good", "bad", cluster=cluster_address, group_id="workers") as consumer:
+        assert wait_until(lambda: polled(consumer)) == ["good of 0"]
+        wait_until(lambda: "share group 'workers' cannot begin to read topic 'bad': " in caplog.text)
+        by_time.restore()
+        assert wait_until(lambda: polled(consumer)) == ["bad of 0"]
+
+
+@pytest.mark.on_sqlite
+def test_a_session_goes_on_while_the_start_of_its_group_is_looked_up(cluster, cluster_address, by_time, monkeypatch):
+    names = ("group.share.min.session.timeout.ms", "group.share.session.timeout.ms")
+    alter_settings(cluster, dict.fromkeys(names, "300"))
+    find, goes_on, begun = start_lookups.find_starts, threading.Event(), []
+
+    def hanging(*arguments):
+        begun.append(arguments[1])
+        assert goes_on.wait(LIMIT_S)
+        return find(*arguments)
+
+    monkeypatch.setattr(start_lookups, "find_starts", hanging)
+    with ShareConsumer("good", cluster=cluster_address, group_id="workers") as consumer:
+        assert polled(consumer) == []
+        ends_ms = session_end_ms(cluster)
+        wait_until(lambda: session_end_ms(cluster) > ends_ms)
+        assert begun == ["workers"]
+        goes_on.set()
+        assert wait_until(lambda: polled(consumer)) == ["good of 0"]
+
+
+@pytest.mark.on_sqlite
+def test_a_member_at_a_gateway_reads_the_topics_in_which_its_group_can_begin(
+    cluster, cluster_address, log, by_time, tmp_path
+):
+    with GatewayProcess(tmp_path, cluster_address) as gateway, WireConnection(gateway.port) as connection:
+        member = WireShareMember(connection, log.find_topic("good"))
+        member.join(["good", "bad"])
         assert member.acquire() == [(1, 1, 1)]

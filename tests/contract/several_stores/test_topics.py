@@ -19,8 +19,10 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.groups.group_operations import Latest
+from spark_log.groups.share import members
 from spark_log.groups.share.administration import reset_share_offsets
 from spark_log.groups.share.dead_letters import usable_topic
+from spark_log.groups.share.members import ShareHeartbeat, share_heartbeat
 from spark_log.groups.share.rows import save_configs
 from spark_log.ids import HOME, TopicPartition
 from spark_log.log.append.producer_expiry import expire_producers
@@ -34,6 +36,7 @@ from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from tests.support.producing import consume_all
 from tests.support.records import table
+from tests.support.share_members import ShareMember
 from tests.support.topics import append_to, stored
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -137,6 +140,17 @@ def test_share_groups_refuse_topics_of_data_stores(stores):
     for dry_run in (True, False):
         with pytest.raises(IllegalArgumentError, match="topics of the home store only"):
             reset_share_offsets(stores, "s2", {TopicPartition("far", 0): Latest()}, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("reset", ["latest", "by_duration:PT1H"])
+def test_a_share_group_does_not_read_a_topic_that_is_created_in_a_data_store(stores, monkeypatch, reset):
+    """Its members subscribed to the name before. Their heartbeats go on, and write nothing."""
+    stores.store.transact(lambda connection, _: save_configs(connection, "s", {"share.auto.offset.reset": reset}))
+    member = ShareMember(stores, ["far"], "s")
+    create_topic(stores, "far", store="east")
+    monkeypatch.delattr(members, "_change")
+    answer = share_heartbeat(stores, ShareHeartbeat("s", "m1", member.answer.epoch))
+    assert (answer.epoch, answer.assignment, answer.by_time) == (member.answer.epoch, None, {})
 
 
 def test_dead_letters_stay_in_the_home_store(stores):

@@ -8,10 +8,11 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from spark_log import Consumer
 from spark_log.clients.consume import poll_loop
-from spark_log.errors import PolicyViolationError, ProducerFencedError
+from spark_log.errors import GroupIdNotFoundError, PolicyViolationError, ProducerFencedError
 from spark_log.groups.committed_offsets import Commit, committed_offsets
 from spark_log.groups.group_operations import delete_group, delete_offsets
 from spark_log.groups.pending_offsets import add_offsets, unstable_partitions
+from spark_log.groups.share.administration import reset_share_offsets
 from spark_log.groups.transacted_offsets import Committer
 from spark_log.ids import TopicPartition
 from spark_log.log.append.producer_rows import copy_missing_producers
@@ -28,6 +29,7 @@ from spark_log.transactions.transaction_store import init_producer
 from spark_log.transactions.wire_transactions import Registration, WireProducer, register, take_fencing_token
 from tests.contract.transactions.transaction_state import FILES, LARGE, NUMBERS, group, name_of, rows, segment_files
 from tests.support.producing import change
+from tests.support.share_members import ShareMember
 from tests.support.stores import topics_view
 from tests.support.waiting import LIMIT_S
 
@@ -117,6 +119,22 @@ def test_only_the_newest_fencing_token_may_act(cluster, topic):
     init_producer(cluster, wire.who.transactional_id, 60_000)
     with pytest.raises(ProducerFencedError):
         take_fencing_token(cluster.store, wire.who, Role.COORDINATOR)
+
+
+def test_a_group_with_offsets_in_an_open_transaction_does_not_become_a_share_group(cluster, topic):
+    """The transaction could not be committed."""
+    name, mine = topic(), group()
+    wire = Wire(cluster)
+    wire.add_offsets(mine, name, 0)
+    for begin in (
+        lambda: ShareMember(cluster, ["later"], mine),
+        lambda: reset_share_offsets(cluster, mine, {}),
+        lambda: reset_share_offsets(cluster, mine, {}, dry_run=True),
+    ):
+        with pytest.raises(GroupIdNotFoundError, match=f"Group {mine} is not a share group"):
+            begin()
+    wire.abort()
+    ShareMember(cluster, ["later"], mine)
 
 
 def test_offset_is_unstable_until_a_transaction_that_has_timed_out_is_aborted(cluster, topic):

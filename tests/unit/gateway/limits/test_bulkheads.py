@@ -6,6 +6,7 @@ import threading
 from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
 from spark_log.gateway.limits.memory_budget import MemoryBudget
 from spark_log.gateway.limits.request_memory import RequestMemory
+from spark_log.gateway.shares import share_admin_requests, share_requests
 from tests.support.waiting import LIMIT_S
 
 
@@ -115,3 +116,10 @@ async def test_a_cancelled_call_keeps_the_memory_of_its_request_until_it_returns
         finally:
             go_on.set()
             bulkheads.close()
+
+
+def test_requests_that_use_files_have_no_threads_of_group_members():
+    """A log dir that hangs would hold them."""
+    lanes = {api.name: api.lane for api in (*share_requests.APIS, *share_admin_requests.APIS)}
+    with_files = "ShareFetch", "ShareAcknowledge", "AlterShareGroupOffsets"
+    assert [lanes[name] for name in with_files] == [Lane.FETCH, Lane.FETCH, Lane.ADMIN]
