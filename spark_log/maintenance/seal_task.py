@@ -10,6 +10,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from spark_log import clock
+from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.names import is_kept_by_store
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.config import ClusterSettings
@@ -20,6 +21,7 @@ from spark_log.maintenance.report import Report
 from spark_log.maintenance.rewrite.rewrite_loop import rewrite_partitions
 from spark_log.maintenance.rewrite.table_schedule import Attempts, Tail, after_round, deadline_ms, due_tails
 from spark_log.maintenance.rewrite.tail_seal import sealing, tails
+from spark_log.registry.external_ids import SchemaLookups
 from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.current.cut import NO_CUTS, Cut, cuts
 from spark_log.tables.lag_measurement import delta_lags, topics_behind
@@ -54,10 +56,19 @@ class TableRounds:
 
     A round works on at most `topics_max` topics, of which at most one has failed last: so topics that fail, or take
     long, leave time for the others.
+
+    An external schema registry may not answer. So rounds with the set `leaves` ask none: a topic with records of an
+    unknown schema id gets into the set, and is left to the rounds that have it as `takes`, until its tails are sealed.
     """
 
-    def __init__(self, topics_max: int | None = None) -> None:
-        self._topics_max = topics_max
+    def __init__(
+        self,
+        topics_max: int | None = None,
+        *,
+        leaves: set[TopicId] | None = None,
+        takes: set[TopicId] | None = None,
+    ) -> None:
+        self._topics_max, self._leaves, self._takes = topics_max, leaves, takes
         self._attempts: dict[TopicId, Attempts] = {}
         self._seconds = 0.0
         """The duration of the last round."""
@@ -74,15 +85,16 @@ class TableRounds:
     def run(self, context: MaintenanceContext) -> Iterator[Report]:
         """Do one round (the task `seal`)."""
         began_s = clock.monotonic_s()
-        searches = began_s >= self._lags_from_s
+        searches = self._takes is None and began_s >= self._lags_from_s
         if searches:
             self._lags_from_s = began_s + _LAGS_EVERY_S
         try:
             costs_ms = {topic_id: attempt.cost_ms or 0.0 for topic_id, attempt in dict(self._attempts).items()}
             due = _due_topics(context, costs_ms, searches_lags=searches)
+            tails = self._own(due.tails)
             with FirstFailure() as failure:
                 with failure.attempt():
-                    yield from self._seal(context, self._chosen(due.tails, lambda each: each[0]), due.cuts)
+                    yield from self._seal(context, self._chosen(tails, lambda each: each[0]), due.cuts)
                 with failure.attempt():
                     yield from self._publish_behind(context, self._chosen(due.behind, lambda topic: topic), failure)
                 # one a round: the tables of topics with equal rates are due at the same time
@@ -94,6 +106,14 @@ class TableRounds:
                 self._attempts = {
                     topic_id: attempt for topic_id, attempt in list(self._attempts.items()) if attempt.failures
                 }
+
+    def _own(self, due: Sequence[tuple[Topic, list[Tail]]]) -> list[tuple[Topic, list[Tail]]]:
+        """Return the due tails of the topics that these rounds seal."""
+        if self._takes is None:
+            return [each for each in due if each[0].topic_id not in (self._leaves or ())]
+        own = [each for each in due if each[0].topic_id in self._takes]
+        self._takes.intersection_update({topic.topic_id for topic, _ in own})  # others have been sealed, or deleted
+        return own
 
     def _chosen(self, due: Sequence[T], topic_of: Callable[[T], Topic]) -> list[T]:
         """Return the part of the due work for this round, in the same order."""
@@ -110,12 +130,15 @@ class TableRounds:
         self, context: MaintenanceContext, due: Sequence[tuple[Topic, list[Tail]]], cuts: Mapping[TopicId, Cut]
     ) -> Iterator[Report]:
         left = {topic.name: (topic, len(found)) for topic, found in due}
+        learn = SchemaLookups().learn if self._leaves is None else self._leave
         try:
             for report in rewrite_partitions(
                 context,
                 "seal",
                 [(topic, [tail.partition for tail in found]) for topic, found in due],
-                lambda topic, partition: sealing(context.cluster, context.writer, topic, partition, context.fence),
+                lambda topic, partition: sealing(
+                    context.cluster, context.writer, topic, partition, context.fence, learn=learn
+                ),
                 context.settings.table_loop_threads,
                 lambda topics: self._publish(context, topics, cuts).keys(),
             ):
@@ -125,6 +148,10 @@ class TableRounds:
         finally:
             for topic, _ in left.values():  # nothing was sealed, for example because too few replicas are in sync
                 self._note(topic, 0.0, done=False)
+
+    def _leave(self, _cluster: Cluster, topic: Topic, _ids: object) -> None:
+        assert self._leaves is not None
+        self._leaves.add(topic.topic_id)
 
     def _publish(
         self, context: MaintenanceContext, topics: Sequence[Topic], cuts: Mapping[TopicId, Cut] = NO_CUTS
@@ -157,6 +184,10 @@ class TableRounds:
         failure.keep(next(iter(errors.values()), None))
 
     def _note(self, topic: Topic, seconds: float, *, done: bool) -> None:
+        if self._leaves is not None and topic.topic_id in self._leaves:
+            return
+        if self._takes is not None and done:
+            self._takes.discard(topic.topic_id)
         before = self._attempts.get(topic.topic_id, Attempts())
         self._attempts[topic.topic_id] = after_round(
             before, topic.config, now_s=clock.monotonic_s(), seconds=seconds, done=done

@@ -15,7 +15,7 @@ from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
 from spark_log.groups.share.dead_letters import DeadLetters, archiving_partitions
 from spark_log.groups.share.service import end_idle_locks
-from spark_log.ids import HOME, StoreId
+from spark_log.ids import HOME, StoreId, TopicId
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance.client_log import ClientLog
@@ -157,8 +157,17 @@ def data_store_tasks() -> tuple[PeriodicTask, ...]:
 
 
 def _scheduled() -> list[PeriodicTask]:
-    rounds = TableRounds(TOPICS_MAX)
-    tasks = [replace(task, run=rounds.run, every_ms=rounds.pause_ms) if task.name == "seal" else task for task in TASKS]
+    """Return the tasks of maintenance. A schema registry that does not answer delays only the task that asks it."""
+    left: set[TopicId] = set()
+    rounds = {
+        "seal": TableRounds(TOPICS_MAX, leaves=left),
+        "seal records of new schemas": TableRounds(TOPICS_MAX, takes=left),
+    }
+    [seal] = [task for task in TASKS if task.name == "seal"]
+    tasks = [
+        *(task for task in TASKS if task is not seal),
+        *(replace(seal, name=name, run=each.run, every_ms=each.pause_ms) for name, each in rounds.items()),
+    ]
     return [_maintenance_task(task, task.every_ms) for task in tasks if task.every_ms is not None]
 
 
