@@ -59,6 +59,7 @@ class TableRounds:
 
     An external schema registry may not answer. So rounds with the set `leaves` ask none: a topic with records of an
     unknown schema id gets into the set, and is left to the rounds that have it as `takes`, until its tails are sealed.
+    Without `catalogs`, Iceberg tables in a catalog, which may not answer either, are left to `publish_to_catalog`.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class TableRounds:
         *,
         leaves: set[TopicId] | None = None,
         takes: set[TopicId] | None = None,
+        catalogs: bool = True,
     ) -> None:
-        self._topics_max, self._leaves, self._takes = topics_max, leaves, takes
+        self._topics_max, self._leaves, self._takes, self._catalogs = topics_max, leaves, takes, catalogs
         self._attempts: dict[TopicId, Attempts] = {}
         self._seconds = 0.0
         """The duration of the last round."""
@@ -90,7 +92,7 @@ class TableRounds:
             self._lags_from_s = began_s + _LAGS_EVERY_S
         try:
             costs_ms = {topic_id: attempt.cost_ms or 0.0 for topic_id, attempt in dict(self._attempts).items()}
-            due = _due_topics(context, costs_ms, searches_lags=searches)
+            due = _due_topics(context, costs_ms, searches_lags=searches, catalogs=self._catalogs)
             tails = self._own(due.tails)
             with FirstFailure() as failure:
                 with failure.attempt():
@@ -99,7 +101,7 @@ class TableRounds:
                     yield from self._publish_behind(context, self._chosen(due.behind, lambda topic: topic), failure)
                 # one a round: the tables of topics with equal rates are due at the same time
                 for topic_id in list(self._checkpoints)[:1]:
-                    try_maintain_logs(context.cluster, self._checkpoints.pop(topic_id))
+                    try_maintain_logs(context.cluster, self._checkpoints.pop(topic_id), catalogs=self._catalogs)
         finally:
             self._seconds = clock.monotonic_s() - began_s
             if len(self._attempts) > _KNOWN_MAX:
@@ -159,7 +161,8 @@ class TableRounds:
         """Publish topics, and note those whose Delta logs are due for a checkpoint. Returns the errors."""
         by_id = {topic.topic_id: topic for topic in topics}
         errors: dict[TopicId, Exception] = {}
-        for topic_id, published in publish_all(context.cluster, topics, eager=context.now, cuts=cuts).items():
+        done = publish_all(context.cluster, topics, eager=context.now, cuts=cuts, catalogs=self._catalogs)
+        for topic_id, published in done.items():
             log_failure(by_id[topic_id], published)
             if published.error is not None:
                 errors[topic_id] = published.error
@@ -199,6 +202,17 @@ def seal_tails(context: MaintenanceContext) -> Iterator[Report]:
     return TableRounds().run(context)
 
 
+def publish_to_catalog(context: MaintenanceContext) -> Sequence[Report]:
+    """Publish the Iceberg tables in a catalog that are behind. Failures are logged. It returns no reports."""
+    store = context.cluster.store
+    if store.settings.iceberg_catalog:
+        behind = store.read(lambda connection: topics_of_ids(connection, topics_behind(connection, ICEBERG)))
+        for topic in behind.values():
+            if ICEBERG in targets(topic) and not has_time(topic, ICEBERG) and not context.stopping():
+                publish_all(context.cluster, [topic], folders=False)
+    return ()
+
+
 def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
     """Yield reports of the work that `seal_tails` would do now. Changes nothing."""
     due = _due_topics(context, {}, searches_lags=True)
@@ -209,22 +223,23 @@ def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
         yield Report("seal", topic.name, notes=("publishes what is behind", "deletes nothing"))
 
 
-def _due_topics(context: MaintenanceContext, costs_ms: Mapping[TopicId, float], *, searches_lags: bool) -> _Due:
+def _due_topics(
+    context: MaintenanceContext, costs_ms: Mapping[TopicId, float], *, searches_lags: bool, catalogs: bool = True
+) -> _Due:
     """Return the topics with work, those with tails by deadline.
 
     The writer of a file publishes it soon after the append, so a table counts as behind only after half of
     delta.max.lag.ms.
     """
     store = context.cluster.store
+    others = (CURRENT, ICEBERG) if catalogs or not store.settings.iceberg_catalog else (CURRENT,)
 
     # the clock that dated the appends is read after the rows: so no append time is later than now
     def read(
         connection: sa.Connection,
     ) -> tuple[dict[TopicId, list[Tail]], dict[TopicId, Cut], dict[TopicId, int], dict[str, set[TopicId]], int]:
         unpublished = _unpublished(connection) if searches_lags else {}
-        behind = {
-            target: topics_behind(connection, target) if searches_lags else set() for target in (CURRENT, ICEBERG)
-        }
+        behind = {target: topics_behind(connection, target) if searches_lags else set() for target in others}
         waiting = tails(connection)
         return waiting, cuts(connection, waiting.keys()), unpublished, behind, store.clock(connection).wall_ms
 

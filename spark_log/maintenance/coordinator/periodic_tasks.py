@@ -23,7 +23,7 @@ from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTask, PeriodicTaskContext
 from spark_log.maintenance.coordinator.recorder import Recorder, record_task_runs
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
-from spark_log.maintenance.seal_task import TOPICS_MAX, TableRounds
+from spark_log.maintenance.seal_task import TOPICS_MAX, TableRounds, publish_to_catalog
 from spark_log.maintenance.task_list import TASKS, Task
 from spark_log.replication.controller import controller
 from spark_log.replication.controller.balance import auto_rebalance
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _INSPECT_S = 2.0
 """The time between two inspections of log dirs if no failure is reported."""
+_CATALOG_MS = 2_000
+"""The time between two searches for tables in a catalog that are behind, which read all partitions."""
 
 
 # The coordinator's ---------------------------------------------------------------------------------------------------
@@ -157,16 +159,19 @@ def data_store_tasks() -> tuple[PeriodicTask, ...]:
 
 
 def _scheduled() -> list[PeriodicTask]:
-    """Return the tasks of maintenance. A schema registry that does not answer delays only the task that asks it."""
+    """Return the tasks of maintenance. A schema registry, or a catalog, that does not answer delays only the task that
+    asks it.
+    """
     left: set[TopicId] = set()
     rounds = {
-        "seal": TableRounds(TOPICS_MAX, leaves=left),
-        "seal records of new schemas": TableRounds(TOPICS_MAX, takes=left),
+        "seal": TableRounds(TOPICS_MAX, leaves=left, catalogs=False),
+        "seal records of new schemas": TableRounds(TOPICS_MAX, takes=left, catalogs=False),
     }
     [seal] = [task for task in TASKS if task.name == "seal"]
     tasks = [
         *(task for task in TASKS if task is not seal),
         *(replace(seal, name=name, run=each.run, every_ms=each.pause_ms) for name, each in rounds.items()),
+        replace(seal, name="publish to the catalog", run=publish_to_catalog, every_ms=lambda _: _CATALOG_MS),
     ]
     return [_maintenance_task(task, task.every_ms) for task in tasks if task.every_ms is not None]
 
