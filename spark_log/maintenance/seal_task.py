@@ -55,7 +55,8 @@ class TableRounds:
     first, and publish topics that are behind.
 
     A round works on at most `topics_max` topics, of which at most one has failed last: so topics that fail, or take
-    long, leave time for the others.
+    long, leave time for the others. While such topics succeed, because the cause is gone, each round tries twice as
+    many.
 
     An external schema registry may not answer. So rounds with the set `leaves` ask none: a topic with records of an
     unknown schema id gets into the set, and is left to the rounds that have it as `takes`, until its tails are sealed.
@@ -72,6 +73,10 @@ class TableRounds:
     ) -> None:
         self._topics_max, self._leaves, self._takes, self._catalogs = topics_max, leaves, takes, catalogs
         self._attempts: dict[TopicId, Attempts] = {}
+        self._retries_max = 1
+        """The number of topics that failed last that the next round tries."""
+        self._outcomes: list[bool] = []
+        """For each topic of the round that failed last, whether it is done now; False for each other failure."""
         self._seconds = 0.0
         """The duration of the last round."""
         self._lags_from_s = -math.inf
@@ -104,6 +109,9 @@ class TableRounds:
                     try_maintain_logs(context.cluster, self._checkpoints.pop(topic_id), catalogs=self._catalogs)
         finally:
             self._seconds = clock.monotonic_s() - began_s
+            if self._outcomes:
+                self._retries_max = min(2 * self._retries_max, TOPICS_MAX) if all(self._outcomes) else 1
+                self._outcomes.clear()
             if len(self._attempts) > _KNOWN_MAX:
                 self._attempts = {
                     topic_id: attempt for topic_id, attempt in list(self._attempts.items()) if attempt.failures
@@ -124,7 +132,7 @@ class TableRounds:
         for each in due:
             attempts = self._attempts.get(topic_of(each).topic_id, Attempts())
             failed += attempts.failures > 0 and attempts.from_s <= now_s
-            if attempts.from_s <= now_s and (attempts.failures == 0 or failed == 1):
+            if attempts.from_s <= now_s and (attempts.failures == 0 or failed <= self._retries_max):
                 chosen.append(each)
         return chosen[: self._topics_max]
 
@@ -192,6 +200,8 @@ class TableRounds:
         if self._takes is not None and done:
             self._takes.discard(topic.topic_id)
         before = self._attempts.get(topic.topic_id, Attempts())
+        if before.failures or not done:
+            self._outcomes.append(done)
         self._attempts[topic.topic_id] = after_round(
             before, topic.config, now_s=clock.monotonic_s(), seconds=seconds, done=done
         )

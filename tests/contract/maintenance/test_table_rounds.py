@@ -148,6 +148,26 @@ def test_of_the_topics_that_failed_one_is_tried_in_a_round(cluster, log, monkeyp
 
 
 @pytest.mark.usefixtures("frozen")
+def test_after_a_failure_of_many_topics_each_round_tries_twice_as_many(cluster, log, monkeypatch):
+    rounds = TableRounds()
+
+    def tried():
+        let_time_pass(rounds)
+        return len([topic for topic in run(cluster, rounds) if topic != "failed"])
+
+    due(cluster, log, *(make(cluster, f"t{number}", **DUE) for number in range(8)))
+    with monkeypatch.context() as patch:
+        patch.setattr(seal_task, "sealing", fail)
+        assert tried() == 8
+        assert tried() == 1
+    assert [tried(), tried()] == [1, 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(seal_task, "sealing", fail)
+        assert tried() == 4
+    assert [tried(), tried(), tried()] == [1, 2, 2]
+
+
+@pytest.mark.usefixtures("frozen")
 def test_a_table_that_cannot_be_published_is_tried_again_later(cluster, log, monkeypatch):
     topic = make(cluster, "t", **DUE)
     rounds, tried = TableRounds(), []
