@@ -98,10 +98,10 @@ class TableRounds:
         try:
             costs_ms = {topic_id: attempt.cost_ms or 0.0 for topic_id, attempt in dict(self._attempts).items()}
             due = _due_topics(context, costs_ms, searches_lags=searches, catalogs=self._catalogs)
-            tails = self._own(due.tails)
+            own = self._own(due.tails)
             with FirstFailure() as failure:
                 with failure.attempt():
-                    yield from self._seal(context, self._chosen(tails, lambda each: each[0]), due.cuts)
+                    yield from self._seal(context, self._chosen(own, lambda each: each[0]), due.cuts)
                 with failure.attempt():
                     yield from self._publish_behind(context, self._chosen(due.behind, lambda topic: topic), failure)
                 # one a round: the tables of topics with equal rates are due at the same time

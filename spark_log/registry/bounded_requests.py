@@ -15,6 +15,7 @@ from spark_log import clock
 
 TOGETHER_S_MAX = 30.0
 SILENCE_S_MAX = 10.0
+"""The time in which a server sends the next part of its answer."""
 
 _until_s: ContextVar[float | None] = ContextVar("until_s", default=None)
 

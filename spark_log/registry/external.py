@@ -37,7 +37,7 @@ _SUBJECT_CHARACTERS_MAX = 16 << 20
 _URLS_MAX, _URL_CHARACTERS_MAX = 1_000, 2_000
 _answered: dict[str, str] = {}
 """The address that answered last, by the text of all addresses, if it is not longer than the limit."""
-SILENCE_S = 60.0
+_SILENCE_S = 60.0
 """The time for which an address that has not answered is not asked again."""
 _silent_until_s: BoundedDict[str, float] = BoundedDict(_URLS_MAX)
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -132,7 +132,7 @@ def _get(urls: str, path: str) -> Any:
             )
         began_s = clock.monotonic_s()
         if began_s < _silent_until_s.get(address, 0):
-            failure = failure or TimeoutError(f"no answer lately: it is left alone for {SILENCE_S:g} s")
+            failure = failure or TimeoutError(f"no answer lately: it is left alone for {_SILENCE_S:g} s")
             continue
         try:
             request = Request(address + path, headers={"Accept": _ACCEPT})
@@ -147,7 +147,7 @@ def _get(urls: str, path: str) -> Any:
         except (URLError, HTTPException, OSError, ValueError) as error:
             failure = error
             if clock.monotonic_s() - began_s >= bounded_requests.SILENCE_S_MAX and len(address) <= _URL_CHARACTERS_MAX:
-                _silent_until_s[address] = clock.monotonic_s() + SILENCE_S
+                _silent_until_s[address] = clock.monotonic_s() + _SILENCE_S
     raise SchemaRegistryUnavailableError(f"schema registry {redact(urls)}: {redact(str(failure))}") from failure
 
 
