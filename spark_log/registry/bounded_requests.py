@@ -14,7 +14,8 @@ from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Reque
 from spark_log import clock
 
 TOGETHER_S_MAX = 30.0
-_SILENCE_S_MAX = 10.0
+SILENCE_S_MAX = 10.0
+"""The time in which a server sends the next part of its answer."""
 
 _until_s: ContextVar[float | None] = ContextVar("until_s", default=None)
 
@@ -47,7 +48,7 @@ def _left_s() -> float:
     left_s = until_s - clock.monotonic_s()
     if left_s <= 0:
         raise TimeoutError(f"no complete answer in {TOGETHER_S_MAX:g} s")
-    return min(left_s, _SILENCE_S_MAX)
+    return min(left_s, SILENCE_S_MAX)
 
 
 class _Received(io.RawIOBase):

@@ -9,6 +9,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request
 
+from spark_log import clock
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidSchemaError,
@@ -21,7 +22,7 @@ from spark_log.errors import (
 from spark_log.registry import bounded_requests
 from spark_log.registry.references import with_references
 from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
-from spark_log.remembered import Remembered
+from spark_log.remembered import BoundedDict, Remembered
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +37,9 @@ _SUBJECT_CHARACTERS_MAX = 16 << 20
 _URLS_MAX, _URL_CHARACTERS_MAX = 1_000, 2_000
 _answered: dict[str, str] = {}
 """The address that answered last, by the text of all addresses, if it is not longer than the limit."""
+_SILENCE_S = 60.0
+"""The time for which an address that has not answered is not asked again."""
+_silent_until_s: BoundedDict[str, float] = BoundedDict(_URLS_MAX)
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -116,6 +120,8 @@ def _text(url: str, schema: Schema) -> SchemaText:
 def _get(urls: str, path: str) -> Any:
     """Return the answer of the first address that answers. The addresses are separated by commas; the one that answered
     last comes first, since the others may take all of the time limit.
+
+    An address that does not answer is left alone for a while, as each of many partitions may need a schema.
     """
     failure: Exception | None = None
     addresses = [url.strip().rstrip("/") for url in urls.split(",")]
@@ -124,6 +130,10 @@ def _get(urls: str, path: str) -> Any:
             raise InvalidConfigurationError(
                 f"schema.registry.url: expected http:// or https://, got {redact(address)!r}"
             )
+        began_s = clock.monotonic_s()
+        if began_s < _silent_until_s.get(address, 0):
+            failure = failure or TimeoutError(f"no answer lately: it is left alone for {_SILENCE_S:g} s")
+            continue
         try:
             request = Request(address + path, headers={"Accept": _ACCEPT})
             answer = json.loads(bounded_requests.send(request, _ANSWER_BYTES_MAX))
@@ -136,6 +146,8 @@ def _get(urls: str, path: str) -> Any:
             failure = error
         except (URLError, HTTPException, OSError, ValueError) as error:
             failure = error
+            if clock.monotonic_s() - began_s >= bounded_requests.SILENCE_S_MAX and len(address) <= _URL_CHARACTERS_MAX:
+                _silent_until_s[address] = clock.monotonic_s() + _SILENCE_S
     raise SchemaRegistryUnavailableError(f"schema registry {redact(urls)}: {redact(str(failure))}") from failure
 
 

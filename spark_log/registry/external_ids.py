@@ -2,6 +2,8 @@
 
 import logging
 import random
+import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,6 +21,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
     redact,
 )
+from spark_log.ids import TopicId
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.definitions import SubjectSchemas
 from spark_log.registry.bounded_requests import time_limit
@@ -32,6 +35,7 @@ from spark_log.registry.topic_schemas import (
     subject_name,
     typed_columns,
 )
+from spark_log.text import some_of
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +102,27 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
         return topic
 
 
+class SchemaLookups:
+    """Learns the schemas that the partitions of a round need: each id of a topic is requested once, also if several
+    partitions have it. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[TopicId, threading.Lock] = defaultdict(threading.Lock)
+        self._asked: defaultdict[TopicId, set[tuple[str, int]]] = defaultdict(set)
+        self._learnt: dict[TopicId, Topic] = {}
+
+    def learn(self, cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]]) -> Topic:
+        """As `learn_schemas`, for the ids that were not requested yet."""
+        with self._locks[topic.topic_id]:
+            asked = self._asked[topic.topic_id]
+            new = {source: {each for each in numbers if (source, each) not in asked} for source, numbers in ids.items()}
+            if any(new.values()):
+                self._learnt[topic.topic_id] = learn_schemas(cluster, topic, new)
+                asked.update((source, each) for source, numbers in new.items() for each in numbers)
+            return self._learnt[topic.topic_id]
+
+
 def _fitting(
     connection: sa.Connection, present: Topic, config: TopicConfig, learnt: Mapping[str, SubjectSchemas]
 ) -> dict[str, SubjectSchemas]:
@@ -131,11 +156,15 @@ def _schemas_of(
     texts = dict(schemas.by_id)
     characters = sum(map(len, texts.values()))
     unknown = sorted(ids - texts.keys())
+    missing: list[str] = []
     # a random choice, so that ids that no schema has cannot hide the others for ever
     for number in random.sample(unknown, min(len(unknown), _IDS_MAX)):
         try:
             text = column_source(find_id(topic.config.schema_registry_url, number), name.message)
-        except (InvalidSchemaError, SchemaNotFoundError) as error:
+        except SchemaNotFoundError:
+            missing.append(str(number))
+            continue
+        except InvalidSchemaError as error:
             logger.warning("%s: schema id %d: %s", topic.name, number, redact(str(error)))
             continue
         characters += len(text)
@@ -143,4 +172,6 @@ def _schemas_of(
             logger.warning("%s: schema id %d: the schemas of its %ss are too long together", topic.name, number, source)
             break
         texts[number] = text
+    if missing:  # bytes that are no schema ids, or those of another registry
+        logger.warning("%s: the registry has no schemas with ids %s of %ss", topic.name, some_of(missing), source)
     return replace(schemas, by_id=tuple(texts.items()))

@@ -74,23 +74,27 @@ def is_due(table: TopicTable, version: int) -> bool:
     return version - checkpointed >= CHECKPOINT_COMMITS
 
 
-def try_maintain_logs(cluster: Cluster, topic: Topic) -> None:
+def try_maintain_logs(cluster: Cluster, topic: Topic, *, catalogs: bool = True) -> None:
     """Maintain the logs of the topic's tables; a failure is logged: they are due again."""
     try:
-        for _ in maintain_logs(cluster, topic):
+        for _ in maintain_logs(cluster, topic, catalogs=catalogs):
             pass
     except (SparkLogError, OSError) as error:
         logger.warning("topic %s: no checkpoint of the Delta table: %s", topic.name, redact(str(error)))
 
 
-def maintain_logs(cluster: Cluster, topic: Topic) -> Iterator[LogFiles]:
+def maintain_logs(cluster: Cluster, topic: Topic, *, catalogs: bool = True) -> Iterator[LogFiles]:
     """Checkpoint and clean up the log of each table with at least COMMITS_MAX commits since its last checkpoint.
+    Without `catalogs`, a table in a catalog, which may not answer, is left out.
 
     Only tables in online log dirs are maintained. A failing table does not stop the others; the first error, usually
     StorageUnavailableError, is raised at the end.
     """
     failed: Exception | None = None
+    in_catalog = bool(cluster.store.settings.iceberg_catalog)
     for key, info in _tables(cluster, topic).items():
+        if key.target == ICEBERG and in_catalog and not catalogs:
+            continue
         try:
             done = _tidy(cluster, key, info, topic)
         except (SparkLogError, OSError) as error:

@@ -12,6 +12,7 @@ from spark_log.config import TopicConfig
 from spark_log.config.values import DAY_MS
 
 _FILE = re.compile(r"\.?(\d{20})\.(json|crc|checkpoint\..+)")
+_COMMIT = re.compile(r"\d{20}\.json")
 _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet")
 _HOUR_MS = 3_600_000
 
@@ -34,8 +35,10 @@ def expired_files(files: Mapping[str, int], now_ms: int, retention_ms: int, comm
     The versions of the last `retention_ms` stay readable, but at most `commits_max`, and in any case those of the last
     day. Above the checkpoint that they are read from, one checkpoint an hour stays.
     """
-    commits = {int(name[:20]): changed_ms for name, changed_ms in files.items() if re.fullmatch(r"\d{20}\.json", name)}
-    checkpoints = {int(name[:20]): changed_ms for name, changed_ms in files.items() if _CHECKPOINT.fullmatch(name)}
+    commits, checkpoints = (
+        _dated({name: changed_ms for name, changed_ms in files.items() if pattern.fullmatch(name)}, now_ms)
+        for pattern in (_COMMIT, _CHECKPOINT)
+    )
     if not commits:
         return []
     newest = max(commits)
@@ -53,6 +56,19 @@ def expired_files(files: Mapping[str, int], now_ms: int, retention_ms: int, comm
         and ((version := int(match[1])) < base or (version in too_many and ".checkpoint." in name))
     ]
     return [name for *_, name in sorted(expired)]
+
+
+def _dated(files: Mapping[str, int], now_ms: int) -> dict[int, int]:
+    """Return the times of the versions of these files. One whose time has not come, since a clock was ahead, has the
+    time of the next version, and the newest one has the present time.
+    """
+    times: dict[int, int] = {}
+    next_ms = now_ms
+    for name in sorted(files, reverse=True):
+        if 0 < files[name] <= now_ms:
+            next_ms = files[name]
+        times[int(name[:20])] = next_ms if files[name] else 0
+    return times
 
 
 def _oldest_since(commits: Mapping[int, int], since_ms: int, newest: int) -> int:

@@ -131,19 +131,21 @@ def publish_all(
     eager: bool = False,
     cuts: Mapping[TopicId, Cut] = NO_CUTS,
     catalogs: bool = True,
+    folders: bool = True,
 ) -> dict[TopicId, Published]:
     """Publish topics to their tables in every log dir that is online. A failing one does not stop the others.
 
     Unless `eager`, Iceberg tables that this process has published lately are left for a later publication, so that they
     get no more snapshots than iceberg.max.lag.ms demands; and only the errors of Delta tables are returned, those of
-    the other tables are logged. `cuts` are for current-state tables (`cuts`). Without `catalogs`, tables in a catalog
-    are left too: somebody waits, and a catalog may not answer.
+    the other tables are logged. `cuts` are for current-state tables (`cuts`). Without `catalogs`, tables in a catalog,
+    which may not answer, are left too; without `folders` all others.
     """
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
         together = topics[first : first + _TOPICS_AT_ONCE]
         try:
             tables, errors = _tables(cluster, together, cuts)
+            tables = [table for table in tables if (folders if table.catalog is None else catalogs)]
             versions = publish_unopened(cluster, tables)
         except Exception as error:  # of the metadata store
             published |= {topic.topic_id: Published(error) for topic in together}
@@ -153,7 +155,7 @@ def publish_all(
         # a catalog that does not answer delays no table without one
         for table in sorted(tables, key=lambda table: table.catalog is not None):
             topic_id = table.topic.topic_id
-            if table.target == ICEBERG and (topic_id in waiting or not (catalogs or table.catalog is None)):
+            if table.target == ICEBERG and topic_id in waiting:
                 continue
             try:
                 version = versions.get(table.key)

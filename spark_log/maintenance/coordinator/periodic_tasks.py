@@ -16,7 +16,7 @@ from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
 from spark_log.groups.share.dead_letters import DeadLetters, archiving_partitions
 from spark_log.groups.share.service import end_idle_locks
-from spark_log.ids import HOME, StoreId
+from spark_log.ids import HOME, StoreId, TopicId
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.maintenance.client_log import ClientLog
@@ -24,7 +24,7 @@ from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTask, PeriodicTaskContext
 from spark_log.maintenance.coordinator.recorder import Recorder, record_task_runs
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH
-from spark_log.maintenance.seal_task import TOPICS_MAX, TableRounds
+from spark_log.maintenance.seal_task import TOPICS_MAX, TableRounds, publish_to_catalog
 from spark_log.maintenance.task_list import TASKS, Task
 from spark_log.replication.controller import controller
 from spark_log.replication.controller.balance import auto_rebalance
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _INSPECT_S = 2.0
 """The time between two inspections of log dirs if no failure is reported."""
+_CATALOG_MS = 2_000
+"""The time between two searches for tables in a catalog that are behind, which read all partitions."""
 
 
 # The coordinator's ---------------------------------------------------------------------------------------------------
@@ -160,8 +162,20 @@ def data_store_tasks() -> tuple[PeriodicTask, ...]:
 
 
 def _scheduled() -> list[PeriodicTask]:
-    rounds = TableRounds(TOPICS_MAX)
-    tasks = [replace(task, run=rounds.run, every_ms=rounds.pause_ms) if task.name == "seal" else task for task in TASKS]
+    """Return the tasks of maintenance. A schema registry, or a catalog, that does not answer delays only the task that
+    asks it.
+    """
+    left: set[TopicId] = set()
+    rounds = {
+        "seal": TableRounds(TOPICS_MAX, leaves=left, catalogs=False),
+        "seal records of new schemas": TableRounds(TOPICS_MAX, takes=left, catalogs=False),
+    }
+    [seal] = [task for task in TASKS if task.name == "seal"]
+    tasks = [
+        *(task for task in TASKS if task is not seal),
+        *(replace(seal, name=name, run=each.run, every_ms=each.pause_ms) for name, each in rounds.items()),
+        replace(seal, name="publish to the catalog", run=publish_to_catalog, every_ms=lambda _: _CATALOG_MS),
+    ]
     return [_maintenance_task(task, task.every_ms) for task in tasks if task.every_ms is not None]
 
 

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
 from spark_log import clock
 from spark_log.cluster.topics import Topic
@@ -45,26 +46,29 @@ def rewrite_partitions(
     publish: Publish | None = None,
 ) -> Iterator[Report]:
     """Do the work of these partitions; yields a report for each changed or failed topic, once its table is published.
-    Topics that are done at the same time are published together.
+    Topics that are done at the same time are published together, and do not wait for those that take longer.
 
     A failing partition does not stop the others: its error is noted, and the first error is raised at the end. Raises
     NotCoordinatorError at once.
     """
     failed: Exception | None = None
     pool = ThreadPoolExecutor(threads, f"spark-log-{task}")
+    ended: SimpleQueue[int] = SimpleQueue()
+    """The index of the topic of each partition that has ended."""
     try:
         jobs = [
             (topic, {number: pool.submit(_rewrite, context, rewrites, topic, number) for number in numbers})
             for topic, numbers in topic_partitions
         ]
-        while jobs:
-            _wait(context, list(jobs[0][1].values()))
-            count = next((i for i, (_, futures) in enumerate(jobs) if not _all_done(futures)), len(jobs))
+        for index, (_, futures) in enumerate(jobs):
+            for future in futures.values():
+                future.add_done_callback(lambda _, index=index: ended.put(index))  # type: ignore[misc]
+        left = {index: len(futures) for index, (_, futures) in enumerate(jobs) if futures}
+        while left:
             results = [
                 (topic, {number: future.result() for number, future in futures.items()})
-                for topic, futures in jobs[:count]
+                for topic, futures in (jobs[index] for index in _next_done(context, left, ended))
             ]
-            jobs = jobs[count:]
             changed = [topic for topic, done in results if any(each.before for each in done.values())]
             began_s = clock.monotonic_s()
             behind = _publish(context, changed, publish)
@@ -80,8 +84,23 @@ def rewrite_partitions(
         raise failed
 
 
-def _all_done(futures: Mapping[int, Future[_Done]]) -> bool:
-    return all(future.done() for future in futures.values())
+def _next_done(context: MaintenanceContext, left: dict[int, int], ended: "SimpleQueue[int]") -> list[int]:
+    """Wait until all partitions of some topic have ended, whichever it is, and return the indexes of all such topics.
+    Meanwhile keep the write id, since writing a file may take long. `left` counts the partitions by topic.
+    """
+    done: list[int] = []
+    while not done or not ended.empty():
+        try:
+            index = ended.get(timeout=_KEEP_S)
+        except Empty:
+            context.writer.keep()
+            continue
+        left[index] -= 1
+        if not left[index]:
+            del left[index]
+            done.append(index)
+    context.writer.keep()
+    return sorted(done)
 
 
 def _publish(context: MaintenanceContext, topics: Sequence[Topic], publish: Publish | None) -> Collection[TopicId]:
@@ -127,9 +146,3 @@ def _rewrite(context: MaintenanceContext, rewrites: Rewrites, topic: Topic, part
         done.error = error
     done.seconds = clock.monotonic_s() - began_s
     return done
-
-
-def _wait(context: MaintenanceContext, futures: Sequence[Future[_Done]]) -> None:
-    """Wait until all are done; meanwhile keep the write id, since writing a file may take long."""
-    while wait(futures, timeout=_KEEP_S).not_done:
-        context.writer.keep()

@@ -1,7 +1,7 @@
 """Seals the inline tail of a partition: writes it into Parquet segments, at the same offsets."""
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,9 @@ from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.registry.external_ids import learn_schemas, unknown_ids
 
 logger = logging.getLogger(__name__)
+
+Learn = Callable[[Cluster, Topic, Mapping[str, Set[int]]], Topic | None]
+"""Adds schemas of an external registry, by their ids in keys and values, to a topic: see `learn_schemas`."""
 
 
 def runs(tail: Sequence[Segment], bytes_max: int, seen: Collection[int] = ()) -> list[list[Segment]]:
@@ -76,11 +79,13 @@ def sealing(
     end_offset: int | None = None,
     *,
     waits_for_schemas: bool = True,
+    learn: Learn = learn_schemas,
 ) -> Iterator[tuple[Rewriting, Written]]:
     """Seal the tail like `seal`, but yield each file when it has been swapped in. With `end_offset`, seal only segments
     that end at or below it.
 
-    Each swap is a transaction that changes nothing if another process has sealed the run meanwhile.
+    Each swap is a transaction that changes nothing if another process has sealed the run meanwhile. `learn` adds the
+    schemas to the topic, or returns None to leave the rest of the tail.
 
     Raises SchemaRegistryUnavailableError if the tail has schema ids that only an external registry may know, and it
     does not answer; without `waits_for_schemas` these are bad records until the backfill of the columns.
@@ -95,10 +100,14 @@ def sealing(
         unknown = unknown_ids(topic, _schema_ids(rewriting)) if topic.config.schema_registry_url else {}
         if unknown:
             try:
-                topic = learn_schemas(cluster, topic, unknown)
+                learnt = learn(cluster, topic, unknown)
             except SchemaRegistryUnavailableError:
                 if waits_for_schemas:
                     raise
+            else:
+                if learnt is None:
+                    return
+                topic = learnt
             rewriting = replace(rewriting, topic=topic)
         written = write_and_swap(cluster, writer, rewriting, fence, "seal")
         if written is not None:

@@ -19,7 +19,8 @@ def clean_up(table: IcebergTable, of_catalog: Collection[str], now_ms: int) -> i
     names of the metadata files that its catalog needs.
 
     A manifest is in the lists of consecutive snapshots. So one that is older than all snapshots that are left, and in
-    the list of neither the first nor the last of them, is in none.
+    the list of neither the first nor the last of them, is in none. Snapshots may have the time of a clock that was
+    ahead; their lists have that of the file system.
     """
     log_dir, folder = table.log_dir, table.folder
     if table.metadata is None or not table.metadata["snapshots"]:
@@ -33,7 +34,10 @@ def clean_up(table: IcebergTable, of_catalog: Collection[str], now_ms: int) -> i
     }
     deleted = 0
     # metadata files in the order of their versions: those that are left have no gap
-    for entry in sorted(log_dir.entries(f"{folder}/metadata"), key=lambda file: (len(file.name), file.name)):
+    entries = sorted(log_dir.entries(f"{folder}/metadata"), key=lambda file: (len(file.name), file.name))
+    lists = {snapshot["manifest-list"].rpartition("/")[2] for snapshot in snapshots}
+    oldest_ms = min([snapshots[0]["timestamp-ms"], *(entry.modified_ms for entry in entries if entry.name in lists)])
+    for entry in entries:
         if entry.modified_ms > now_ms - _KEPT_MS:  # a commit may be about to name it
             continue
         if match := _METADATA.fullmatch(entry.name):
@@ -50,7 +54,7 @@ def clean_up(table: IcebergTable, of_catalog: Collection[str], now_ms: int) -> i
             needed = int(match[1]) in ids
         else:
             needed = entry.name in manifests or not entry.name.endswith(".avro")
-        if not needed and entry.modified_ms <= snapshots[0]["timestamp-ms"] - _KEPT_MS:
+        if not needed and entry.modified_ms <= oldest_ms - _KEPT_MS:
             log_dir.delete(entry.path)
             deleted += 1
     return deleted

@@ -129,13 +129,13 @@ def next_metadata(
     `cursors` decide which added files are new to the table. Snapshots older than `retention_ms` leave the metadata.
     """
     table.log_dir.make_folder(f"{table.folder}/metadata")
-    now_ms = max(now_ms, table.updated_ms)  # readers refuse times that go back
-    metadata = _with_schema(table, columns, now_ms)
-    writer = _Writer(table, metadata, columns, transaction_version, now_ms)
+    commit_ms = max(now_ms, table.updated_ms)  # readers refuse times that go back
+    metadata = _with_schema(table, columns, commit_ms)
+    writer = _Writer(table, metadata, columns, transaction_version, commit_ms)
     done = operations(add, remove, lambda file: cursors.get(file.partition, Cursor()).has_seen(file))
     for operation in done or [Operation("append", [], [])]:
         writer.add_snapshot(operation)
-    _expire(metadata, now_ms - retention_ms)
+    _expire(metadata, now_ms, retention_ms)
     return metadata
 
 
@@ -308,11 +308,18 @@ def _new(location: str) -> dict[str, Any]:
     }
 
 
-def _expire(metadata: dict[str, Any], before_ms: int) -> None:
-    """Remove snapshots from before this time, but not the current one."""
+def _expire(metadata: dict[str, Any], now_ms: int, retention_ms: int) -> None:
+    """Remove snapshots older than `retention_ms`, but not the current one. After a commit by a host whose clock was
+    ahead, snapshots have its time, so their age is not known: the last METADATA_FILES of them stay.
+    """
     current = metadata["current-snapshot-id"]
+    of_unknown_age = [each["snapshot-id"] for each in metadata["snapshots"] if each["timestamp-ms"] > now_ms]
+    surplus = set(of_unknown_age[:-METADATA_FILES])
     kept = [
-        each for each in metadata["snapshots"] if each["timestamp-ms"] >= before_ms or each["snapshot-id"] == current
+        each
+        for each in metadata["snapshots"]
+        if each["snapshot-id"] == current
+        or (each["timestamp-ms"] >= now_ms - retention_ms and each["snapshot-id"] not in surplus)
     ]
     ids = {each["snapshot-id"] for each in kept}
     metadata["snapshots"] = kept

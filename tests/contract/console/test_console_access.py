@@ -364,7 +364,7 @@ def test_an_openid_connect_provider_names_the_user(cluster, access, tmp_path):
 
 
 def test_requests_that_wait_for_the_provider_share_one_fetch_of_its_metadata(cluster, access, monkeypatch):
-    monkeypatch.setattr(bounded_requests, "_SILENCE_S_MAX", 60)
+    monkeypatch.setattr(bounded_requests, "SILENCE_S_MAX", 60)
     monkeypatch.setattr(bounded_requests, "TOGETHER_S_MAX", 60)
     with running_provider() as provider:
         table = f'[oidc]\nissuer = "{provider.issuer}"\nclient_id = "{CLIENT_ID}"\n'

@@ -1,6 +1,7 @@
 """The coordinator's rounds of sealing and publication."""
 
 import logging
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from tests.support.delta_check import assert_delta_is_the_log, commits
 from tests.support.stores import topics_view
 from tests.support.tails import make_older
 from tests.support.topics import append, make
+from tests.support.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
@@ -74,7 +76,7 @@ def refuse(*_):
     yield from ()
 
 
-def fail(*_):
+def fail(*_, **__):
     raise SchemaRegistryUnavailableError("no answer")
 
 
@@ -88,9 +90,9 @@ def test_a_topic_that_cannot_be_sealed_is_tried_again_later_and_delays_no_other(
     bad, good = make(cluster, "bad", **DUE), make(cluster, "good", **DUE)
     tried, sealing = [], seal_task.sealing
 
-    def sealing_of(cluster, writer, topic, *arguments):
+    def sealing_of(cluster, writer, topic, *arguments, **options):
         tried.append(topic.name)
-        yield from of_bad() if topic.name == "bad" else sealing(cluster, writer, topic, *arguments)
+        yield from of_bad() if topic.name == "bad" else sealing(cluster, writer, topic, *arguments, **options)
 
     monkeypatch.setattr(seal_task, "sealing", sealing_of)
     rounds = TableRounds()
@@ -111,16 +113,58 @@ def test_a_topic_that_cannot_be_sealed_is_tried_again_later_and_delays_no_other(
     assert_delta_is_the_log(cluster)
 
 
+def test_a_topic_that_takes_long_does_not_delay_the_tables_of_the_others(cluster, log, monkeypatch):
+    slow, good = make(cluster, "a", **DUE), make(cluster, "good", **DUE)
+    published, sealing, publish_all = threading.Event(), seal_task.sealing, seal_task.publish_all
+
+    def sealing_of(cluster, writer, topic, *arguments, **options):
+        if topic.name == "a":
+            assert published.wait(LIMIT_S), "the other topic waits for it"
+        yield from sealing(cluster, writer, topic, *arguments, **options)
+
+    def publish(cluster, topics, **options):
+        done = publish_all(cluster, topics, **options)
+        if good.topic_id in done:
+            published.set()
+        return done
+
+    monkeypatch.setattr(seal_task, "sealing", sealing_of)
+    monkeypatch.setattr(seal_task, "publish_all", publish)
+    due(cluster, log, slow, good)
+    assert run(cluster, TableRounds()) == ["good", "a"]
+    assert_delta_is_the_log(cluster)
+
+
 def test_of_the_topics_that_failed_one_is_tried_in_a_round(cluster, log, monkeypatch):
     topics = [make(cluster, name, **DUE) for name in ("a", "b", "c", "good")]
     rounds = TableRounds(topics_max=3)
     due(cluster, log, *topics[:3])
     monkeypatch.setattr(seal_task, "sealing", fail)
-    assert run(cluster, rounds) == ["a", "b", "c", "failed"]
+    assert sorted(run(cluster, rounds)) == ["a", "b", "c", "failed"]
     let_time_pass(rounds)
     due(cluster, log, topics[3])
     monkeypatch.undo()
-    assert run(cluster, rounds) == ["a", "good"]
+    assert sorted(run(cluster, rounds)) == ["a", "good"]
+
+
+@pytest.mark.usefixtures("frozen")
+def test_after_a_failure_of_many_topics_each_round_tries_twice_as_many(cluster, log, monkeypatch):
+    rounds = TableRounds()
+
+    def tried():
+        let_time_pass(rounds)
+        return len([topic for topic in run(cluster, rounds) if topic != "failed"])
+
+    due(cluster, log, *(make(cluster, f"t{number}", **DUE) for number in range(8)))
+    with monkeypatch.context() as patch:
+        patch.setattr(seal_task, "sealing", fail)
+        assert tried() == 8
+        assert tried() == 1
+    assert [tried(), tried()] == [1, 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(seal_task, "sealing", fail)
+        assert tried() == 4
+    assert [tried(), tried(), tried()] == [1, 2, 2]
 
 
 @pytest.mark.usefixtures("frozen")

@@ -10,6 +10,7 @@ from contextlib import closing
 from http.client import HTTPConnection
 from threading import Barrier, Event, Semaphore
 from time import thread_time
+from types import SimpleNamespace
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -23,7 +24,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-from spark_log import Cluster, Consumer, Registry
+from spark_log import Cluster, Consumer, Registry, clock
+from spark_log.cluster.lease import unfenced
+from spark_log.config import ClusterSettings
 from spark_log.errors import (
     InvalidRecordError,
     InvalidSchemaError,
@@ -31,12 +34,15 @@ from spark_log.errors import (
     SchemaRegistryUnavailableError,
     TopicAlreadyExistsError,
 )
+from spark_log.facts.metrics.task_runs import TaskRunBuffer
 from spark_log.gateway.registry.server import serving
 from spark_log.log.columns import definitions
 from spark_log.log.columns.key_and_value import PARTS
 from spark_log.log.columns.protobuf.messages import message_class
 from spark_log.log.records.schema import read_schema
-from spark_log.maintenance import rewrite_tasks, run_tasks
+from spark_log.maintenance import rewrite_tasks, run_tasks, seal_task
+from spark_log.maintenance.coordinator.lease_runner import PeriodicTaskContext
+from spark_log.maintenance.coordinator.periodic_tasks import coordinator_tasks
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Store
 from spark_log.registry import external_ids, references, registrations, topic_schemas
@@ -51,7 +57,8 @@ from tests.support.descriptors import Order
 from tests.support.python_process import PythonProcess
 from tests.support.records import ranges_of
 from tests.support.registry import request
-from tests.support.topics import make
+from tests.support.tails import make_older, tail
+from tests.support.topics import append, make
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite
@@ -380,11 +387,46 @@ def test_a_topic_with_an_external_registry(cluster, log, produce, elsewhere, mon
         alter_configs(cluster, "orders", {"value.columns": "item"})
 
 
-def external_topic(cluster, url, name):
+def external_topic(cluster, url, name, partitions=1, **configs):
     make(
-        cluster, name, value_format="avro", value_framing="confluent", schema_registry_url=url,
-        value_schema="registry:orders-value",
+        cluster, name, partitions, value_format="avro", value_framing="confluent", schema_registry_url=url,
+        value_schema="registry:orders-value", **configs,
     )  # fmt: skip
+
+
+def test_a_registry_that_does_not_answer_delays_the_tails_only_that_need_it(cluster, log, elsewhere, monkeypatch):
+    tasks = {task.name: task for task in coordinator_tasks()}
+    context = PeriodicTaskContext(cluster, ClusterSettings(), unfenced, lambda: False, 1, TaskRunBuffer())
+    Registry(elsewhere).register("orders-value", ONE)
+    with serving(elsewhere, "127.0.0.1", 0) as server:
+        external_topic(cluster, server.url, "orders", 4, delta_max_lag_ms="1000")
+    plain = make(cluster, "plain", delta_max_lag_ms="1000")
+    monkeypatch.setattr(log._loop, "appended", lambda _: None)
+    for partition in range(4):
+        append(log, "orders", "\0\0\0\0\1\6tea" if partition == 3 else "\0\0\0\0\x63\6tea", partition=partition)
+    append(log, plain, "x")
+    make_older(cluster, 600_000)
+    asked, find_id = [], external_ids.find_id
+
+    def find(url, number):
+        asked.append(number)
+        return find_id(url, number)
+
+    monkeypatch.setattr(external_ids, "find_id", find)
+    names = [note.split(" ")[0] for note in tasks["maintenance: seal"].run(context)]
+    assert tail(cluster) == 3, f"the registry was not asked: {names}"
+    with pytest.raises(SchemaRegistryUnavailableError):
+        tasks["maintenance: seal records of new schemas"].run(context)
+    assert tasks["maintenance: seal"].run(context) == [] and tail(cluster) == 3
+    asked.clear()
+    monkeypatch.setattr(seal_task, "clock", SimpleNamespace(monotonic_s=lambda: clock.monotonic_s() + 3_600))
+    with serving(elsewhere, "127.0.0.1", int(server.url.rpartition(":")[2])):
+        tasks["maintenance: seal records of new schemas"].run(context)
+    assert tail(cluster) == 0 and asked == [99], "once for all partitions"
+    append(log, "orders", "\0\0\0\0\1\6tea")
+    make_older(cluster, 600_000)
+    tasks["maintenance: seal"].run(context)
+    assert tail(cluster) == 0
 
 
 def test_schemas_of_ids_are_read_until_they_are_too_long_together(cluster, log, elsewhere, monkeypatch):

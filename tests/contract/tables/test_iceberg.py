@@ -262,11 +262,35 @@ def test_old_snapshots_and_their_files_go(cluster, log):
     now_ms = snapshot["timestamp-ms"]
     assert clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms) == 0, "a reader may be on them"
     old_s = snapshot["timestamp-ms"] / 1000 - 7_200
-    for name in before:
+    for name in before - {os.path.basename(snapshot["manifest-list"])}:
         os.utime(metadata / name, (old_s, old_s))
     assert clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms) == 8, "4 lists and 4 manifests"
     check(cluster, topic)
     assert {name for name in before if name.endswith(".json")} <= set(os.listdir(metadata))
+
+
+@pytest.mark.on_sqlite
+def test_snapshots_stay_few_after_a_commit_by_a_host_whose_clock_is_ahead(cluster, log, monkeypatch):
+    monkeypatch.setattr("spark_log.tables.iceberg.table.METADATA_FILES", 4)
+    monkeypatch.setattr("spark_log.tables.iceberg.table.MANIFEST_FILES", 2)
+    topic = make(cluster, "t", 1, **CONFIGS)
+    log_dir, _ = folder_of(cluster, topic)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(clock, "wall_ms", lambda wall_ms=clock.wall_ms: wall_ms() + 3_650 * 86_400_000)
+        append(log, topic, "first")
+        publish(cluster, topic)
+    for number in range(6):
+        append(log, topic, str(number))
+        publish(cluster, topic)
+    snapshots = snapshots_of(cluster, topic)
+    assert len(snapshots) == 4 and len({each["timestamp-ms"] for each in snapshots}) == 1
+    metadata = metadata_path(cluster, topic).parent
+    now_ms = clock.wall_ms() + 2 * 3_600_000
+    clean_up(open_table(log_dir, topic.folder, ""), set(), now_ms)
+    table = StaticTable.from_metadata(str(metadata_path(cluster, topic)))
+    rows = [table.scan(snapshot_id=each["snapshot-id"]).to_arrow().num_rows for each in snapshots]
+    assert rows == [4, 5, 6, 7], f"each can be read: {os.listdir(metadata)}"
+    check(cluster, topic)
 
 
 @pytest.mark.on_sqlite

@@ -8,12 +8,19 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
+from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.settings import alter_settings
+from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError, StorageUnavailableError
+from spark_log.facts.metrics.task_runs import TaskRunBuffer
+from spark_log.maintenance.coordinator.lease_runner import PeriodicTaskContext
+from spark_log.maintenance.coordinator.periodic_tasks import coordinator_tasks
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs, delete_topic
+from spark_log.tables import publication
+from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.iceberg import catalog as catalogs
 from spark_log.tables.lag_measurement import describe_tables, topics_behind
 from spark_log.tables.publication import publish, try_publish
@@ -24,6 +31,7 @@ from tests.support.producing import change
 from tests.support.replicas import add_brokers, topic_on
 from tests.support.rest_catalog import RestCatalog
 from tests.support.stores import rows_of
+from tests.support.tails import make_older
 from tests.support.topics import append, fill, make
 
 pytestmark = pytest.mark.delta
@@ -381,3 +389,27 @@ def test_a_catalog_that_does_not_answer_delays_nobody(cluster, log, server, monk
         assert catalogs._silent_until_s, "and the next tables do not wait for it"
     catalogs._silent_until_s.clear()
     check(cluster, topic, ["append"])
+
+
+@pytest.mark.on_sqlite
+@pytest.mark.parametrize("kind", ["rest"], indirect=True)
+def test_only_one_task_of_a_coordinator_waits_for_a_catalog(cluster, log, server, monkeypatch):
+    monkeypatch.setattr(log._loop, "appended", lambda _: None)
+    tasks = {task.name: task for task in coordinator_tasks()}
+    context = PeriodicTaskContext(cluster, ClusterSettings(), unfenced, lambda: False, 1, TaskRunBuffer())
+    topic = make(cluster, "t", 1, **{**CONFIGS, "delta_max_lag_ms": "1000", "inline_max_bytes": "100"})
+    append(log, topic, "a")
+    make_older(cluster, 600_000)
+    monkeypatch.setattr(catalogs, "ANSWER_S", 0.2)
+    with server.silent():
+        assert tasks["maintenance: seal"].run(context) != [], "its tail"
+        assert tasks["maintenance: seal"].run(context) == []
+        try_maintain_logs(cluster, topic, catalogs=False)
+        assert not catalogs._silent_until_s, "the catalog was not asked"
+        assert_delta_is_the_log(cluster)
+        tasks["maintenance: publish to the catalog"].run(context)
+        assert catalogs._silent_until_s
+    catalogs._silent_until_s.clear()
+    publication._began_s.clear()  # iceberg.max.lag.ms later
+    tasks["maintenance: publish to the catalog"].run(context)
+    assert values_of(loaded().scan().to_arrow()) == {0: ["a"]}

@@ -10,6 +10,7 @@ from urllib.request import Request
 
 import pytest
 
+from spark_log import clock
 from spark_log.errors import InvalidSchemaError, SchemaRegistryError, SchemaRegistryUnavailableError
 from spark_log.registry import bounded_requests, references
 from spark_log.registry.external import find_id, find_subject
@@ -95,7 +96,7 @@ def test_an_address_that_does_not_answer_is_asked_once(url: str, monkeypatch: py
 
     def patient(request: Request, bytes_max: int) -> bytes:
         """Wait briefly for the silent server only: the one that answers may be slow."""
-        monkeypatch.setattr(bounded_requests, "_SILENCE_S_MAX", 30.0 if request.full_url.startswith(url) else 0.2)
+        monkeypatch.setattr(bounded_requests, "SILENCE_S_MAX", 30.0 if request.full_url.startswith(url) else 0.2)
         return send(request, bytes_max)
 
     monkeypatch.setattr(bounded_requests, "send", patient)
@@ -105,6 +106,26 @@ def test_an_address_that_does_not_answer_is_asked_once(url: str, monkeypatch: py
         silent.accept()[0].close()
         with pytest.raises(BlockingIOError):
             silent.accept()
+
+
+def test_an_address_that_has_not_answered_is_left_alone_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_requests, "SILENCE_S_MAX", 0.1)
+    now_s = clock.monotonic_s()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SchemaRegistryUnavailableError, match="timed out"):
+            find_id(url, 1)
+        silent.accept()[0].close()
+        for ask in (lambda: find_id(url, 2), lambda: find_subject(url, "s", None)):
+            with pytest.raises(SchemaRegistryUnavailableError, match="no answer lately"):
+                ask()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+        monkeypatch.setattr(clock, "monotonic_s", lambda: now_s + 3_600)
+        with pytest.raises(SchemaRegistryUnavailableError, match="timed out"):
+            find_id(url, 2)
+        silent.accept()[0].close()
 
 
 def test_versions_that_are_too_long_together_are_not_read(url: str) -> None:

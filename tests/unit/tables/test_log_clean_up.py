@@ -98,3 +98,18 @@ def test_one_checkpoint_an_hour_stays() -> None:
 def test_files_without_a_time_are_kept() -> None:
     files = dict.fromkeys(log([10 * DAY_MS] * 20, every=5), 0)
     assert expired_files(files, NOW_MS, DAY_MS, 100) == []
+
+
+def test_a_commit_of_a_host_whose_clock_was_ahead_expires_with_the_next_one() -> None:
+    ages_ms = [each * DAY_MS for each in range(39, -1, -1)]
+    expected = expired_files(log(ages_ms, every=5), NOW_MS, 10 * DAY_MS, 100)
+    assert expected
+    for ahead in ((3,), (3, 4), (38,), (39,), range(40)):
+        files = log(ages_ms, every=5)
+        files |= {commit(version): NOW_MS + 3_650 * DAY_MS for version in ahead}
+        expired = expired_files(files, NOW_MS, 10 * DAY_MS, 100)
+        assert expired == ([] if len(ahead) == 40 else expected)
+    files = log([each * 60_000 for each in range(299, -1, -1)], every=10)
+    of_one_an_hour = expired_files(files, NOW_MS, DAY_MS, 100)
+    files |= {checkpoint(9): NOW_MS + DAY_MS}
+    assert expired_files(files, NOW_MS, DAY_MS, 100) == of_one_an_hour
