@@ -121,10 +121,14 @@ class TableLoop:
     def _is_late(self, topic: Topic, tail_bytes: int) -> bool:
         """Return whether the appending thread is to seal this tail, so that appends wait for the loop. A small
         inline.tail.bytes of one topic does not make the clients of a gateway wait (`tail_bytes_min`); nor does a topic
-        that cannot be sealed now, or whose schemas another server has.
+        that cannot be sealed now, that the loop works on (its disk may hang), or whose schemas another server has.
         """
         most = _TAILS_MAX * max(topic.config.inline_tail_bytes, self._tail_bytes_min)
         if not self._in_thread or tail_bytes < most or self._attempts_of(topic).failures:
+            return False
+        with self._changed:
+            touched = self._touched.get(topic.topic_id)
+        if touched is not None and touched.working.locked():
             return False
         return not (self._tail_bytes_min and topic.config.schema_registry_url)
 

@@ -166,6 +166,28 @@ def test_an_append_waits_for_a_tail_that_the_thread_does_not_seal_in_time(cluste
 
 
 @sqlite_only
+def test_no_append_waits_for_a_seal_of_the_thread(cluster, busy_log, monkeypatch):
+    """Its disk may hang."""
+    topic = make(cluster, "t", inline_tail_bytes="2000")
+    began, may_end, sealing = threading.Event(), threading.Event(), []
+
+    def seal(*_):
+        sealing.append(threading.current_thread())
+        if sealing == [busy_log._loop._thread]:
+            began.set()
+            may_end.wait(LIMIT_S)
+        return 1
+
+    monkeypatch.setattr(table_loop, "try_seal", seal)
+    append(busy_log, topic, os.urandom(1_000).hex())
+    assert began.wait(LIMIT_S)
+    for _ in range(3):
+        append(busy_log, topic, os.urandom(4_000).hex())
+    may_end.set()
+    assert sealing == [busy_log._loop._thread]
+
+
+@sqlite_only
 @pytest.mark.parametrize("because", ["its tail is small", "it failed before", "of its registry"])
 def test_the_clients_of_a_gateway_do_not_wait_for_a_topic(cluster, monkeypatch, because):
     log = ClientLog(cluster, in_thread=True, inline_bytes_min=(0, 2_000))
