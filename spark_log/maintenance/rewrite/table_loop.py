@@ -256,14 +256,14 @@ class TableLoop:
         """Seal tails and publish; merge small files without a coordinator. Returns None if there was nothing to do."""
         numbers, began_s = sorted(partitions), clock.monotonic_s()
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
-        done = len(sealed) == len(numbers)
+        all_sealed = len(sealed) == len(numbers)
         if not numbers and not publish and not (alone and self._is_unpublished(topic)):
             return None
-        done = self._publish(topic, cuts) and done
+        done = self._publish(topic, cuts) and all_sealed
         if ICEBERG in topic.config.table_formats:
             self._in_iceberg[topic.topic_id] = topic
         outcome = _Round(done, clock.monotonic_s() - began_s)
-        if not done and self._cluster.store.read(suspected_log_dirs):
+        if not all_sealed and self._cluster.store.read(suspected_log_dirs):
             self._fallback.detect_failures()
         if not alone or not sealed or not self._time_is_left() or clock.monotonic_s() < self._merges_from_s:
             return outcome
