@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_log import clock
-from spark_log.cluster.files.disk_calls import DiskCalls, Use
+from spark_log.cluster.files.disk_calls import Use
 from spark_log.cluster.files.log_dir_folder import LogDirFolder
 from spark_log.cluster.files.new_file import LocalFile, NewFile, RemoteCopy, RemoteFile, create_whole, fsync, make_root
 from spark_log.cluster.files.object_puts import can_create, create_object, object_store_options
@@ -152,14 +152,15 @@ class LogDir(LogDirFolder):
         """Create a file with this content, durably. Returns False if it exists: only one of several processes succeeds.
 
         The log dir must be one that `creates_whole`, and a local folder must exist. In an object store whose answer is
-        lost, the object may exist although this method raised StorageUnavailableError, or returned False.
+        lost, the object may exist although this method raised StorageUnavailableError, or returned False; and a folder
+        that hangs may get the file after this method raised StorageUnavailableError.
         """
         if not self.local:
             return create_object(self.uri, relative, data)
         path = self._resolve(relative)
         self._verify_again()
         with self._storage_errors(relative):
-            return create_whole(Path(path), data)
+            return create_whole(Path(path), Path(self._root), data)
 
     def read_blocks(self, relative: str) -> Generator[memoryview, None, None]:
         """Yield a file's bytes from first to last. Each block is valid until the next one is requested.
@@ -203,7 +204,7 @@ class LogDir(LogDirFolder):
         """Set the time of the last change of a small file, if it exists, to the present. An object is written again."""
         if self.local:
             with self._storage_errors(relative), contextlib.suppress(FileNotFoundError):
-                os.utime(self._resolve(relative))
+                self.in_time(Use.WRITES, lambda: os.utime(self._resolve(relative)))
             return
         with contextlib.suppress(CorruptRecordError):  # it is missing
             content = b"".join(map(bytes, self.read_blocks(relative)))
@@ -227,7 +228,7 @@ class LogDir(LogDirFolder):
                         break
 
             with self._storage_errors(relative):
-                DiskCalls(self._root, Use.WRITES).run(force)
+                self.in_time(Use.WRITES, force)
 
     def read_marker(self) -> Marker | None:
         """Read the marker file. Returns None if there is none. Raises LogDirMismatchError if it is not valid."""

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from spark_log import clock
+from spark_log.cluster.files.disk_calls import Use
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
 from spark_log.errors import CorruptRecordError
@@ -43,6 +44,9 @@ list our hidden folder, and spark-log itself deletes segments.
 _EARLIER_TOMBSTONES = "interval 30 days"
 """The value that earlier versions of spark-log set."""
 
+_ACTION_BYTES = 1_000
+"""The number of bytes that may take as long as an action of a table: 0.1 ms."""
+
 _PROPERTIES = {
     "delta.appendOnly": "true",
     TOMBSTONES: TOMBSTONES_KEPT,
@@ -70,7 +74,8 @@ def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | 
     if log_dir.local:
         log_dir.make_folder(f"{topic.folder}/_delta_log")
     try:
-        table = DeltaTable.create(
+        creation = partial(
+            DeltaTable.create,
             location,
             schema=DELTA_SCHEMA,
             partition_by=PARTITION_COLUMNS,
@@ -79,6 +84,7 @@ def open_table(log_dir: LogDir, topic: Topic, *, create: bool) -> "DeltaTable | 
             configuration=_PROPERTIES,
             storage_options=options,
         )
+        table = log_dir.in_time(Use.WRITES, creation)
         log_dir.sync(commit_path(topic.folder, table.version()))
         return table
     except DeltaError:  # another publisher created it first
@@ -249,8 +255,11 @@ class OpenDelta(OpenTable):
         # without retries a commit makes exactly the version after the compared one, or fails
         version = self._delta.version() + 1
         assert self._active is not None, "compared before"
-        try:
-            commit_changes(self._delta, what, self._active, before, self._table.applications, transaction_version)
+        commit = partial(
+            commit_changes, self._delta, what, self._active, before, self._table.applications, transaction_version
+        )
+        try:  # deltalake reads all actions of the table again
+            self._table.log_dir.in_time(Use.WRITES, commit, _ACTION_BYTES * len(self._active))
         except CommitFailedError as error:
             raise ConflictingCommitError from error
         self._sync(version)

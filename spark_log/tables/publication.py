@@ -44,7 +44,7 @@ from spark_log.tables.table_changes import (
     TopicTable,
     find_changes,
 )
-from spark_log.tables.unopened_publication import opened, publish_unopened, settle, withdraw_if_absent
+from spark_log.tables.unopened_publication import opened, publish_unopened, report_hang, settle, withdraw_if_absent
 
 logger = logging.getLogger(__name__)
 
@@ -135,10 +135,10 @@ def publish_all(
 ) -> dict[TopicId, Published]:
     """Publish topics to their tables in every log dir that is online. A failing one does not stop the others.
 
-    Unless `eager`, Iceberg tables that this process has published lately are left for a later publication, so that they
-    get no more snapshots than iceberg.max.lag.ms demands; and only the errors of Delta tables are returned, those of
-    the other tables are logged. `cuts` are for current-state tables (`cuts`). Without `catalogs`, tables in a catalog,
-    which may not answer, are left too; without `folders` all others.
+    Unless `eager`, Iceberg tables that this process has published lately are left for later, so that they get no more
+    snapshots than iceberg.max.lag.ms demands; and only the errors of Delta tables are returned, those of the others are
+    logged. `cuts` are for current-state tables (`cuts`). Without `catalogs`, tables in a catalog, which may not answer,
+    are left too; without `folders` all others.
     """
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
@@ -164,13 +164,13 @@ def publish_all(
                 if version is not None and table.target != ICEBERG and checkpoints.is_due(table, version):
                     due.add(topic_id)
             except Exception as error:  # of whatever kind: the other tables go on
+                report_hang(cluster, table)
                 if table.target == DELTA or eager:
                     errors.setdefault(topic_id, error)
                 else:
                     logger.warning("%s not updated, tried again later: %s", table.title, redact(str(error)))
-        published |= {
-            topic.topic_id: Published(errors.get(topic.topic_id), topic.topic_id in due) for topic in together
-        }
+        ids = [topic.topic_id for topic in together]
+        published |= {topic_id: Published(errors.get(topic_id), topic_id in due) for topic_id in ids}
     return published
 
 
@@ -268,6 +268,7 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
 
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
     _began_s[topic.uuid, table.target] = clock.monotonic_s()
+    log_dir.check_that_no_call_hangs()
     log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     made_anew = False
     for _ in range(_ATTEMPTS):

@@ -2,6 +2,7 @@
 one snapshot, one transaction for all intents, a commit file for each table, and one transaction that records them.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.errors import SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
@@ -156,11 +158,20 @@ def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Differenc
     return versions
 
 
+def report_hang(cluster: Cluster, table: TopicTable) -> None:
+    """After a failed publication, ask the controller to inspect the log dir if a call into its folder hangs."""
+    if table.log_dir.hangs():
+        with contextlib.suppress(SparkLogError):  # of the store: the next publication reports it
+            report_failure(cluster.store, table.info.log_dir_id, size=1)
+
+
 def withdraw_if_absent(cluster: Cluster, table: TopicTable, version: int, transaction_version: int) -> None:
     """Withdraw the intent of a commit of this process that has failed, if it is certain that it was not made. In an
-    object store and in a catalog it may still be made: the answer was lost.
+    object store and in a catalog it may still be made, since the answer was lost; and in a folder in which a call
+    hangs.
     """
-    if table.target != ICEBERG and table.log_dir.local and _is_newest(table, version - 1):
+    may_come = table.target == ICEBERG or not table.log_dir.local or table.log_dir.hangs()
+    if not may_come and _is_newest(table, version - 1):
         cluster.store.transact(lambda c, _attempt: publication_intent.withdraw(c, table.key, transaction_version))
 
 

@@ -3,17 +3,24 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISREG
+from typing import TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
 
+from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.cluster.files.new_file import make_folders
 from spark_log.cluster.log_dir_uris import asks_for_region
 from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, UnsafePathError, redact, storage_error
+
+R = TypeVar("R")
+
+_STATUS_BYTES = 100_000
+"""The number of bytes that may take as long as the status of a file: 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +137,17 @@ class LogDirFolder:
         if not self.local:
             return [entry.name for entry in self.entries(folder)]
         with self._storage_errors(folder or "its folder"), _if_it_exists():
-            return os.listdir(self._resolve(folder) if folder else self._root)
+            return self.in_time(Use.READS, lambda: os.listdir(self._resolve(folder) if folder else self._root))
         return []
 
     def sizes(self, relatives: Sequence[str]) -> list[int | None]:
         """Return the size of each file in bytes, None for a file that does not exist."""
+
+        def infos() -> list[fs.FileInfo]:
+            return list(self._fs.get_file_info([self._resolve(relative) for relative in relatives]))
+
         with self._storage_errors("segments"):
-            infos = self._fs.get_file_info([self._resolve(relative) for relative in relatives])
-        return [info.size for info in infos]
+            return [info.size for info in self.in_time(Use.READS, infos, _STATUS_BYTES * len(relatives))]
 
     def delete(self, relative: str) -> None:
         """Remove a file, if it exists. Only clean-up, or its writer before any metadata names it, may call this."""
@@ -162,7 +172,28 @@ class LogDirFolder:
         """Make a folder and force its entry to disk. Object stores have no folders."""
         if self.local:
             with self._storage_errors(relative):
-                make_folders(Path(self._resolve(relative)), Path(self._root))
+                self.in_time(Use.WRITES, lambda: make_folders(Path(self._resolve(relative)), Path(self._root)))
+
+    def in_time(self, use: Use, call: Callable[[], R], size: int = 0) -> R:
+        """Make a call that reads or writes `size` bytes here. In a local folder it has the limit of DiskCalls, which
+        raises StorageUnavailableError.
+        """
+        if not self.local:
+            return call()
+        return DiskCalls(self.uri if use is Use.READS else self._root, use).run(call, size)
+
+    def check_that_no_call_hangs(self) -> None:
+        """Raise StorageUnavailableError if a call into this local folder has not returned in time."""
+        for use in Use:
+            self.in_time(use, lambda: None)
+
+    def hangs(self) -> bool:
+        """Whether `check_that_no_call_hangs` raises."""
+        try:
+            self.check_that_no_call_hangs()
+        except StorageUnavailableError:
+            return True
+        return False
 
     def _resolve(self, relative: str) -> str:
         parts = PurePosixPath(relative)

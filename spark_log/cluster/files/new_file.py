@@ -132,24 +132,31 @@ class LocalFile:
                 self._temporary.unlink()
 
 
-def create_whole(path: Path, data: bytes) -> bool:
+def create_whole(path: Path, root: Path, data: bytes) -> bool:
     """Create a file: temp file -> fsync -> link, which never replaces a file -> fsync the folder.
 
-    Returns False if the file exists already.
+    Returns False if the file exists already. Raises StorageUnavailableError after the limit of DiskCalls; if the link
+    hangs, the file may be created later.
     """
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync(path.parent)
-    return True
+    calls = DiskCalls(str(root), Use.WRITES)
+
+    def create() -> bool:
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if not calls.left:
+                os.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync(path.parent)
+        return True
+
+    return calls.run(create, len(data))
 
 
 class RemoteFile:

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import COORDINATOR, lease_status
+from spark_log.cluster.log_dir_failures import suspected_log_dirs
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import TopicId
 from spark_log.log.append.companions import Append
 from spark_log.log.append.write_ids import Writer
+from spark_log.maintenance.rewrite.rewrite_plan import segments
 from spark_log.maintenance.rewrite.segment_merge import BACKGROUND_GROWTH, merge, partitions_to_merge
 from spark_log.maintenance.rewrite.table_schedule import (
     Attempts,
@@ -32,6 +34,7 @@ from spark_log.maintenance.rewrite.table_schedule import (
 )
 from spark_log.maintenance.rewrite.tail_seal import last_files_ms, tails, try_seal
 from spark_log.process import start_thread, stop_at_exit
+from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.tables.checkpoints import try_maintain_logs
 from spark_log.tables.current.cut import NO_CUTS, Cut, cuts
 from spark_log.tables.lag_measurement import delta_lags
@@ -84,6 +87,7 @@ class TableLoop:
         """`tail_bytes_min` is the lower bound of inline.tail.bytes, for topics that leave it at its default."""
         self._cluster, self._writer, self._tail_bytes_min = cluster, writer, tail_bytes_min
         self._in_thread = in_thread
+        self._fallback = FallbackController(cluster)
         self._changed = threading.Condition()
         self._touched: dict[int, _Touched] = {}
         self._attempts: dict[int, Attempts] = {}
@@ -121,10 +125,14 @@ class TableLoop:
     def _is_late(self, topic: Topic, tail_bytes: int) -> bool:
         """Return whether the appending thread is to seal this tail, so that appends wait for the loop. A small
         inline.tail.bytes of one topic does not make the clients of a gateway wait (`tail_bytes_min`); nor does a topic
-        that cannot be sealed now, or whose schemas another server has.
+        that cannot be sealed now, that the loop works on (its disk may hang), or whose schemas another server has.
         """
         most = _TAILS_MAX * max(topic.config.inline_tail_bytes, self._tail_bytes_min)
         if not self._in_thread or tail_bytes < most or self._attempts_of(topic).failures:
+            return False
+        with self._changed:
+            touched = self._touched.get(topic.topic_id)
+        if touched is not None and touched.working.locked():
             return False
         return not (self._tail_bytes_min and topic.config.schema_registry_url)
 
@@ -138,13 +146,13 @@ class TableLoop:
             touched = self._touched.setdefault(topic.topic_id, _Touched(topic))
             touched.topic = topic
             touched.appends += 1
-            now_s, due_s = clock.monotonic_s(), math.inf
+            now_s, due_s, attempts = clock.monotonic_s(), math.inf, self._attempts_of(topic)
             if full is not None:
                 touched.full.add(full)
-                due_s = now_s
+                due_s = max(now_s, attempts.from_s) if attempts.failures else now_s
             elif has_files:
                 touched.has_files = True
-                due_s = max(now_s, self._attempts_of(topic).from_s) if self._in_thread else now_s
+                due_s = max(now_s, attempts.from_s) if self._in_thread else now_s
             elif topic.config.delta_max_lag_ms >= 0 and not touched.has_tails:
                 touched.has_tails = True  # their age is unknown: an earlier process may have left them
                 due_s = now_s if self._in_thread else now_s + look_after_ms(topic.config) / 1000
@@ -214,7 +222,8 @@ class TableLoop:
                     wait_ms = int(1000 * max(0.0, attempts.from_s - clock.monotonic_s()))
                 elif wait_ms is None and touched.appends > appends:
                     wait_ms = look_after_ms(topic.config, cost_ms)
-                if self._in_thread and not touched.full:  # appends during the round have made the next one due
+                # appends during the round have made the next one due
+                if failed or (self._in_thread and not touched.full):
                     touched.due_s = max(touched.due_s, attempts.from_s)
                 touched.has_tails = wait_ms is not None and topic.config.delta_max_lag_ms >= 0
                 if wait_ms is not None and touched.has_tails:
@@ -247,14 +256,15 @@ class TableLoop:
         """Seal tails and publish; merge small files without a coordinator. Returns None if there was nothing to do."""
         numbers, began_s = sorted(partitions), clock.monotonic_s()
         sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
-        done = len(sealed) == len(numbers)
-        if sealed or publish or (alone and self._is_unpublished(topic)):
-            done = self._publish(topic, cuts) and done
-            if ICEBERG in topic.config.table_formats:
-                self._in_iceberg[topic.topic_id] = topic
-        elif not numbers:
+        all_sealed = len(sealed) == len(numbers)
+        if not numbers and not publish and not (alone and self._is_unpublished(topic)):
             return None
+        done = self._publish(topic, cuts) and all_sealed
+        if ICEBERG in topic.config.table_formats:
+            self._in_iceberg[topic.topic_id] = topic
         outcome = _Round(done, clock.monotonic_s() - began_s)
+        if not all_sealed and self._cluster.store.read(suspected_log_dirs):
+            self._fallback.detect_failures()
         if not alone or not sealed or not self._time_is_left() or clock.monotonic_s() < self._merges_from_s:
             return outcome
         crowded = self._cluster.store.read(lambda c: partitions_to_merge(c, topic, BACKGROUND_GROWTH, _MERGE_BYTES_MAX))
@@ -282,8 +292,11 @@ class TableLoop:
         return done
 
     def _seal(self, topic: Topic, partition: int) -> bool:
-        """Seal a tail, and return whether it was sealed or there was none."""
-        return try_seal(self._cluster, self._writer, topic, partition) is not None
+        """Seal a tail, and return whether none is left of it: too few in-sync replicas may have got the file."""
+        files = try_seal(self._cluster, self._writer, topic, partition)
+        if files == 0:
+            return not self._cluster.store.read(lambda connection: segments(connection, topic, partition, inline=True))
+        return files is not None
 
     def _is_unpublished(self, topic: Topic) -> bool:
         """Whether some Delta table of the topic lacks a file."""

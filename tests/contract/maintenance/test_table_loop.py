@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
@@ -25,6 +26,7 @@ from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import output_of, run_process
 from tests.support.records import read_all
+from tests.support.replicas import folder_of, take_away, topic_on
 from tests.support.stores import topics_view
 from tests.support.tails import make_older, tail
 from tests.support.topics import append, make
@@ -163,6 +165,58 @@ def test_an_append_waits_for_a_tail_that_the_thread_does_not_seal_in_time(cluste
     assert tail(cluster) == 3
     append(busy_log, topic, os.urandom(4_000).hex())
     assert tail(cluster) == 0
+
+
+@sqlite_only
+def test_no_append_waits_for_a_seal_of_the_thread(cluster, busy_log, monkeypatch):
+    """Its disk may hang."""
+    topic = make(cluster, "t", inline_tail_bytes="2000")
+    began, may_end, sealing = threading.Event(), threading.Event(), []
+
+    def seal(*_):
+        sealing.append(threading.current_thread())
+        if sealing == [busy_log._loop._thread]:
+            began.set()
+            may_end.wait(LIMIT_S)
+        return 1
+
+    monkeypatch.setattr(table_loop, "try_seal", seal)
+    append(busy_log, topic, os.urandom(1_000).hex())
+    assert began.wait(LIMIT_S)
+    for _ in range(3):
+        append(busy_log, topic, os.urandom(4_000).hex())
+    may_end.set()
+    assert sealing == [busy_log._loop._thread]
+
+
+@pytest.mark.on_data_store
+def test_a_seal_detects_that_a_log_dir_has_failed(three_brokers):
+    """Without a controller it would be refused each time: too few in-sync replicas get the file."""
+    topic = topic_on(three_brokers, "t", [[1, 2]], inline_tail_bytes="1000", retention_ms="-1")
+    folder = folder_of(three_brokers, 2)
+    folder.rename(folder.with_name("away"))
+    log = ClientLog(three_brokers)
+    append(log, topic, os.urandom(1_000).hex())
+    assert len(topics_view(three_brokers).store.read(failures_of_log_dirs)) == 1
+    log.close()
+    assert tail(three_brokers) == 0
+    assert topics_view(three_brokers).store.read(delta_lags) == {}
+
+
+@sqlite_only
+@pytest.mark.on_data_store
+def test_a_tail_that_cannot_be_sealed_is_not_written_for_each_append(three_brokers, monkeypatch):
+    topic = topic_on(
+        three_brokers, "t", [[1, 2]], inline_tail_bytes="1000", delta_max_lag_ms="600000", min_insync_replicas="2"
+    )
+    take_away(three_brokers, 2)
+    seals, try_seal = [], table_loop.try_seal
+    monkeypatch.setattr(table_loop, "try_seal", lambda *of: seals.append(try_seal(*of)) or seals[-1])
+    log = ClientLog(three_brokers)
+    for _ in range(3):
+        append(log, topic, os.urandom(1_000).hex(), acks=1)
+    assert seals == [0], "too few replicas are in sync"
+    log.close()
 
 
 @sqlite_only

@@ -17,18 +17,24 @@ from spark_log.cluster.files.disk_calls import DiskCalls
 from spark_log.cluster.files.new_file import LocalFile
 from spark_log.cluster.lease import COORDINATOR, unfenced
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.log_dir_failures import failures_of_log_dirs
+from spark_log.cluster.log_dir_failures import failures_of_log_dirs, suspected_log_dirs
 from spark_log.errors import NotCoordinatorError, StorageUnavailableError
 from spark_log.facts.topics import describe_topics
+from spark_log.failpoints import failpoint
 from spark_log.log.log import Records
 from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator import lease_runner
 from spark_log.maintenance.coordinator.lease_runner import LeaseRunner, PeriodicTask
+from spark_log.metadata import tables as t
 from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.replicas.followers import COPIES_MAX, Followers
+from spark_log.tables import unopened_publication
+from spark_log.tables.lag_measurement import delta_lags
+from spark_log.tables.publication import publish
+from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.power_cut import Disk, needs_a_disk
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers, folder_of, take_away, topic_on
@@ -60,7 +66,7 @@ def frozen(three_brokers, monkeypatch):
         wait_until(lambda: sum(not each.done() for each in answers) <= 1)
         return wait(answers, min(timeout_s, 2 * ANSWER_S))
 
-    leave_soon(monkeypatch, lambda root: str(folder) in root)
+    leave_soon(monkeypatch, lambda root: str(folder) in root and not thawed.is_set())
     monkeypatch.setattr(log_dir_inspection, "wait", wait_for_the_others)
     monkeypatch.setattr(os, "fsync", hanging)
     yield thawed
@@ -76,6 +82,10 @@ def no_calls():
 
 def offline(cluster):
     return cluster.store.read(failures_of_log_dirs)
+
+
+def intents(cluster):
+    return cluster.store.read(lambda connection: connection.execute(t.publication_intent.select()).all())
 
 
 def isr(cluster, topic):
@@ -191,6 +201,47 @@ def test_a_folder_that_hangs_after_the_file_got_its_name(three_brokers, frozen, 
         monkeypatch.setattr(os, "fsync", folders_hang)
         append(log, topic, "w")
     assert list(isr(three_brokers, "t")) == [1, 2]
+
+
+@pytest.mark.delta
+def test_a_publication_leaves_out_the_log_dir(three_brokers, frozen, monkeypatch):
+    """It reports the failure. Without a controller, the next append detects it."""
+    topic = topic_on(three_brokers, "t", [[1, 3]], inline_max_bytes="0", retention_ms="-1")
+    frozen.set()
+    with closing(ClientLog(three_brokers)) as log:
+        append(log, topic, "v")
+        monkeypatch.setattr(unopened_publication, "failpoint", lambda _: frozen.clear())
+        append(log, topic, "w")
+        assert len(three_brokers.store.read(suspected_log_dirs)) == 1
+        append(log, topic, "x")
+        assert len(offline(three_brokers)) == 1
+        assert list(isr(three_brokers, "t")) == [1]
+        assert three_brokers.store.read(delta_lags) == {}
+        monkeypatch.setattr(unopened_publication, "failpoint", failpoint)
+        frozen.set()
+        wait_until(lambda: not inspect_log_dirs(three_brokers, unfenced).checks and not offline(three_brokers))
+    publish(three_brokers, topic)
+    assert_delta_is_the_log(three_brokers)
+
+
+@pytest.mark.delta
+def test_a_commit_that_a_disk_makes_late_is_found(three_brokers, frozen, monkeypatch):
+    topic = topic_on(three_brokers, "t", [[3]], inline_max_bytes="0", retention_ms="-1")
+    link = os.link
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(os, "link", lambda *names: frozen.wait(LIMIT_S) and link(*names))
+    frozen.set()
+    with closing(ClientLog(three_brokers)) as log:
+        append(log, topic, "v")
+        monkeypatch.setattr(unopened_publication, "failpoint", lambda _: frozen.clear())
+        append(log, topic, "w")
+        assert intents(three_brokers), "none is withdrawn whose commit may still be made"
+        monkeypatch.setattr(unopened_publication, "failpoint", failpoint)
+        frozen.set()
+        wait_until(no_calls)
+    publish(three_brokers, topic)
+    assert_delta_is_the_log(three_brokers)
+    assert not intents(three_brokers)
 
 
 def test_without_another_replica_the_append_fails_and_other_partitions_go_on(three_brokers, frozen):
