@@ -152,8 +152,7 @@ def publish_all(
             continue
         due: set[TopicId] = set()
         waiting = set() if eager else {topic.topic_id for topic in together if has_time(topic, ICEBERG)}
-        # a catalog that does not answer delays no table without one
-        for table in sorted(tables, key=lambda table: table.catalog is not None):
+        for table in sorted(tables, key=lambda table: table.catalog is not None):  # catalogs, which may hang, last
             topic_id = table.topic.topic_id
             if table.target == ICEBERG and topic_id in waiting:
                 continue
