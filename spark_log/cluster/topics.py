@@ -165,6 +165,12 @@ def topics_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict
     return {row.topic_id: _topic_of(row) for row in connection.execute(query)}
 
 
+def copies_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict[TopicId, Topic]:
+    """Return the topics with these ids that have rows here, by id, in whichever state they are."""
+    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids))
+    return {TopicId(row.topic_id): _topic_of(row) for row in connection.execute(query)}
+
+
 def topics_of_uuids(connection: sa.Connection, uuids: Collection[str]) -> dict[str, Topic]:
     """Return the topics with these uuids (Kafka's topic ids), by uuid."""
     query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.uuid.in_(uuids), IS_LIVE)
