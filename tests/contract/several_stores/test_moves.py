@@ -1,17 +1,23 @@
 """Topics move between stores: no record is lost, none is twice, and each keeps its offset."""
 
 import threading
+import uuid
 from contextlib import contextmanager, suppress
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
+from kafka.errors import OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.stores import remove_store
 from spark_log.cluster.topics import find_topic, list_topics, moving_topics
 from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError
+from spark_log.gateway.records.fetch_requests import _answers, _Asked
+from spark_log.gateway.records.topic_cache import TopicCache
+from spark_log.gateway.topic_stores import TopicStores
 from spark_log.ids import HOME
 from spark_log.log.log import Records
 from spark_log.log.reader import LogReader
@@ -200,6 +206,23 @@ def test_a_consumer_reads_new_records_before_the_former_store_has_removed_the_ro
         move_but_leave_the_rows(stores, target, monkeypatch)
         append(stores, "b")
         assert texts_of(consumer, 1) == ["b"]
+
+
+def test_a_gateway_that_knows_the_former_store_finds_an_offset_of_the_new_one(stores, way, monkeypatch):
+    """Another gateway has given the client the offset."""
+    source, target = way
+    create(stores, source, partitions=1)
+    append(stores, "a")
+    topics = TopicCache(stores)
+    services = SimpleNamespace(topics=topics, stores=TopicStores(stores, topics))
+    asked = _Asked("t", uuid.UUID(int=0), 0, 2, 1_000)
+    out_of_range = OffsetOutOfRangeError.errno
+    assert [answer.error for answer in _answers(services, [asked])] == [out_of_range]
+    move_but_leave_the_rows(stores, target, monkeypatch)
+    append(stores, "b", "c")
+    [answer] = _answers(services, [asked])
+    assert (answer.error, answer.high_watermark) == (0, 3)
+    services.stores.close()
 
 
 def test_a_new_consumer_reads_a_topic_that_is_not_live_yet_and_its_other_topics(stores, address, monkeypatch):
