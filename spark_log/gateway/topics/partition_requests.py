@@ -241,17 +241,17 @@ def _running(
     error of a store that has a requested topic.
     """
     stores = services.stores
-    found: dict[TopicPartition, ReassignmentStatus] = {}
+    running: dict[TopicPartition, ReassignmentStatus] = {}
     if requested is None:
         for statuses in stores.in_all(lambda cluster: list_reassignments(cluster.store)):
-            found |= statuses
-        return found
+            running |= statuses
+        return running
     asked = dict.fromkeys(stores.of(name) for name in {tp.topic for tp in requested})
     for outcome in stores.in_each(asked, lambda cluster, _: list_reassignments(cluster.store), CHANGE_S).values():
         if isinstance(outcome, SparkLogError):
             raise outcome
-        found |= outcome
-    return found
+        running |= outcome
+    return running
 
 
 def _ongoing(kind: Message, number: int, status: ReassignmentStatus) -> Message:
