@@ -146,12 +146,22 @@ def _topic_of(row: Any) -> Topic:
 
 
 def find_topics(
-    connection: sa.Connection, names: Iterable[str] | None = None, *, lock: bool = False, skip_locked: bool = False
+    connection: sa.Connection,
+    names: Iterable[str] | None = None,
+    *,
+    only_live: bool = True,
+    lock: bool = False,
+    skip_locked: bool = False,
 ) -> dict[str, Topic]:
     """Return by name those of these topics that exist, or all topics for None. `lock` locks their rows for update; with
     `skip_locked`, topics that another transaction has locked are left out.
+
+    A topic that has been moved to this store has a complete copy here before it is live: a reader whom home has sent
+    here sets `only_live` to False.
     """
-    query = sa.select(*_TOPIC_COLUMNS).where(IS_LIVE).order_by(TOPIC.topic_id)
+    query = sa.select(*_TOPIC_COLUMNS).order_by(TOPIC.topic_id)
+    if only_live:
+        query = query.where(IS_LIVE)
     if names is not None:  # no topic has an illegal name, and a database may refuse it (NUL, lone surrogates)
         query = query.where(TOPIC.name.in_([name for name in names if is_legal(name)]))
     if lock:
@@ -163,12 +173,6 @@ def topics_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict
     """Return the topics with these ids that still exist, by id."""
     query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids), IS_LIVE)
     return {row.topic_id: _topic_of(row) for row in connection.execute(query)}
-
-
-def copies_of_ids(connection: sa.Connection, topic_ids: Collection[int]) -> dict[TopicId, Topic]:
-    """Return the topics with these ids that have rows here, by id, in whichever state they are."""
-    query = sa.select(*_TOPIC_COLUMNS).where(TOPIC.topic_id.in_(topic_ids))
-    return {TopicId(row.topic_id): _topic_of(row) for row in connection.execute(query)}
 
 
 def topics_of_uuids(connection: sa.Connection, uuids: Collection[str]) -> dict[str, Topic]:

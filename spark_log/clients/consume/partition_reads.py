@@ -14,7 +14,7 @@ from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.clients.consume.partition_stores import PartitionStores
 from spark_log.clients.consume.subscription import PartitionState, Subscription, settle
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, copies_of_ids
+from spark_log.cluster.topics import Topic, find_topics
 from spark_log.log.columns.column_choice import check_names, chosen_fields, top_columns
 from spark_log.log.columns.key_and_value import TYPED
 from spark_log.log.partitions.lineage import diverging_offset
@@ -271,9 +271,10 @@ class Fetching:
         """
         topic_ids = {name: positions[ids.TopicPartition(name, number)].topic_id for name, number in partitions}
         typed = self._columns is not None and not set(top_columns(self._columns)).isdisjoint(TYPED)
-        unknown = [topic_id for topic_id in topic_ids.values() if typed or topic_id not in self._known]
-        if unknown:  # also a topic that has been moved here, and is not live yet: its copy is complete
-            self._known.update(copies_of_ids(connection, unknown))
+        unknown = [name for name, topic_id in topic_ids.items() if typed or topic_id not in self._known]
+        if unknown:
+            topics = find_topics(connection, unknown, only_live=False)
+            self._known.update((topic.topic_id, topic) for topic in topics.values())
         return {name: self._known[topic_id] for name, topic_id in topic_ids.items()}
 
     def _open(

@@ -225,10 +225,11 @@ def test_a_gateway_that_knows_the_former_store_finds_an_offset_of_the_new_one(st
     services.stores.close()
 
 
-def test_a_new_consumer_reads_a_topic_that_is_not_live_yet_and_its_other_topics(stores, address, monkeypatch):
+def test_new_readers_read_a_topic_that_is_not_live_yet_and_their_other_topics(stores, address, monkeypatch):
     create(stores, "home", partitions=1)
     append(stores, "a")
     move_but_leave_the_rows(stores, "east", monkeypatch, live=False)
+    assert stored(stores, "t") == {0: ["a"]}
     create_topic(stores, "u")
     with Producer(cluster=address) as producer:
         producer.send("u", b"b")
