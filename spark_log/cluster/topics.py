@@ -171,12 +171,22 @@ def _topic_of(row: Any) -> Topic:
 
 
 def find_topics(
-    connection: sa.Connection, names: Iterable[str] | None = None, *, lock: bool = False, skip_locked: bool = False
+    connection: sa.Connection,
+    names: Iterable[str] | None = None,
+    *,
+    only_live: bool = True,
+    lock: bool = False,
+    skip_locked: bool = False,
 ) -> dict[str, Topic]:
     """Return by name those of these topics that exist, or all topics for None. `lock` locks their rows for update; with
     `skip_locked`, topics that another transaction has locked are left out.
+
+    A topic that has been moved to this store has a complete copy here before it is live: a reader whom home has sent
+    here sets `only_live` to False.
     """
-    query = sa.select(*_TOPIC_COLUMNS).where(IS_LIVE).order_by(TOPIC.topic_id)
+    query = sa.select(*_TOPIC_COLUMNS).order_by(TOPIC.topic_id)
+    if only_live:
+        query = query.where(IS_LIVE)
     if names is not None:  # no topic has an illegal name, and a database may refuse it (NUL, lone surrogates)
         query = query.where(TOPIC.name.in_([name for name in names if is_legal(name)]))
     if lock:

@@ -9,10 +9,8 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
-
-from kafka.protocol.schemas.fields.array import ArrayField
 
 from spark_log import clock
 from spark_log.cluster.quotas.rules import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, Bucket
@@ -35,6 +33,7 @@ from spark_log.gateway.protocol.wire import (
     RequestHeader,
     decode_body,
     encode_response,
+    has_long_array,
     is_quick,
     read_body,
 )
@@ -47,8 +46,8 @@ logger = logging.getLogger(__name__)
 _PRODUCE, _FETCH, _API_VERSIONS, _SHARE_FETCH = 0, 1, 18, 78
 _FETCHES = (_FETCH, _SHARE_FETCH)
 _BYTES_RATES = {_PRODUCE: PRODUCER_BYTE_RATE, **dict.fromkeys(_FETCHES, CONSUMER_BYTE_RATE)}
-_LARGE_ELEMENTS, _LARGE_BYTES = 200, 256 * 1024
-"""A response with an array of more elements, or with more bytes of records, is encoded in a thread."""
+_LARGE_BYTES = 256 * 1024
+"""A response with more bytes of records, or with a long array, is encoded in a thread."""
 _STEP_BYTES = 64 * 1024
 """The bytes of an answer that are written at a time. The next ones wait until the client has read most of them."""
 _LAST_ANSWER_S = _LONG_S = 1.0
@@ -78,15 +77,24 @@ class Connection:
         self._cpu_share: tuple[Bucket, float] | None = None
         """The bucket that is charged for the CPU time of the last request that was read, and the charge so far."""
         self._active_s = clock.monotonic_s()
+        """The time of the last request, or at which the client last took bytes of an answer."""
+        self._unsent_bytes: int | None = None
+        """The bytes in asyncio's buffer at the last look while an answer is being sent; None: no answer is."""
 
     @property
     def connection_id(self) -> str:
         return self._fencing_tokens.connection_id
 
-    @property
     def idle_since_s(self) -> float | None:
-        """The time of the last request, or None while a request is being answered."""
-        return self._active_s if self._last is None else None
+        """Return the time of the last request, or None while a request is being answered. While its answer is being
+        sent, return when the client last took some bytes, as seen by the calls of this function.
+        """
+        if self._unsent_bytes is None:
+            return self._active_s if self._last is None else None
+        unsent_bytes = self._writer.transport.get_write_buffer_size()
+        if unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._active_s = unsent_bytes, clock.monotonic_s()
+        return self._active_s
 
     @property
     def waits_for_answer(self) -> bool:
@@ -320,7 +328,7 @@ class Connection:
         context = request_context.get()
         assert context.memory is not None
         encode = partial(encode_response, response, header.version, header.correlation_id)
-        if (header.api_key in _FETCHES and context.memory.response.bytes > _LARGE_BYTES) or _is_large(response):
+        if (header.api_key in _FETCHES and context.memory.response.bytes > _LARGE_BYTES) or has_long_array(response):
             return await self._services.call(encode)
         return encode() if context.cpu is None else context.cpu.measure(encode)
 
@@ -329,9 +337,11 @@ class Connection:
         view = memoryview(data)
         for start in range(0, len(data), _STEP_BYTES):
             step = view[start : start + _STEP_BYTES]
+            self._unsent_bytes, self._active_s = 0, clock.monotonic_s()
             self._writer.write(step)
             await self._writer.drain()
             memory.response.has_moved(len(step))
+        self._unsent_bytes = None
 
     async def _write(self) -> None:
         try:
@@ -371,26 +381,6 @@ class _Answer:
             self.memory.close()
         else:
             self.task.add_done_callback(lambda _: self.memory.close())
-
-
-@cache
-def _array_fields(kind: type) -> list[str]:
-    fields = kind._struct.fields  # type: ignore[attr-defined]
-    return [name for name, field in fields.items() if isinstance(field, ArrayField)]
-
-
-def _is_large(response: Message) -> bool:
-    """Whether encoding may take long, because the response or the first element of its arrays has a long array."""
-    for _ in range(2):
-        if not (fields := _array_fields(type(response))):  # type: ignore[arg-type]
-            return False
-        arrays = [value for field in fields if (value := getattr(response, field))]
-        if any(len(array) > _LARGE_ELEMENTS for array in arrays):
-            return True
-        response = next((array[0] for array in arrays if hasattr(array[0], "_struct")), None)
-        if response is None:
-            return False
-    return False
 
 
 async def _done(answer: bytes) -> bytes:

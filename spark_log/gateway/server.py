@@ -218,13 +218,15 @@ class Gateway:
         self.stop()
 
     async def _close_idle(self) -> None:
-        """Close the connections that have sent no whole request for connections.max.idle.ms."""
+        """Close the connections that, for connections.max.idle.ms, have sent no whole request, or have taken nothing of
+        an answer.
+        """
         idle_s = self._settings.connections_max_idle_ms / 1000
         while True:
             await asyncio.sleep(idle_s / _IDLE_CHECKS)
             until_s = clock.monotonic_s() - idle_s
             for connection in list(self._connections):
-                since_s = connection.idle_since_s
+                since_s = connection.idle_since_s()
                 if since_s is not None and since_s < until_s:
                     connection.close()
 

@@ -17,6 +17,7 @@ from spark_log.cluster.store_probe import SILENT_S, StoreProbe
 from spark_log.cluster.topics import Topic
 from spark_log.errors import MetadataStoreUnavailableError, SparkLogError
 from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.protocol.error_codes import log_failed
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.ids import HOME, HOME_NAME, StoreId, TopicPartition
 from spark_log.process import Stop
@@ -99,9 +100,20 @@ class TopicStores:
                 results[store_id] = error
         return results
 
-    def in_all(self, function: Callable[[Cluster], R]) -> dict[StoreId, R | SparkLogError]:
-        """Call a function once for each store of the cluster, at the same time. Return its results, or its errors."""
-        return self.in_each(dict.fromkeys(self.ids()), lambda cluster, _: function(cluster), CHANGE_S)
+    def in_all(self, function: Callable[[Cluster], R]) -> list[R]:
+        """Call a function once for each store of the cluster, at the same time. Return the results of the stores that
+        answer. An error of the home store is raised; one of a data store is logged.
+        """
+        results: list[R] = []
+        outcomes = self.in_each(dict.fromkeys(self.ids()), lambda cluster, _: function(cluster), CHANGE_S)
+        for store_id, outcome in outcomes.items():
+            if not isinstance(outcome, SparkLogError):
+                results.append(outcome)
+            elif store_id == HOME:
+                raise outcome
+            else:
+                log_failed(outcome)
+        return results
 
     def change_each(
         self, store_ids: Iterable[StoreId], work: Callable[[StoreId], None]

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 
 import sqlalchemy as sa
 
+from spark_log.cluster.topics import DELETING
 from spark_log.failpoints import failpoint
 from spark_log.groups.committed_offsets import Commit, of_their_topics
 from spark_log.groups.transacted_offsets import Commits, Committer, check_committing
@@ -65,7 +66,9 @@ def add_offsets(
 
 
 def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping[Committer, Commits]:
-    """Return the offsets that the producer's open transaction will commit, by group, with unfenced committers."""
+    """Return the offsets that the producer's open transaction will commit, by group, with unfenced committers. Those of
+    topics that are being deleted are left out: they may have come while the deletion began.
+    """
     query = (
         sa.select(
             TRANSACTION_OFFSET.group_id,
@@ -77,7 +80,7 @@ def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping
             TRANSACTION_OFFSET.topic_id,
         )
         .join(t.topic, TOPIC.topic_id == TRANSACTION_OFFSET.topic_id)
-        .where(TRANSACTION_OFFSET.producer_id == producer_id)
+        .where(TRANSACTION_OFFSET.producer_id == producer_id, TOPIC.state != DELETING)
     )
     found: dict[Committer, dict[TopicPartition, Commit]] = defaultdict(dict)
     for group_id, name, partition, offset, metadata, *rest in connection.execute(query):

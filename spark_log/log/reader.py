@@ -19,7 +19,7 @@ from spark_log.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.ids import OffsetRange, StoreId, TopicPartition
+from spark_log.ids import HOME, OffsetRange, StoreId, TopicPartition
 from spark_log.log.append.companions import TailLimit
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import LogDirs, Positions, Slice, TimestampBounds
@@ -109,7 +109,8 @@ class LogReader:
         """
 
         def find(connection: sa.Connection) -> RangesToRead:
-            topics_by_name = find_topics(connection, {name for name, _ in ranges})
+            is_home = self.cluster.store_id == HOME  # others are read only because home has named them
+            topics_by_name = find_topics(connection, {name for name, _ in ranges}, only_live=is_home)
             _check_topics(topics_by_name, ranges, topics)
             if any(topic.store_id != self.cluster.store_id for topic in topics_by_name.values()):
                 raise _ElsewhereError(topics_by_name)

@@ -1,7 +1,7 @@
 """Runs elections and reassignments and describes log dirs, with kafka-python's arguments and results."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,18 +27,19 @@ from spark_log.replication.controller.requested_elections import elect
 
 
 def describe_log_dirs(
-    cluster: Cluster, topic_partitions: Any, broker_ids: Iterable[int] | None
+    cluster: Cluster,
+    replicas: Iterable[ReplicaFacts],
+    chosen: Collection[TopicPartition] | None,
+    broker_ids: Iterable[int] | None,
 ) -> list[dict[str, Any]]:
-    """Return [{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes', …}]}].
+    """Return [{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes', …}]}], with
+    the replicas of the chosen partitions, by default of all.
 
     The size of a replica is the size of its files; `offset_lag` counts the offsets it lacks below the high watermark.
     """
-    chosen, replicas = cluster.store.read(lambda c: (_chosen(c, topic_partitions), load_replicas(c)))
-    replicas += replicas_of_data_stores(cluster)
-    wanted = None if topic_partitions is None else set(chosen)
     by_dir: dict[int, list[ReplicaFacts]] = {}
     for facts in replicas:
-        if wanted is None or facts.tp in wanted:
+        if chosen is None or facts.tp in chosen:
             by_dir.setdefault(facts.log_dir_id, []).append(facts)
     asked = None if broker_ids is None else set(broker_ids)
     return [
@@ -138,7 +139,10 @@ class PartitionCalls:
         """Return the log dirs of each broker, with the size and lag of each replica of {topic: partitions}, of a list
         of topics, or of all. Raises UnknownTopicOrPartitionError if the list names a topic that does not exist.
         """
-        return describe_log_dirs(self._cluster, topic_partitions, brokers)
+        chosen, replicas = self._cluster.store.read(lambda c: (_chosen(c, topic_partitions), load_replicas(c)))
+        replicas += replicas_of_data_stores(self._cluster)
+        wanted = None if topic_partitions is None else set(chosen)
+        return describe_log_dirs(self._cluster, replicas, wanted, brokers)
 
     @kafka_errors()
     def elect_leaders(

@@ -15,7 +15,6 @@ from spark_log.clients.consume.partition_stores import PartitionStores
 from spark_log.clients.consume.subscription import PartitionState, Subscription, settle
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.errors import TopicMovedError
 from spark_log.log.columns.column_choice import check_names, chosen_fields, top_columns
 from spark_log.log.columns.key_and_value import TYPED
 from spark_log.log.partitions.lineage import diverging_offset
@@ -110,8 +109,10 @@ class Fetching:
         self.short_bytes = 0
         states = subscription.partitions
 
-        def fetch(view: Cluster, wanted: Collection[TopicPartition]) -> tuple[Collection[TopicPartition], bool]:
-            return self._fetch_from(view, wanted, states, bytes_min)
+        def fetch(
+            view: Cluster, wanted: Collection[TopicPartition], looked_up: Collection[str]
+        ) -> tuple[Collection[TopicPartition], bool]:
+            return self._fetch_from(view, wanted, looked_up, states, bytes_min)
 
         return any(self._in_each_store(states, fetch))
 
@@ -119,12 +120,13 @@ class Fetching:
         self,
         view: Cluster,
         requested: Collection[TopicPartition],
+        looked_up: Collection[str],
         states: dict[TopicPartition, PartitionState],
         bytes_min: int,
     ) -> tuple[Collection[TopicPartition], bool]:
         """Return the partitions that the store has, and whether streams were opened."""
         with view.store.snapshot() as connection:
-            partitions = planner.find_positions(connection, requested)
+            partitions = _positions_here(connection, requested, looked_up)
             self._settle(connection, states, partitions)
             ranges = self._ranges(states, partitions)
             if not ranges:
@@ -144,9 +146,11 @@ class Fetching:
         """Resolve resets and positions that are out of range, without fetching."""
         states = subscription.partitions
 
-        def settle_in(view: Cluster, wanted: Collection[TopicPartition]) -> tuple[Collection[TopicPartition], bool]:
+        def settle_in(
+            view: Cluster, wanted: Collection[TopicPartition], looked_up: Collection[str]
+        ) -> tuple[Collection[TopicPartition], bool]:
             with view.store.snapshot() as connection:
-                found = planner.find_positions(connection, wanted)
+                found = _positions_here(connection, wanted, looked_up)
                 self._settle(connection, states, found)
             return found, False
 
@@ -155,23 +159,28 @@ class Fetching:
     def _in_each_store(
         self,
         states: dict[TopicPartition, PartitionState],
-        work: Callable[[Cluster, Collection[TopicPartition]], tuple[Collection[TopicPartition], bool]],
+        work: Callable[[Cluster, Collection[TopicPartition], Collection[str]], tuple[Collection[TopicPartition], bool]],
     ) -> list[bool]:
-        """Call `work` with the partitions of each store; returns its results. It also returns the partitions that the
-        store has: the others are unknown.
+        """Call `work` with the partitions of each store, and the topics that home has been asked for again. It returns
+        the partitions that the store has, and a result; this returns the results. Home is asked again, once, for the
+        topics of the others. Those that their stores still do not have are unknown.
         """
         pending = [partition for partition, state in states.items() if state.offset is not None or state.reset]
         unknown: set[TopicPartition] = set()
+        looked_up: set[str] = set()
         results = []
         while pending:
             missing = []
             for cluster, partitions in self._stores.of(pending):
                 with self._stores.attempt(cluster.store_id):
-                    found, result = work(cluster, partitions)
+                    found, result = work(cluster, partitions, looked_up)
                     results.append(result)
                     missing += [partition for partition in partitions if partition not in found]
-            pending = self._stores.moved(missing)
+            pending = [partition for partition in missing if partition.topic not in looked_up]
             unknown.update(set(missing).difference(pending))
+            names = {partition.topic for partition in pending}
+            self._stores.look_up_again(names)
+            looked_up |= names
         self._note_unknown(unknown)
         return results
 
@@ -264,10 +273,8 @@ class Fetching:
         typed = self._columns is not None and not set(top_columns(self._columns)).isdisjoint(TYPED)
         unknown = [name for name, topic_id in topic_ids.items() if typed or topic_id not in self._known]
         if unknown:
-            self._known.update((topic.topic_id, topic) for topic in find_topics(connection, unknown).values())
-        for name, topic_id in topic_ids.items():
-            if topic_id not in self._known:
-                raise TopicMovedError(f"topic {name!r}: it is being moved to this store")
+            topics = find_topics(connection, unknown, only_live=False)
+            self._known.update((topic.topic_id, topic) for topic in topics.values())
         return {name: self._known[topic_id] for name, topic_id in topic_ids.items()}
 
     def _open(
@@ -315,6 +322,16 @@ class Fetching:
             logger.warning("%s-%s: unknown topic or partition, looked for again when the store changes", *partition)
             self.buffers.drop(partition)
         self.unknown = missing
+
+
+def _positions_here(
+    connection: sa.Connection, partitions: Collection[TopicPartition], looked_up: Collection[str]
+) -> dict[ids.TopicPartition, planner.PartitionSnapshot]:
+    """Return the positions of the partitions that the store has. Frozen ones count only if home has named this store
+    again: another store may have the topic now, with newer records and offsets that are committed already.
+    """
+    positions = planner.find_positions(connection, partitions)
+    return {tp: here for tp, here in positions.items() if not here.frozen or tp.topic in looked_up}
 
 
 def _popped(pieces: deque[Slice]) -> Iterator[Slice]:

@@ -56,14 +56,11 @@ class PartitionStores:
                 self._probes[store_id] = StoreProbe(self._cluster, store_id, self._closed)
             self._probes[store_id].suspect(error)
 
-    def moved(self, missing: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Look these partitions up again, which their stores do not have any more. Returns those whose topics have been
-        moved to another store, or deleted and created there.
-        """
-        names = {partition.topic for partition in missing}
-        before = {name: self._of_topics.pop(name, HOME) for name in names}
+    def look_up_again(self, names: Collection[str]) -> None:
+        """Ask home again which stores have these topics."""
+        for name in names:
+            self._of_topics.pop(name, None)
         self._look_up(names)
-        return [each for each in missing if self._of_topics.get(each.topic, HOME) != before[each.topic]]
 
     def _look_up(self, names: Collection[str]) -> None:
         if names:

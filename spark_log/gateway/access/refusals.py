@@ -17,7 +17,9 @@ _SAME: dict[str, Sequence[str]] = {
     "user": ("user", "name"),
 }
 """The names of fields of a request that have the value of a field of the response, by the name of the latter."""
-_BARE = frozenset({"partition_index", "partition", "index", "group_id", "key", "name", "transactional_id"})
+_BARE = frozenset(
+    {"partition_index", "partition_id", "partition", "index", "group_id", "key", "name", "transactional_id"}
+)
 _COPIED = frozenset({*_SAME, *_BARE, "topic_id", "resource_type", "resource_name", "member_id", "group_instance_id"})
 _UNSET = dict.fromkeys(("node_id", "port", "high_watermark", "committed_offset", "base_offset", "low_watermark"), -1)
 

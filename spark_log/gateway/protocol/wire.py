@@ -5,8 +5,10 @@ A frame is 4 bytes of length, then a header and a body: https://kafka.apache.org
 
 import struct
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
+
+from kafka.protocol.schemas.fields.array import ArrayField
 
 from spark_log.gateway.protocol.null_checks import NullCheck
 from spark_log.gateway.protocol.request_limits import (
@@ -25,6 +27,7 @@ Message = Any
 _HEADER = struct.Struct(">hhi")
 _HEADER_TAGS_MAX = 100
 """The limit of tagged fields of a header, which is read on the event loop. Kafka defines none so far."""
+_LONG_ARRAY = 200
 _DECODE_ERRORS = (ValueError, IndexError, TypeError, KeyError, OverflowError, struct.error, UnicodeError)
 
 
@@ -161,3 +164,23 @@ def _after_tags(frame: memoryview, at: int) -> int:
         size, at = read_varint(frame, at)
         at += size
     return at
+
+
+@cache
+def _array_fields(kind: type) -> list[str]:
+    fields = kind._struct.fields  # type: ignore[attr-defined]
+    return [name for name, field in fields.items() if isinstance(field, ArrayField)]
+
+
+def has_long_array(response: Message) -> bool:
+    """Whether encoding may take long, because the response or the first element of its arrays has a long array."""
+    for _ in range(2):
+        if not (fields := _array_fields(type(response))):  # type: ignore[arg-type]
+            return False
+        arrays = [value for field in fields if (value := getattr(response, field))]
+        if any(len(array) > _LONG_ARRAY for array in arrays):
+            return True
+        response = next((array[0] for array in arrays if hasattr(array[0], "_struct")), None)
+        if response is None:
+            return False
+    return False

@@ -148,14 +148,24 @@ def _answers(services: Services, asked: Sequence[_Asked]) -> list[_Answer]:
     legal = {TopicPartition(each.topic, each.partition) for each in asked if each.topic and is_legal(each.topic)}
     topics = services.topics.find({tp.topic for tp in legal})
     here = services.stores.of_partitions(legal, positions_of, topics=topics)
-    if missing := {tp.topic for tp in legal if here.get(tp) is None} & topics.keys():
-        for name in missing:
+    if unsure := {each.topic for each in asked if each.topic in topics and _may_be_elsewhere(each, here)}:
+        for name in unsure:
             services.topics.forget(name)
-        now = services.topics.find(missing)
+        now = services.topics.find(unsure)
         moved = {name for name, topic in now.items() if topic.store_id != topics[name].store_id}
         topics |= now
         here |= services.stores.of_partitions([tp for tp in legal if tp.topic in moved], positions_of, topics=topics)
     return [_position(services, partition, topics, here) for partition in asked]
+
+
+def _may_be_elsewhere(asked: _Asked, here: Mapping[TopicPartition, PartitionSnapshot | SparkLogError]) -> bool:
+    """Whether another store may have the partition: the one that the cache names has no such partition, or a frozen one
+    that has not been as far as the client.
+    """
+    position = here.get(TopicPartition(str(asked.topic), asked.partition))
+    if position is None or isinstance(position, SparkLogError):
+        return position is None
+    return position.frozen and asked.offset > position.positions.high_watermark
 
 
 def positions_of(view: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionSnapshot]:

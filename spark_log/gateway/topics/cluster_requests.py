@@ -1,6 +1,6 @@
 """Handles requests that describe the gateways as brokers, and the log dirs of the cluster."""
 
-from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from kafka.protocol.admin import (
@@ -13,21 +13,23 @@ from kafka.protocol.admin import (
 from spark_log.clients.admin.partitions import describe_log_dirs as describe_log_dirs_of_brokers
 from spark_log.cluster.brokers import list_brokers
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
-from spark_log.errors import SparkLogError
 from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.live_gateways import choose_gateway
 from spark_log.gateway.protocol.authorized_operations import operations_on
-from spark_log.gateway.protocol.error_codes import NONE, log_failed, outcome_of
+from spark_log.gateway.protocol.error_codes import NONE, outcome_of
 from spark_log.gateway.protocol.request_limits import TINY
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services
-from spark_log.ids import HOME, StoreId
+from spark_log.ids import TopicPartition
+from spark_log.replication.controller.balance import load_replicas
 
 _MISMATCHED_ENDPOINT_TYPE = 114
 _BROKERS = 1
 """The endpoint type of brokers. Type 2 is that of controllers, to which clients do not connect."""
+_LOG_DIRS_HAVE_ERROR = 3
+"""The first version of DescribeLogDirs whose response has an error code. Before, each log dir has one."""
 
 
 async def describe_cluster(services: Services, request: Message, client: Client) -> Message:
@@ -64,16 +66,8 @@ async def describe_cluster(services: Services, request: Message, client: Client)
 
 
 def describe_log_dirs(services: Services, request: Message, _client: Client) -> Message:
-    """Return log dirs of brokers. Only one gateway shows each broker, so that sums over all gateways are right."""
-    gateways = services.live_gateways()
-    mine = []
-    for broker in list_brokers(services.cluster):
-        shown_by = choose_gateway(gateways, None, "log dirs", broker.broker_id)
-        if shown_by is None or services.is_at(shown_by):
-            mine.append(broker.broker_id)
-    wanted = None if request.topics is None else {each.topic: list(each.partitions) for each in request.topics}
-    described = services.stores.in_all(lambda cluster: describe_log_dirs_of_brokers(cluster, wanted, mine))
-    outcome = outcome_of(_merged, described)
+    """Return log dirs of brokers, with the replicas of all stores that answer."""
+    outcome = outcome_of(_described_log_dirs, services, request)
     kind = DescribeLogDirsResponse.DescribeLogDirsResult
     results = [
         kind(
@@ -95,23 +89,26 @@ def describe_log_dirs(services: Services, request: Message, _client: Client) -> 
         for broker in outcome.result or ()
         for log_dir in broker["log_dirs"]
     ]
+    if outcome.code and request.version < _LOG_DIRS_HAVE_ERROR:
+        results = [kind(error_code=outcome.code, log_dir="", topics=[])]
     return DescribeLogDirsResponse(throttle_time_ms=0, error_code=outcome.code, results=results)
 
 
-def _merged(described: Mapping[StoreId, list[dict[str, Any]] | SparkLogError]) -> list[dict[str, Any]]:
-    """Return the log dirs with the topics of all stores that answer. Raises the error of the home store."""
-    home = described[HOME]
-    if isinstance(home, SparkLogError):
-        raise home
-    log_dirs = {(broker["broker"], log_dir["log_dir"]): log_dir for broker in home for log_dir in broker["log_dirs"]}
-    for store_id, brokers in described.items():
-        if isinstance(brokers, SparkLogError):
-            log_failed(brokers)
-        elif store_id != HOME:
-            for broker in brokers:
-                for log_dir in broker["log_dirs"]:
-                    log_dirs.get((broker["broker"], log_dir["log_dir"]), {"topics": []})["topics"] += log_dir["topics"]
-    return home
+def _described_log_dirs(services: Services, request: Message) -> list[dict[str, Any]]:
+    """Describe the brokers that this gateway shows. Only one shows each broker, so that sums over all gateways are
+    right.
+    """
+    gateways = services.live_gateways()
+    mine = []
+    for broker in list_brokers(services.cluster):
+        shown_by = choose_gateway(gateways, None, "log dirs", broker.broker_id)
+        if shown_by is None or services.is_at(shown_by):
+            mine.append(broker.broker_id)
+    chosen = None
+    if request.topics is not None:
+        chosen = {TopicPartition(each.topic, number) for each in request.topics for number in each.partitions}
+    replicas = services.stores.in_all(lambda cluster: cluster.store.read(load_replicas))
+    return describe_log_dirs_of_brokers(services.cluster, chain.from_iterable(replicas), chosen, mine)
 
 
 APIS = (

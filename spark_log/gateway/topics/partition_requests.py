@@ -1,7 +1,7 @@
 """Handles descriptions, elections and reassignments of partitions, and requests for the ends of leader epochs."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from spark_log.cluster.names import is_internal, is_legal
 from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import ElectionNotNeededError, InvalidTopicError, SparkLogError, UnknownTopicOrPartitionError
+from spark_log.gateway.access.refusals import refusal
 from spark_log.gateway.access.rights import SHOWN_TOPICS, each_topic, on_cluster
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
@@ -166,6 +167,8 @@ def elect_leaders(services: Services, request: Message, _client: Client) -> Mess
         return services.stores.of_partitions(wanted, partial(elect, unclean=unclean), CHANGE_S)
 
     outcome = outcome_of(elections)
+    if outcome.code:
+        return refusal(request, outcome.code)
     kind = ElectLeadersResponse.ReplicaElectionResult
     results: dict[str, list[Message]] = {}
     for tp, error in (outcome.result or {}).items():
@@ -177,7 +180,7 @@ def elect_leaders(services: Services, request: Message, _client: Client) -> Mess
         results.setdefault(tp.topic, []).append(one)
     return ElectLeadersResponse(
         throttle_time_ms=0,
-        error_code=outcome.code,
+        error_code=NONE,
         replica_election_results=[kind(topic=name, partition_result=found) for name, found in results.items()],
     )
 
@@ -217,15 +220,7 @@ def list_running_reassignments(services: Services, request: Message, _client: Cl
     if request.topics is not None:
         requested = {TopicPartition(each.name, number) for each in request.topics for number in each.partition_indexes}
 
-    def running() -> dict[TopicPartition, ReassignmentStatus]:
-        found: dict[TopicPartition, ReassignmentStatus] = {}
-        for statuses in services.stores.in_all(lambda cluster: list_reassignments(cluster.store)).values():
-            if isinstance(statuses, SparkLogError):
-                raise statuses
-            found |= statuses
-        return found
-
-    outcome = outcome_of(running)
+    outcome = outcome_of(_running, services, requested)
     kind = ListPartitionReassignmentsResponse.OngoingTopicReassignment
     by_topic: dict[str, list[Message]] = {}
     for tp, status in (outcome.result or {}).items():
@@ -237,6 +232,26 @@ def list_running_reassignments(services: Services, request: Message, _client: Cl
         error_message=outcome.message,
         topics=[kind(name=name, partitions=partitions) for name, partitions in by_topic.items()],
     )
+
+
+def _running(
+    services: Services, requested: Collection[TopicPartition] | None
+) -> dict[TopicPartition, ReassignmentStatus]:
+    """Return the running reassignments of the stores of the requested topics, or of all stores that answer. Raises the
+    error of a store that has a requested topic.
+    """
+    stores = services.stores
+    running: dict[TopicPartition, ReassignmentStatus] = {}
+    if requested is None:
+        for statuses in stores.in_all(lambda cluster: list_reassignments(cluster.store)):
+            running |= statuses
+        return running
+    asked = dict.fromkeys(stores.of(name) for name in {tp.topic for tp in requested})
+    for outcome in stores.in_each(asked, lambda cluster, _: list_reassignments(cluster.store), CHANGE_S).values():
+        if isinstance(outcome, SparkLogError):
+            raise outcome
+        running |= outcome
+    return running
 
 
 def _ongoing(kind: Message, number: int, status: ReassignmentStatus) -> Message:

@@ -29,6 +29,13 @@ from spark_log.transactions.fencing_rules import FencingToken
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.wire_transactions import Registration, WireProducer
 
+_ATTEMPTS = 10
+"""How often a commit looks at the topics again because one was deleted meanwhile."""
+
+
+class _TopicDeletedError(Exception):
+    """A topic of a commit was deleted meanwhile."""
+
 
 def register_records(
     log: Log, items: Sequence[tuple[str, Topic, Records]], *, provisional: bool, timeout_ms: int
@@ -95,6 +102,16 @@ def commit(log: Log, stores: TopicStores, producer: WireProducer, token: Fencing
     errors of `rules.has_ended`, FencedConnectionError, and the error of a partition that cannot be appended to now,
     after which the transaction is still open. After TransactionCommitPendingError it is committed.
     """
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        try:
+            return _commit(log, stores, producer, token, timeout_ms=timeout_ms)
+        except _TopicDeletedError as error:
+            if not attempts_left:
+                raise UnknownTopicOrPartitionError(str(error)) from error
+
+
+def _commit(log: Log, stores: TopicStores, producer: WireProducer, token: FencingToken, *, timeout_ms: int) -> None:
+    """Commit as `commit` does, once. Raises _TopicDeletedError if a topic was deleted after its look at the topics."""
     store = log.cluster.store
     opened = wire_transactions.read_open(store, producer, token, timeout_ms=timeout_ms)
     pending, producer_id, parts = opened.batches, producer.producer_id, opened.parts
@@ -129,8 +146,8 @@ def commit(log: Log, stores: TopicStores, producer: WireProducer, token: Fencing
         log.append_whole(transaction.request(), topics, timeout_ms=timeout_ms)
     except TopicMovedError as error:  # its records are pending here: they have to be sent again
         raise CrossStoreTransactionError(str(error)) from error
-    except UnknownTopicOrPartitionError:  # a topic was deleted meanwhile
-        return commit(log, stores, producer, token, timeout_ms=timeout_ms)
+    except UnknownTopicOrPartitionError as error:
+        raise _TopicDeletedError(str(error)) from error
     failpoint("transaction.committed")
     return complete()
 

@@ -43,6 +43,8 @@ class PartitionSnapshot(NamedTuple):
     positions: Positions
     leader_epoch: int
     rewrites: int = 0
+    frozen: bool = False
+    """Whether the topic is being moved, or has been moved to another store, which may have newer records."""
 
     @property
     def version(self) -> tuple[int, int]:
@@ -59,6 +61,7 @@ _POSITIONS = (
         PARTITION.high_watermark,
         PARTITION.leader_epoch,
         PARTITION.rewrites,
+        PARTITION.frozen,
     )
     .join(t.topic, TOPIC.topic_id == PARTITION.topic_id)
     .where(in_list(TOPIC.name, "names"))

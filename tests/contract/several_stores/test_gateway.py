@@ -8,7 +8,12 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import InvalidReplicationAssignmentError
-from kafka.protocol.admin import DeleteTopicsRequest, DescribeTopicPartitionsRequest, ElectionType
+from kafka.protocol.admin import (
+    DeleteTopicsRequest,
+    DescribeTopicPartitionsRequest,
+    ElectionType,
+    ListPartitionReassignmentsRequest,
+)
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
@@ -121,6 +126,25 @@ def epoch_end(connection, name):
     request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[kind(topic=name, partitions=[partition])])
     [[answer]] = [topic.partitions for topic in connection.exchange(request, 3).topics]
     return answer.error_code, answer.end_offset
+
+
+def partitions_shown(admin, topics):
+    """The replicas of these topics in DescribeLogDirs."""
+    [broker] = admin.describe_log_dirs()
+    return [
+        (topic["name"], each["partition_index"])
+        for log_dir in broker["log_dirs"]
+        for topic in log_dir["topics"]
+        if topic["name"] in topics
+        for each in topic["partitions"]
+    ]
+
+
+def reassignments(connection, topics):
+    """The error code of ListPartitionReassignments for partition 0 of these topics, or for all partitions."""
+    kind = ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
+    names = None if topics is None else [kind(name=name, partition_indexes=[0]) for name in topics]
+    return connection.exchange(ListPartitionReassignmentsRequest(timeout_ms=30_000, topics=names), 0).error_code
 
 
 def page_of(connection, names):
@@ -239,8 +263,7 @@ def test_admin_clients_change_topics_of_a_data_store(stores, gateway, topics):
         assert producer.last_sequence == 2
         [described] = admin.describe_topics([name])
         assert [each["leader_id"] for each in described["partitions"]] == [1, 1]
-        shown = {topic["name"] for each in admin.describe_log_dirs()[0]["log_dirs"] for topic in each["topics"]}
-        assert {near, far, name} <= shown
+        assert sorted(partitions_shown(admin, topics)) == [(far, 0), (far, 1), (near, 0)]
         elected = admin.elect_leaders(ElectionType.PREFERRED, {near: [0], name: [0, 9]}, raise_errors=False)
         codes = {
             (topic.topic, each.partition_id): each.error_code
@@ -349,6 +372,8 @@ def test_topics_of_home_do_not_wait_for_a_lost_store(gateway, proxy, topics):
             assert records == {near: [True], far: [False]}
             assert page_of(connection, topics) == {near: [NONE], far: [LEADER_NOT_AVAILABLE] * 2}
             assert epoch_end(connection, far) == (LEADER_NOT_AVAILABLE, -1)
+            codes = [reassignments(connection, asked) for asked in (None, [near], [far], topics)]
+            assert codes == [NONE, NONE, LEADER_NOT_AVAILABLE, LEADER_NOT_AVAILABLE]
             [deleted] = connection.exchange(DeleteTopicsRequest(topic_names=[far], timeout_ms=30_000), 5).responses
             assert deleted.error_code == LEADER_NOT_AVAILABLE
             assert reports == []  # the client repeats it

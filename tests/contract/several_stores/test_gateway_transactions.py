@@ -1,5 +1,7 @@
 """Transactions of Kafka clients over the home store and a data store, whose gateway is killed at each step."""
 
+from unittest.mock import Mock
+
 import confluent_kafka
 import pytest
 import sqlalchemy as sa
@@ -8,8 +10,21 @@ from kafka import KafkaProducer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
+from spark_log.cluster.topics import find_topic, set_deleting
+from spark_log.errors import UnknownTopicOrPartitionError
+from spark_log.gateway.records.topic_cache import TopicCache
+from spark_log.gateway.topic_stores import TopicStores
+from spark_log.gateway.transactions.pending_records import commit
+from spark_log.groups.committed_offsets import Commit, committed_offsets
+from spark_log.groups.pending_offsets import add_offsets
+from spark_log.groups.transacted_offsets import Committer
+from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.transactions import wire_transactions
+from spark_log.transactions.fencing_rules import Role
+from spark_log.transactions.transaction_store import init_producer
+from spark_log.transactions.wire_transactions import WireProducer, take_fencing_token
 from tests.support.gateway_process import GatewayProcess, killed_at_each
 from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
@@ -79,6 +94,33 @@ def test_the_next_producer_drops_the_pending_records_of_the_older_one_in_the_dat
         newer.close()
         older.close(timeout=0)
     assert stored(both, "far") == {}
+
+
+@pytest.fixture
+def end_of_offsets(both, log):
+    """A function that ends a client's transaction with an offset of group g in each topic."""
+    ref, token, _ = init_producer(both, "x", 60_000)
+    producer = WireProducer("x", ref.producer_id, ref.epoch)
+    wire_transactions.begin(both.store, producer, token)
+    offsets = {TopicPartition(name, 0): Commit(1) for name in ("near", "far")}
+    offsets_token = take_fencing_token(both.store, producer, Role.OFFSETS)
+    assert not add_offsets(both.store, producer, offsets_token, Committer("g", unfenced=True), offsets)
+    stores = TopicStores(both, TopicCache(both))
+    yield lambda: commit(log, stores, producer, token, timeout_ms=10_000)
+    stores.close()
+
+
+def test_a_commit_drops_the_offset_of_a_topic_that_is_being_deleted(both, end_of_offsets):
+    """It came while the topic was deleted, whose data store is down: home keeps the topic's row."""
+    both.store.transact(lambda connection, _: set_deleting(connection, find_topic(connection, "far").topic_id))
+    end_of_offsets()
+    assert committed_offsets(both.store, "g") == {TopicPartition("near", 0): 1}
+
+
+def test_a_commit_whose_topic_stays_unknown_fails(end_of_offsets, log, monkeypatch):
+    monkeypatch.setattr(log, "append_whole", Mock(side_effect=UnknownTopicOrPartitionError("far")))
+    with pytest.raises(UnknownTopicOrPartitionError):
+        end_of_offsets()
 
 
 @pytest.mark.slow

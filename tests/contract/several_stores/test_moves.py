@@ -1,25 +1,32 @@
 """Topics move between stores: no record is lost, none is twice, and each keeps its offset."""
 
 import threading
+import uuid
 from contextlib import contextmanager, suppress
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
-from kafka.structs import TopicPartition
+from kafka.errors import OffsetOutOfRangeError
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.stores import remove_store
 from spark_log.cluster.topics import find_topic, list_topics, moving_topics
 from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError
+from spark_log.gateway.records.fetch_requests import _answers, _Asked
+from spark_log.gateway.records.topic_cache import TopicCache
+from spark_log.gateway.topic_stores import TopicStores
 from spark_log.ids import HOME
 from spark_log.log.log import Records
 from spark_log.log.reader import LogReader
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
+from spark_log.replication.controller import topic_moves
 from spark_log.replication.controller.store_acceptance import accept_store
-from spark_log.replication.controller.topic_copies import follow_all
+from spark_log.replication.controller.topic_copies import follow, follow_all
 from spark_log.replication.controller.topic_moves import (
     begin_move,
     cancel_move,
@@ -149,6 +156,85 @@ def test_clients_follow_a_topic_there_and_back(stores, address):
                 read += [record.value.decode() for records in consumer.poll(500).values() for record in records]
             assert sorted(read) == sorted(sent)
         assert [consumer.position(TopicPartition("t", number)) for number in (0, 1)] == [75, 75]
+
+
+P0 = TopicPartition("t", 0)
+
+
+def move_but_leave_the_rows(stores, target, monkeypatch, *, live=True):
+    """Move the topic as if the mover stood before it removes the rows, or before the topic is live."""
+    ours = STORES.index(target) if live else None
+    monkeypatch.setattr(topic_moves, "follow", lambda home, *args: follow(home, *args) if args[0] == ours else None)
+    move_topic(stores, "t", target)
+
+
+def texts_of(consumer, number):
+    """The next values that the consumer gets."""
+    read = []
+    wait_until(
+        lambda: read.extend(r.value.decode() for rs in consumer.poll(50).values() for r in rs) or len(read) >= number,
+        f"{number} records",
+    )
+    return read
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_a_consumer_with_the_former_store_goes_on_at_the_committed_offset(stores, address, way, monkeypatch, reset):
+    """It read the partition before the move, and gets it back before the former store's rows are removed."""
+    source, target = way
+    create(stores, source, partitions=1)
+    append(stores, "a", "b")
+    with Consumer(cluster=address, group_id="g", auto_offset_reset=reset, enable_auto_commit=False) as consumer:
+        consumer.commit({P0: OffsetAndMetadata(1, "", -1)})
+        consumer.assign([P0])
+        assert texts_of(consumer, 1) == ["b"]
+        consumer.assign([])
+        move_but_leave_the_rows(stores, target, monkeypatch)
+        append(stores, "c", "d")
+        consumer.commit({P0: OffsetAndMetadata(3, "", -1)})
+        consumer.assign([P0])
+        assert consumer.position(P0) == 3
+        assert texts_of(consumer, 1) == ["d"]
+
+
+def test_a_consumer_reads_new_records_before_the_former_store_has_removed_the_rows(stores, address, way, monkeypatch):
+    source, target = way
+    create(stores, source, partitions=1)
+    append(stores, "a")
+    with Consumer("t", cluster=address, auto_offset_reset="earliest") as consumer:
+        assert texts_of(consumer, 1) == ["a"]
+        move_but_leave_the_rows(stores, target, monkeypatch)
+        append(stores, "b")
+        assert texts_of(consumer, 1) == ["b"]
+
+
+def test_a_gateway_that_knows_the_former_store_finds_an_offset_of_the_new_one(stores, way, monkeypatch):
+    """Another gateway has given the client the offset."""
+    source, target = way
+    create(stores, source, partitions=1)
+    append(stores, "a")
+    topics = TopicCache(stores)
+    services = SimpleNamespace(topics=topics, stores=TopicStores(stores, topics))
+    asked = _Asked("t", uuid.UUID(int=0), 0, 2, 1_000)
+    out_of_range = OffsetOutOfRangeError.errno
+    assert [answer.error for answer in _answers(services, [asked])] == [out_of_range]
+    move_but_leave_the_rows(stores, target, monkeypatch)
+    append(stores, "b", "c")
+    [answer] = _answers(services, [asked])
+    assert (answer.error, answer.high_watermark) == (0, 3)
+    services.stores.close()
+
+
+def test_new_readers_read_a_topic_that_is_not_live_yet_and_their_other_topics(stores, address, monkeypatch):
+    create(stores, "home", partitions=1)
+    append(stores, "a")
+    move_but_leave_the_rows(stores, "east", monkeypatch, live=False)
+    assert stored(stores, "t") == {0: ["a"]}
+    create_topic(stores, "u")
+    with Producer(cluster=address) as producer:
+        producer.send("u", b"b")
+    with Consumer("t", "u", cluster=address, auto_offset_reset="earliest") as consumer:
+        assert sorted(texts_of(consumer, 2)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

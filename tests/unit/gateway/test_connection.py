@@ -122,3 +122,51 @@ async def test_a_frame_that_is_answered_or_refused_is_freed_while_the_connection
         reader.feed_eof()
         await serving
         services.bulkheads.close()
+
+
+class StalledClient(GoneClient):
+    """The writing side of a connection whose client takes bytes only when the test says so."""
+
+    def __init__(self):
+        self.transport, self.unsent_bytes = self, 0
+        self.is_stalled, self.takes = asyncio.Event(), asyncio.Event()
+
+    def get_write_buffer_size(self):
+        return self.unsent_bytes
+
+    def write(self, data):
+        self.unsent_bytes += len(data)
+
+    async def drain(self):
+        self.is_stalled.set()
+        await self.takes.wait()
+
+
+async def test_a_connection_is_idle_while_its_client_takes_nothing_of_an_answer():
+    go_on = asyncio.Event()
+
+    async def answer(_services, _request, _client):
+        await go_on.wait()
+        return ProduceResponse(responses=[], throttle_time_ms=0)
+
+    api = Api(ProduceRequest, answer, advertised=(0, 11), rights=(), served_from=3, limits=RECORDS)
+    services = SimpleNamespace(
+        settings=GatewaySettings("127.0.0.1", 1, "127.0.0.1", 1), counters=Counters(), authorizer=None,
+        quotas=QuotaBudgets(None, None), frames=MemoryBudget(1_000), records=MemoryBudget(1), responses=MemoryBudget(1),
+    )  # fmt: skip
+    reader, client = ClientReader(asyncio.get_running_loop()), StalledClient()
+    connection = Connection(services, {api.key: api}, Admitted(reader, client))
+    serving = asyncio.create_task(connection.serve())
+    body = struct.pack(">hhihhhii", 0, 3, 1, -1, -1, 1, 1_000, 0)
+    reader.feed_data(struct.pack(">i", len(body)) + body)
+    while connection.idle_since_s() is not None:
+        await asyncio.sleep(0)
+    go_on.set()
+    await client.is_stalled.wait()
+    since_s = connection.idle_since_s()
+    assert since_s is not None and connection.idle_since_s() == since_s
+    client.unsent_bytes -= 1
+    assert connection.idle_since_s() > since_s
+    client.takes.set()
+    reader.feed_eof()
+    await asyncio.wait_for(serving, 60)

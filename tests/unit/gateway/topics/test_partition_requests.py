@@ -1,6 +1,12 @@
-import pytest
+from types import SimpleNamespace
+from unittest.mock import Mock
 
-from spark_log.gateway.topics.partition_requests import epoch_end, page_of
+import pytest
+from kafka.protocol.admin import DescribeLogDirsRequest, ElectionType, ElectLeadersRequest
+
+from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.gateway.topics.cluster_requests import describe_log_dirs
+from spark_log.gateway.topics.partition_requests import elect_leaders, epoch_end, page_of
 from spark_log.log.partitions.replication_rules import Truncation
 
 COUNTS = {"b": 3, "a": 2, "missing": 0}
@@ -50,3 +56,35 @@ def test_page_begins_at_the_cursor(begin, limit, expected):
 def test_end_of_an_epoch_is_where_a_later_election_truncated(epoch, known_epoch, expected):
     truncations = [Truncation(1, 10), Truncation(4, 20)]
     assert epoch_end(epoch, known_epoch, 4, 30, truncations) == expected
+
+
+UNAVAILABLE = Mock(side_effect=MetadataStoreUnavailableError("no answer"))
+COORDINATOR_NOT_AVAILABLE = 15
+
+
+def test_elections_that_fail_have_their_error_in_each_version():
+    """Version 0 has no error code of the whole response."""
+    kind = ElectLeadersRequest.TopicPartitions
+    topics = [kind(topic="t", partitions=[0, 7]), kind(topic="u", partitions=[3])]
+    services = SimpleNamespace(stores=SimpleNamespace(of_partitions=UNAVAILABLE))
+
+    def answer(version):
+        fields = {"election_type": ElectionType.PREFERRED, "topic_partitions": topics, "timeout_ms": 1_000}
+        return elect_leaders(services, ElectLeadersRequest(version=version, **fields), None)
+
+    assert answer(1).error_code == COORDINATOR_NOT_AVAILABLE
+    codes = [
+        (result.topic, each.partition_id, each.error_code)
+        for result in answer(0).replica_election_results
+        for each in result.partition_result
+    ]
+    assert codes == [(name, number, COORDINATOR_NOT_AVAILABLE) for name, number in (("t", 0), ("t", 7), ("u", 3))]
+
+
+def test_log_dirs_that_cannot_be_described_have_their_error_in_each_version():
+    services = SimpleNamespace(live_gateways=UNAVAILABLE)
+    for version in (1, 2):
+        [log_dir] = describe_log_dirs(services, DescribeLogDirsRequest(version=version, topics=None), None).results
+        assert log_dir.error_code == COORDINATOR_NOT_AVAILABLE
+    described = describe_log_dirs(services, DescribeLogDirsRequest(version=3, topics=None), None)
+    assert (described.error_code, described.results) == (COORDINATOR_NOT_AVAILABLE, [])
