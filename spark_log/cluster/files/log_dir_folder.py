@@ -3,17 +3,21 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISREG
+from typing import TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
 
+from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.cluster.files.new_file import make_folders
 from spark_log.cluster.log_dir_uris import asks_for_region
 from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, UnsafePathError, redact, storage_error
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -164,14 +168,22 @@ class LogDirFolder:
             with self._storage_errors(relative):
                 make_folders(Path(self._resolve(relative)), Path(self._root))
 
-    def _resolve(self, relative: str) -> str:
+    def in_time(self, work: Callable[[], R]) -> R:
+        """Call `work`, which reads here. Raises StorageUnavailableError if a local folder hangs (DiskCalls)."""
+        return DiskCalls(self.uri, Use.READS).run(work) if self.local else work()
+
+    def _path(self, relative: str) -> str:
+        """Return the path of a file without a look at the disk."""
         parts = PurePosixPath(relative)
         if parts.is_absolute() or ".." in parts.parts or "\0" in relative or not parts.parts:
             raise UnsafePathError(f"path {relative!r}: must be relative, inside the log dir")
-        path = f"{self._root}/{relative}"
+        return f"{self._root}/{relative}"
+
+    def _resolve(self, relative: str) -> str:
+        path = self._path(relative)
         if self.local:
             real_root = os.path.realpath(self._root)
-            if os.path.realpath(path) != os.path.join(real_root, *parts.parts):
+            if os.path.realpath(path) != os.path.join(real_root, *PurePosixPath(relative).parts):
                 raise UnsafePathError(f"path {relative!r}: crosses a symbolic link in {self._root}")
         return path
 

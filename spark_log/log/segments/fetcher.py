@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from spark_log import clock
 from spark_log.cluster.files.disk_calls import DiskCalls, Use
-from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
+from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.errors import (
     CorruptRecordError,
     LogDirMismatchError,
@@ -217,7 +217,10 @@ class Fetcher:
         try:
             if log_dir_id not in self._infos:
                 raise LogDirMismatchError(f"log dir {log_dir_id} was added or removed while the read was planned")
-            return open_log_dir(self._infos[log_dir_id])
+            info = self._infos[log_dir_id]
+            log_dir = LogDir(info.uri, info.store_id)
+            log_dir.verify(info.uuid)  # not `open_log_dir`, whose limit is that of `_in_time`
+            return log_dir
         except BAD_REPLICA as error:
             self._open.pop(log_dir_id, None)
             self._note_away(log_dir_id, str(error))

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -209,9 +210,11 @@ def _copy_to_replicas(
     have: dict[int, LogDir] = {}
     failed = False
     for replica in state.replicas:
+        if replica.broker_id not in batch.written_to and replica not in target_replicas:
+            continue  # its log dir may be offline, because it hangs
         try:
             log_dir = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
-            if log_dir.sizes([path]) == [batch.bytes]:
+            if log_dir.in_time(partial(log_dir.sizes, [path])) == [batch.bytes]:
                 if replica.broker_id not in batch.written_to:  # its writer got an error, perhaps of the last step
                     log_dir.sync(path, ancestors=True)
                 have[replica.broker_id] = log_dir
@@ -220,8 +223,9 @@ def _copy_to_replicas(
     elsewhere = [info for info in infos.values() if info.broker_id in batch.written_to - have.keys()]
     for info in [] if have else elsewhere:  # a reassignment may have removed the brokers that have it
         with suppress(*LOG_DIR_FAILURES):
-            if cluster.log_dir(info).sizes([path]) == [batch.bytes]:
-                have[info.broker_id] = cluster.log_dir(info)
+            log_dir = cluster.log_dir(info)
+            if log_dir.in_time(partial(log_dir.sizes, [path])) == [batch.bytes]:
+                have[info.broker_id] = log_dir
     if not have:
         raise StorageUnavailableError(f"{path}: no log dir has it any more: write it again")
     file = SegmentFile(path, batch.bytes, batch.checksum)
