@@ -313,7 +313,12 @@ class LogDir(LogDirFolder):
         return (written.mtime_ns or 0) // 1_000_000
 
     def verify(self, uuid: str) -> None:
-        """Raise LogDirMismatchError unless the marker has this uuid, which the metadata store has for the log dir."""
+        """Raise LogDirMismatchError unless the marker has this uuid, which the metadata store has for the log dir, and
+        StorageUnavailableError if it cannot be read, or a local folder hangs.
+        """
+        self.in_time(lambda: self._verify(uuid))
+
+    def _verify(self, uuid: str) -> None:
         marker = self.read_marker()
         if marker is None:
             raise LogDirMismatchError(
@@ -330,7 +335,7 @@ class LogDir(LogDirFolder):
     def _verify_again(self) -> None:
         """Verify again if the folder was unmounted or swapped, so that no file is written to the wrong one."""
         if self._verified is not None and self._verified[1] != self._identity():
-            self.verify(self._verified[0])
+            self._verify(self._verified[0])
 
     def _identity(self) -> tuple[int, int] | None:
         try:
@@ -346,5 +351,5 @@ def open_log_dir(info: LogDirInfo) -> LogDir:
     Raises LogDirMismatchError if the id differs, StorageUnavailableError if the log dir cannot be read, or hangs.
     """
     directory = LogDir(info.uri, info.store_id)
-    directory.in_time(lambda: directory.verify(info.uuid))
+    directory.verify(info.uuid)
     return directory

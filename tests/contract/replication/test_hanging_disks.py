@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_log import clock
 from spark_log.cluster.files import disk_calls, new_file
@@ -20,6 +21,7 @@ from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.errors import NotCoordinatorError, StorageUnavailableError
 from spark_log.facts.topics import describe_topics
+from spark_log.ids import LogDirId
 from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
@@ -32,6 +34,7 @@ from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.replicas.followers import COPIES_MAX, Followers
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.power_cut import Disk, needs_a_disk
 from tests.support.producing import change
 from tests.support.records import read_all, table
@@ -164,6 +167,8 @@ def test_an_append_leaves_out_a_log_dir_whose_mount_does_not_answer(three_broker
 def test_an_append_that_is_repeated_does_not_ask_a_log_dir_that_is_offline(three_brokers, mount, monkeypatch):
     topic = topic_on(three_brokers, "t", [[1, 2, 3]], inline_max_bytes="0")
     monkeypatch.setattr(Followers, "appended", lambda *_: None)
+    asked, sizes = [], LogDir.sizes
+    monkeypatch.setattr(LogDir, "sizes", lambda self, paths: asked.append(self.uri) or sizes(self, paths))
 
     def set_isr(*brokers):
         change(three_brokers, t.replica.update().values(in_sync=t.replica.c.broker_id.in_(brokers)))
@@ -177,8 +182,23 @@ def test_an_append_that_is_repeated_does_not_ask_a_log_dir_that_is_offline(three
         set_isr(1, 2)  # broker 2 has caught up meanwhile
         request = AppendRequest(written.batches, written.blobs, write_id=written.write_id)
         assert log.append_batches(request, {topic.topic_id: topic}).outcomes == [Appended(1, 2)]
-        assert not any(thread.name.startswith("spark-log-disk") for thread in threading.enumerate())
+        assert set(asked) == {folder_of(three_brokers, broker).as_uri() for broker in (1, 2)}
         assert list(isr(three_brokers, "t")) == [1, 2]
+
+
+@pytest.mark.delta
+def test_tables_in_other_log_dirs_are_published_while_a_mount_does_not_answer(three_brokers, mount, monkeypatch):
+    monkeypatch.setattr(Followers, "appended", lambda *_: None)
+    topic = topic_on(three_brokers, "t", [[1, 3]], inline_max_bytes="0")
+    with closing(ClientLog(three_brokers)) as log:
+        append(log, topic, "v")
+        change(three_brokers, t.replica.update().where(t.replica.c.broker_id == 3).values(in_sync=False))
+        mount.clear()
+        append(log, topic, "w")
+        with pytest.raises(StorageUnavailableError, match=r"may hang|an earlier call"):
+            publish(three_brokers, topic)
+    location = delta_tables(three_brokers, topic)[LogDirId(1)]
+    assert DeltaTable(location).to_pyarrow_table().num_rows == 2
 
 
 def test_a_file_that_was_left_does_not_get_its_name(tmp_path, monkeypatch):
