@@ -53,11 +53,12 @@ class DiskCalls:
         if self.left or (pause is not None and clock.monotonic_s() < pause.until_s):
             self.hangs = True
             raise StorageUnavailableError(f"{redact(self._folder[0])}: an earlier call has not returned yet")
-        if pause is not None:  # this call is the only one that is tried
+        tried = pause is not None
+        if tried:  # only this call is
             _hanging[self._folder] = Pause.after(pause)
         self._working = True
         limit_s = CALL_S_MAX + size / _BYTES_PER_S_MIN
-        answer = begin_or_run(lambda: self._run(work), f"spark-log-disk-{self._folder[1].value}")
+        answer = begin_or_run(lambda: self._run(work, tried), f"spark-log-disk-{self._folder[1].value}")
 
         def end() -> R:
             wait([answer], limit_s)
@@ -76,18 +77,19 @@ class DiskCalls:
             self.left = self.left or self._working
             return self.left
 
-    def _run(self, work: Callable[[], R]) -> R:
+    def _run(self, work: Callable[[], R], tried: bool) -> R:
         try:
             return work()
         finally:
             with self._turn:
                 self._working = False
-            _hanging.pop(self._folder, None)
+            if self.left or tried:
+                _hanging.pop(self._folder, None)
             if self.left:
                 self._undo()
 
 
 _hanging: dict[tuple[str, Use], Pause] = {}
-"""The folders in which a call was left and none has returned since. During the pause all calls there fail at once, and
-then one is tried.
+"""The folders in which a call was left, and neither it nor one that was tried later has returned. During the pause all
+calls there fail at once, and then one is tried.
 """
