@@ -142,34 +142,47 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], threads: int, name: 
     return [results[number] for number in range(len(items))]
 
 
+_PAUSE_S_MIN, _PAUSE_S_MAX = 60.0, 600.0
+
+
+class Pause(NamedTuple):
+    """The time until monotonic time `until_s`, in which a call that hangs is not repeated: each one holds a thread."""
+
+    until_s: float
+    length_s: float
+
+    @classmethod
+    def after(cls, earlier: "Pause | None") -> "Pause":
+        """Return a pause that begins now: one minute, or twice as long as the earlier one, but at most ten minutes. A
+        mount may be replaced while the threads that wait for the old one still hang.
+        """
+        length_s = _PAUSE_S_MIN if earlier is None else min(2 * earlier.length_s, _PAUSE_S_MAX)
+        return cls(clock.monotonic_s() + length_s, length_s)
+
+
 class _Asking(NamedTuple):
-    """A thread that has not answered. After monotonic time `until_s` it counts as hanging, and another one may ask."""
+    """A thread that has not answered. After the pause it counts as hanging, and another one may ask."""
 
     answer: "Future[Any]"
-    until_s: float
-    pause_s: float
+    pause: Pause
 
 
 _asking: dict[tuple[str, Hashable], _Asking] = {}
 _asking_lock = threading.Lock()
-_ASK_AGAIN_S = 60.0
 
 
 def ask_in_thread(name: str, question: Hashable, work: Callable[[], R]) -> "Future[R]":
     """Call `work`, which may never return (a mount that hangs), in a thread with this name. Return its answer, or that
     of an earlier call with the same name and question for which a thread still waits.
 
-    What hangs blocks daemon threads of its own: one at first, one more after a minute, and so on after twice the time,
-    because the mount may have been replaced, but the threads of the old one still hang.
+    What hangs blocks daemon threads of its own: one at first, and one more after each pause.
     """
     key = name, question
-    now_s = clock.monotonic_s()
     with _asking_lock:
         earlier = _asking.get(key)
-        if earlier is not None and now_s < earlier.until_s:
+        if earlier is not None and clock.monotonic_s() < earlier.pause.until_s:
             return earlier.answer
-        pause_s = _ASK_AGAIN_S if earlier is None else 2 * earlier.pause_s
-        mine = _asking[key] = _Asking(Future(), now_s + pause_s, pause_s)
+        mine = _asking[key] = _Asking(Future(), Pause.after(earlier and earlier.pause))
 
     def ask() -> None:
         settle(mine.answer, work)

@@ -89,7 +89,7 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
         for location in log_dirs:
             cluster.add_log_dir(BrokerId(broker_id), location)
     except BaseException:
-        remove_broker(cluster, broker_id)
+        cluster.store.transact(_removal(cluster, broker_id), announce=True)  # only here: a data store may be away
         raise
     copy_to_stores(cluster)
 
@@ -100,7 +100,12 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
     Raises BrokerIdNotRegisteredError, and InvalidConfigurationError if the broker has replicas, its process runs, or it
     is the only broker.
     """
+    for store_id in cluster.store_ids()[1:]:  # in a store that lacks the other brokers, it would be the only one
+        copy_brokers(cluster.home, cluster.at(store_id))
+    _in_each_store(cluster, _removal(cluster, broker_id))
 
+
+def _removal(cluster: Cluster, broker_id: int) -> Callable[[sa.Connection, Attempt], None]:
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:
         broker_ids = connection.execute(sa.select(BROKER.broker_id)).scalars().all()
         keep_brokers(connection, [each for each in broker_ids if each < broker_id])  # in the order of ids, as others do
@@ -121,9 +126,7 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
         connection.execute(t.log_dir.delete().where(LOG_DIR.broker_id == broker_id))
         connection.execute(t.broker.delete().where(BROKER.broker_id == broker_id))
 
-    for store_id in cluster.store_ids()[1:]:  # in a store that lacks the other brokers, it would be the only one
-        copy_brokers(cluster.home, cluster.at(store_id))
-    _in_each_store(cluster, remove)
+    return remove
 
 
 def embed_broker(cluster: Cluster, broker_id: int) -> None:

@@ -118,25 +118,29 @@ class LogDir(LogDirFolder):
     def create(self, relative: str) -> NewFile:
         """Begin a file that does not exist yet.
 
-        Raises LogDirMismatchError if a verified log dir was unmounted or swapped, and StorageUnavailableError if an
-        object store cannot be written. A folder is written later.
+        Raises StorageUnavailableError if an object store cannot be written. A folder is written later: then a log dir
+        that was unmounted or swapped since it was verified raises LogDirMismatchError.
         """
-        path = self._resolve(relative)
-        self._verify_again()
+        if self.local:
+            return self._local_file(relative)
         with self._storage_errors(relative):
-            return LocalFile(Path(path), Path(self._root)) if self.local else RemoteFile(self._fs, path)
+            return RemoteFile(self._fs, self._path(relative))
 
     def replace(self, relative: str) -> NewFile:
         """Begin a copy of a file that the metadata names. Its commit replaces an existing file.
 
         Several processes may do so at once, since each writes the same bytes under a temporary name of its own.
         """
-        path = self._resolve(relative)
-        self._verify_again()
-        with self._storage_errors(relative):
-            if self.local:
-                return LocalFile(Path(path), Path(self._root), f"-{uuids.uuid4().hex[:12]}")
-            return RemoteCopy(self._fs, path)
+        if self.local:
+            return self._local_file(relative, f"-{uuids.uuid4().hex[:12]}")
+        return RemoteCopy(self._fs, self._path(relative))
+
+    def _local_file(self, relative: str, suffix: str = "") -> LocalFile:
+        def check() -> None:
+            self._resolve(relative)
+            self._verify_again()
+
+        return LocalFile(Path(self._path(relative)), Path(self._root), suffix, check)
 
     @property
     def creates_whole(self) -> bool:
@@ -218,9 +222,10 @@ class LogDir(LogDirFolder):
         With `ancestors`, all folders above it are forced too: the process that made them may have been killed first.
         """
         if self.local:
-            path, root = Path(self._resolve(relative)), Path(self._root)
+            path, root = Path(self._path(relative)), Path(self._root)
 
             def force() -> None:
+                self._resolve(relative)
                 fsync(path)
                 for folder in path.parents:
                     fsync(folder)
@@ -309,7 +314,12 @@ class LogDir(LogDirFolder):
         return (written.mtime_ns or 0) // 1_000_000
 
     def verify(self, uuid: str) -> None:
-        """Raise LogDirMismatchError unless the marker has this uuid, which the metadata store has for the log dir."""
+        """Raise LogDirMismatchError unless the marker has this uuid, which the metadata store has for the log dir, and
+        StorageUnavailableError if it cannot be read, or a local folder hangs.
+        """
+        self.in_time(Use.READS, lambda: self._verify(uuid))
+
+    def _verify(self, uuid: str) -> None:
         marker = self.read_marker()
         if marker is None:
             raise LogDirMismatchError(
@@ -326,7 +336,7 @@ class LogDir(LogDirFolder):
     def _verify_again(self) -> None:
         """Verify again if the folder was unmounted or swapped, so that no file is written to the wrong one."""
         if self._verified is not None and self._verified[1] != self._identity():
-            self.verify(self._verified[0])
+            self._verify(self._verified[0])
 
     def _identity(self) -> tuple[int, int] | None:
         try:
@@ -339,7 +349,7 @@ class LogDir(LogDirFolder):
 def open_log_dir(info: LogDirInfo) -> LogDir:
     """Open the log dir and verify its id. Runs on executors too.
 
-    Raises LogDirMismatchError if the id differs, StorageUnavailableError if the log dir cannot be read.
+    Raises LogDirMismatchError if the id differs, StorageUnavailableError if the log dir cannot be read, or hangs.
     """
     directory = LogDir(info.uri, info.store_id)
     directory.verify(info.uuid)

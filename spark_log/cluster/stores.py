@@ -6,7 +6,7 @@ import uuid
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster, embedded_broker_row
-from spark_log.cluster.log_dir import LogDir, LogDirInfo, Marker
+from spark_log.cluster.log_dir import LogDir, LogDirInfo, Marker, open_log_dir
 from spark_log.cluster.store_directory import (
     ACTIVE,
     ADDING,
@@ -209,7 +209,7 @@ def _new_row(data: Cluster, info: LogDirInfo) -> dict[str, object]:
     marker = Marker(data.cluster_id, info.broker_id, str(uuid.uuid4()), counter=0)
     failure = None
     try:
-        LogDir(info.uri).verify(info.uuid)
+        open_log_dir(info)
         LogDir(info.uri, data.store_id).write_marker(marker)
     except (SparkLogError, OSError) as error:
         failure = redact(str(error))

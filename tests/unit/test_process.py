@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from spark_log import process
-from spark_log.process import Stop, begin, in_parallel, start_thread
+from spark_log.process import Pause, Stop, begin, in_parallel, start_thread
 from tests.support.waiting import LIMIT_S, wait_until
 
 
@@ -96,3 +96,10 @@ def test_work_that_fails_gives_its_error_and_its_thread_works_on():
     with pytest.raises(ValueError, match="no"):
         begin(fail, "failing").result(LIMIT_S)
     assert begin(lambda: 1, "working").result(LIMIT_S) == 1
+
+
+def test_a_pause_is_twice_as_long_as_the_earlier_one_up_to_ten_minutes():
+    pauses = [Pause.after(None)]
+    for _ in range(5):
+        pauses.append(Pause.after(pauses[-1]))
+    assert [pause.length_s for pause in pauses] == [60, 120, 240, 480, 600, 600]

@@ -1,5 +1,6 @@
 """Runs elections and reassignments and describes log dirs, with kafka-python's arguments and results."""
 
+import contextlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -12,13 +13,14 @@ from kafka.structs import TopicPartition as KafkaTopicPartition
 from spark_log.clients.admin.admin_settings import check_timeout
 from spark_log.clients.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.clients.kafka_errors import kafka_error, kafka_errors
-from spark_log.cluster.brokers import BrokerStatus, list_brokers
+from spark_log.cluster.brokers import BrokerStatus, LogDirStatus, list_brokers
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import lease_status
-from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDir
 from spark_log.cluster.topics import find_topics, unknown_topic
 from spark_log.errors import SparkLogError, redact
 from spark_log.ids import TopicPartition
+from spark_log.process import ask_in_thread
 from spark_log.replication.controller.balance import ReplicaFacts, load_replicas, replicas_of_data_stores
 from spark_log.replication.controller.controller import LEASE
 from spark_log.replication.controller.reassignment_rows import list_all_reassignments
@@ -50,7 +52,7 @@ def describe_log_dirs(
                     "error_code": 0 if log_dir.online else KafkaStorageError.errno,
                     "log_dir": redact(cluster.absolute(log_dir.uri)),
                     "topics": _by_topic(by_dir.get(log_dir.log_dir_id, [])),
-                    **log_dir_space(cluster.absolute(log_dir.uri)),
+                    **log_dir_space(log_dir),
                     "is_cordoned": False,
                 }
                 for log_dir in broker.log_dirs
@@ -86,16 +88,21 @@ def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
     return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
 
 
-def log_dir_space(uri: str) -> dict[str, int]:
-    """Return the total and free bytes of the volume of a local folder; -1 if unknown."""
-    try:
-        log_dir = LogDir(uri)
-        if log_dir.local:
-            usage = shutil.disk_usage(log_dir.location(""))
-            return {"total_bytes": usage.total, "usable_bytes": usage.free}
-    except (SparkLogError, OSError):
-        pass
-    return {"total_bytes": -1, "usable_bytes": -1}
+def log_dir_space(log_dir: LogDirStatus) -> dict[str, int]:
+    """Return the total and free bytes of the volume of a local folder; -1 if unknown: it is offline, or hangs."""
+
+    def ask() -> dict[str, int]:
+        folder = LogDir(log_dir.uri)
+        if not folder.local:
+            return unknown
+        usage = shutil.disk_usage(folder.location(""))
+        return {"total_bytes": usage.total, "usable_bytes": usage.free}
+
+    unknown = {"total_bytes": -1, "usable_bytes": -1}
+    if log_dir.online:
+        with contextlib.suppress(SparkLogError, OSError):  # a TimeoutError is an OSError
+            return ask_in_thread("spark-log-space", log_dir.uri, ask).result(ANSWER_S_MAX)
+    return unknown
 
 
 def _chosen(connection: sa.Connection, topic_partitions: Any) -> list[TopicPartition]:

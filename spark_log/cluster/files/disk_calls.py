@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import wait
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from spark_log import clock
 from spark_log.errors import StorageUnavailableError, redact
-from spark_log.process import begin_or_run
+from spark_log.process import Pause, begin_or_run
 
 R = TypeVar("R")
 
@@ -19,10 +19,6 @@ CALL_S_MAX = 30.0
 (Kafka's replica.lag.time.max.ms).
 """
 _BYTES_PER_S_MIN = 10_000_000
-_AGAIN_S = 60.0
-"""While a call hangs, others fail at once for this time: threads that hang hold memory. Then one is tried, since the
-mount may have been replaced; the next one after twice the time, and so on.
-"""
 
 
 class Use(Enum):
@@ -30,13 +26,6 @@ class Use(Enum):
 
     READS = "reads"
     WRITES = "writes"
-
-
-class _Hanging(NamedTuple):
-    """Until when calls fail at once, by monotonic time, and for how long in all."""
-
-    until_s: float = 0.0
-    pause_s: float = _AGAIN_S / 2
 
 
 class DiskCalls:
@@ -60,19 +49,22 @@ class DiskCalls:
 
     def begin(self, work: Callable[[], R], size: int = 0) -> Callable[[], R]:
         """Begin the call. The function that is returned waits for its end."""
-        if self.left or clock.monotonic_s() < _hanging.get(self._folder, _Hanging()).until_s:
+        pause = _hanging.get(self._folder)
+        if self.left or (pause is not None and clock.monotonic_s() < pause.until_s):
             self.hangs = True
             raise StorageUnavailableError(f"{redact(self._folder[0])}: an earlier call has not returned yet")
+        tried = pause is not None
+        if tried:  # only this call is
+            _hanging[self._folder] = Pause.after(pause)
         self._working = True
         limit_s = CALL_S_MAX + size / _BYTES_PER_S_MIN
-        answer = begin_or_run(lambda: self._run(work), f"spark-log-disk-{self._folder[1].value}")
+        answer = begin_or_run(lambda: self._run(work, tried), f"spark-log-disk-{self._folder[1].value}")
 
         def end() -> R:
             wait([answer], limit_s)
             if self.leave():
                 self.hangs = True
-                pause_s = 2 * _hanging.get(self._folder, _Hanging()).pause_s
-                _hanging[self._folder] = _Hanging(clock.monotonic_s() + pause_s, pause_s)
+                _hanging.setdefault(self._folder, Pause.after(None))
                 where = redact(self._folder[0])
                 raise StorageUnavailableError(f"{where}: no answer in {limit_s:.0f} s, its disk may hang")
             return answer.result()
@@ -85,16 +77,24 @@ class DiskCalls:
             self.left = self.left or self._working
             return self.left
 
-    def _run(self, work: Callable[[], R]) -> R:
+    def _run(self, work: Callable[[], R], tried: bool) -> R:
         try:
             return work()
         finally:
             with self._turn:
                 self._working = False
-            if self.left:
+            if self.left or tried:
                 _hanging.pop(self._folder, None)
+            if self.left:
                 self._undo()
 
 
-_hanging: dict[tuple[str, Use], _Hanging] = {}
-"""The folders in which a call was left and has not returned."""
+def hangs(root: str) -> bool:
+    """Whether a call below the folder `root` was left that has not returned."""
+    return any((root, use) in _hanging for use in Use)
+
+
+_hanging: dict[tuple[str, Use], Pause] = {}
+"""The folders in which a call was left, and neither it nor one that was tried later has returned. During the pause all
+calls there fail at once, and then one is tried.
+"""

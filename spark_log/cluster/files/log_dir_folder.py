@@ -12,6 +12,7 @@ from typing import TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
+from spark_log.cluster.files import disk_calls
 from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.cluster.files.new_file import make_folders
 from spark_log.cluster.log_dir_uris import asks_for_region
@@ -184,25 +185,25 @@ class LogDirFolder:
 
     def check_that_no_call_hangs(self) -> None:
         """Raise StorageUnavailableError if a call into this local folder has not returned in time."""
-        for use in Use:
-            self.in_time(use, lambda: None)
+        if self.hangs():
+            raise StorageUnavailableError(f"log dir {redact(self.uri)}: an earlier call has not returned yet")
 
     def hangs(self) -> bool:
-        """Whether `check_that_no_call_hangs` raises."""
-        try:
-            self.check_that_no_call_hangs()
-        except StorageUnavailableError:
-            return True
-        return False
+        """Whether a call into this local folder has not returned in time."""
+        return self.local and (disk_calls.hangs(self.uri) or disk_calls.hangs(self._root))
 
-    def _resolve(self, relative: str) -> str:
+    def _path(self, relative: str) -> str:
+        """Return the path of a file without a look at the disk."""
         parts = PurePosixPath(relative)
         if parts.is_absolute() or ".." in parts.parts or "\0" in relative or not parts.parts:
             raise UnsafePathError(f"path {relative!r}: must be relative, inside the log dir")
-        path = f"{self._root}/{relative}"
+        return f"{self._root}/{relative}"
+
+    def _resolve(self, relative: str) -> str:
+        path = self._path(relative)
         if self.local:
             real_root = os.path.realpath(self._root)
-            if os.path.realpath(path) != os.path.join(real_root, *parts.parts):
+            if os.path.realpath(path) != os.path.join(real_root, *PurePosixPath(relative).parts):
                 raise UnsafePathError(f"path {relative!r}: crosses a symbolic link in {self._root}")
         return path
 

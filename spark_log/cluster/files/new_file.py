@@ -38,13 +38,14 @@ class LocalFile:
 
     `suffix` is part of the name of the temporary file. A file without it is treated as one of a write id: when the
     write id expires, clean-up may delete the temporary file, and `commit` raises WriteIdExpiredError. Other
-    failures of `write` and `commit` raise StorageUnavailableError.
+    failures of `write` and `commit` raise StorageUnavailableError, and the errors of `check`, which is called before
+    anything is made.
 
     Threads make the calls (DiskCalls): one that was left does not rename the file, and deletes it.
     """
 
-    def __init__(self, path: Path, root: Path, suffix: str = "") -> None:
-        self._path, self._root, self._of_write_id = path, root, not suffix
+    def __init__(self, path: Path, root: Path, suffix: str = "", check: Callable[[], object] = lambda: None) -> None:
+        self._path, self._root, self._of_write_id, self._check = path, root, not suffix, check
         self._temporary = path.with_name(f".{path.name}{suffix}.tmp")
         self._file: IO[bytes] | None = None
         self._waiting: list[bytes] = []
@@ -62,6 +63,8 @@ class LocalFile:
     def _write(self) -> IO[bytes]:
         if self._failure is not None:  # a later block must not follow bytes that are missing
             raise self._failure
+        if self._file is None:
+            self._check()
         blocks, self._waiting = self._waiting, []
         self._bytes += self._waiting_bytes
         self._waiting_bytes = 0

@@ -153,7 +153,7 @@ def _facts(call: Call) -> Brokers:
 
 
 def _log_dir(call: Call, status: LogDirStatus, load: Load) -> LogDirRow:
-    space = log_dir_space(status.uri) if status.online else {"usable_bytes": -1, "total_bytes": -1}
+    space = log_dir_space(status)
     return LogDirRow(
         status.log_dir_id,
         redact(status.uri),

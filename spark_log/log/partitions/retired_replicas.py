@@ -22,7 +22,7 @@ from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_files import DUE_MS
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections.server_identity import check_identity
-from spark_log.metadata.sql_columns import RETIRED_REPLICA, TOPIC
+from spark_log.metadata.sql_columns import LOG_DIR, RETIRED_REPLICA, TOPIC
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
 
@@ -92,10 +92,17 @@ def delete_retired_replicas(cluster: Cluster, fence: Fence) -> int:
 
 
 def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
-    """Claim the replicas that are due, and return them with those whose deletion another process has begun."""
+    """Claim the replicas that are due, and return them with those whose deletion another process has begun. Those in
+    log dirs that are offline are left out: one that hangs would delay all others.
+    """
     store = cluster.store
     store.read(check_identity)
-    query = sa.select(t.retired_replica, TOPIC.configs).join(t.topic, TOPIC.topic_id == RETIRED_REPLICA.topic_id)
+    online = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)
+    query = (
+        sa.select(t.retired_replica, TOPIC.configs)
+        .join(t.topic, TOPIC.topic_id == RETIRED_REPLICA.topic_id)
+        .where(RETIRED_REPLICA.log_dir_id.in_(online))
+    )
 
     def due(connection: sa.Connection) -> list[Any]:
         now_ms = store.clock(connection).wall_ms

@@ -152,8 +152,9 @@ class Fetcher:
             bad: dict[LogDirId, SparkLogError] = {}
             for log_dir_id in sorted(piece.log_dir_ids, key=self._away.__contains__):
                 try:
-                    items = self._items(piece, log_dir_id, read, yielded)
-                    for item in self._in_time(items, log_dir_id) if self._is_local(log_dir_id) else items:
+                    log_dir = self._log_dir(log_dir_id)
+                    items = _items(piece, log_dir, read, yielded)
+                    for item in self._in_time(items, log_dir_id) if log_dir.local else items:
                         yielded += 1
                         held = [item]
                         del item  # so that, while this generator is suspended, only the caller keeps the batch
@@ -167,12 +168,6 @@ class Fetcher:
                     return
             if not self._log_dirs_changed():
                 raise all_replicas_bad_error(piece, list(bad.values()))
-
-    def _items(
-        self, piece: Slice, log_dir_id: LogDirId, read: Callable[[pq.ParquetFile, str], Iterator[T]], first: int
-    ) -> Iterator[T]:
-        log_dir = self._log_dir(log_dir_id)
-        yield from islice(read(_open_segment(piece, log_dir), log_dir.location(_path(piece))), first, None)
 
     def _in_time(self, items: Iterator[T], log_dir_id: LogDirId) -> Iterator[T]:
         """Yield the items, each of which a thread reads (DiskCalls). Raises StorageUnavailableError if the disk or
@@ -190,9 +185,6 @@ class Fetcher:
                 raise
             while held:  # so that, while this generator is suspended, only the caller keeps the batch
                 yield held.pop(0)
-
-    def _is_local(self, log_dir_id: LogDirId) -> bool:
-        return log_dir_id in self._infos and self._infos[log_dir_id].uri.startswith("file:")
 
     def _log_dirs_changed(self) -> bool:
         """Look the log dirs up again, and use them if they differ."""
@@ -256,6 +248,12 @@ def _some(items: Iterator[T]) -> tuple[list[T], bool]:
         return some, False
     after = list(islice(items, 1)) if some else []
     return some + after, not after
+
+
+def _items(
+    piece: Slice, log_dir: LogDir, read: Callable[[pq.ParquetFile, str], Iterator[T]], first: int
+) -> Iterator[T]:
+    yield from islice(read(_open_segment(piece, log_dir), log_dir.location(_path(piece))), first, None)
 
 
 def _open_segment(piece: Slice, log_dir: LogDir) -> pq.ParquetFile:

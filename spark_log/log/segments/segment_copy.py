@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import xxhash
 
@@ -27,14 +28,13 @@ class SegmentFile:
 def is_whole(log_dir: LogDir, file: SegmentFile) -> bool:
     """Return whether the log dir has the file with this size and checksum, which reads all of it.
 
-    Raises StorageUnavailableError if the file cannot be read.
+    Raises StorageUnavailableError if the file cannot be read, or the log dir hangs.
     """
     if log_dir.sizes([file.path]) != [file.bytes]:
         return False
-    digest = xxhash.xxh3_128()
-    with contextlib.closing(log_dir.read_blocks(file.path)) as blocks:
-        for block in blocks:
-            digest.update(block)
+    digest, blocks = xxhash.xxh3_128(), log_dir.read_blocks(file.path)
+    while block := log_dir.in_time(Use.READS, partial(next, blocks, None)):
+        digest.update(block)
     return digest.hexdigest() == file.checksum
 
 

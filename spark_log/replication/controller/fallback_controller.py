@@ -2,7 +2,9 @@
 
 import logging
 import threading
-from concurrent.futures import wait
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -28,30 +30,36 @@ class FallbackController:
     def detect_failures(self) -> None:
         """Inspect the log dirs and elect leaders.
 
-        If another thread does so, wait for its end. If another process is the controller, or this object did so less
-        than half a second ago, wait at most 0.1 s for changes of the metadata instead. Errors of inspection and
-        election are logged.
+        If another thread does so, wait until leaders are elected. If another process is the controller, or this object
+        did so less than half a second ago, wait at most 0.1 s for changes of the metadata instead. Errors of inspection
+        and election are logged.
         """
         seen = self._cluster.store.changes.current()
-        with self._lock:
-            mine = clock.monotonic_s() >= self._next_s
-            if mine:
-                try:
-                    mine = self._inspect_and_elect()
-                except NotControllerError:
-                    mine = False
-                except SparkLogError as error:
-                    logger.warning("log dirs were not inspected: %s", redact(str(error)))
-                finally:  # it may have waited for a log dir that hangs: threads that waited here take its result
-                    self._next_s = clock.monotonic_s() + _EVERY_S
-        if not mine:
+        checks: Sequence[Future[None]] | None = None
+        try:
+            with ExitStack() as term:
+                with self._lock:
+                    if clock.monotonic_s() >= self._next_s:
+                        try:
+                            checks = self._inspect_and_elect(term)
+                        finally:  # after a wait for a log dir that hangs: threads that waited here take the result
+                            self._next_s = clock.monotonic_s() + _EVERY_S
+                if checks:
+                    wait(checks, self._cluster.store.settings.controller_lease_ms / 1000)  # they need this term
+        except NotControllerError:
+            checks = None
+        except SparkLogError as error:
+            logger.warning("log dirs were not inspected: %s", redact(str(error)))
+        if checks is None:
             self._cluster.store.changes.wait(seen, _WAIT_S)
 
-    def _inspect_and_elect(self) -> bool:
-        with fallback_term(self._cluster.store, self._settings or self._cluster.store.settings) as fence:
-            if fence is None:
-                return False
-            checks = inspect_log_dirs(self._cluster, fence).checks
-            elect_leaders(self._cluster.store, fence)
-            wait(checks, self._cluster.store.settings.controller_lease_ms / 1000)  # they need this term
-            return True
+    def _inspect_and_elect(self, term: ExitStack) -> "Sequence[Future[None]] | None":
+        """Act as the controller until `term` ends. Returns the checks of files that go on, or None if another process
+        is the controller.
+        """
+        fence = term.enter_context(fallback_term(self._cluster.store, self._settings or self._cluster.store.settings))
+        if fence is None:
+            return None
+        checks = inspect_log_dirs(self._cluster, fence).checks
+        elect_leaders(self._cluster.store, fence)
+        return checks

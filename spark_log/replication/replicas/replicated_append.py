@@ -209,6 +209,8 @@ def _copy_to_replicas(
     have: dict[int, LogDir] = {}
     failed = False
     for replica in state.replicas:
+        if replica.broker_id not in batch.written_to and replica not in target_replicas:
+            continue  # its log dir may be offline, because it hangs
         try:
             log_dir = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
             if log_dir.sizes([path]) == [batch.bytes]:
@@ -220,8 +222,9 @@ def _copy_to_replicas(
     elsewhere = [info for info in infos.values() if info.broker_id in batch.written_to - have.keys()]
     for info in [] if have else elsewhere:  # a reassignment may have removed the brokers that have it
         with suppress(*LOG_DIR_FAILURES):
-            if cluster.log_dir(info).sizes([path]) == [batch.bytes]:
-                have[info.broker_id] = cluster.log_dir(info)
+            log_dir = cluster.log_dir(info)
+            if log_dir.sizes([path]) == [batch.bytes]:
+                have[info.broker_id] = log_dir
     if not have:
         raise StorageUnavailableError(f"{path}: no log dir has it any more: write it again")
     file = SegmentFile(path, batch.bytes, batch.checksum)

@@ -1,6 +1,7 @@
 """Admin: kafka-python's calls on a spark-log cluster, their results and their errors."""
 
 import json
+import shutil
 import threading
 import uuid
 from pathlib import Path
@@ -20,8 +21,8 @@ from kafka.admin import (
 from kafka.protocol.admin import ElectionType
 
 import spark_log.errors
-from spark_log import Admin, Consumer
-from spark_log.clients.admin import configs
+from spark_log import Admin, Consumer, process
+from spark_log.clients.admin import configs, partitions
 from spark_log.clients.kafka_errors import kafka_error
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.settings import alter_settings, read_settings
@@ -33,9 +34,10 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.producing import change
 from tests.support.records import NOON_MS
-from tests.support.replicas import add_brokers, bring_back, take_away, topic_on
+from tests.support.replicas import add_brokers, bring_back, folder_of, take_away, topic_on
 from tests.support.stores import topics_view
 from tests.support.topics import append
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture
@@ -494,6 +496,30 @@ def test_log_dirs_are_described(admin, brokers, log):
     assert third["log_dirs"][0]["error_code"] == kafka.errors.KafkaStorageError.errno
     [only] = admin.describe_log_dirs({"b": [0]}, brokers=[2])
     assert [topic["name"] for topic in only["log_dirs"][0]["topics"]] == ["b"]
+
+
+def test_sizes_of_log_dirs_that_hang_are_unknown(admin, brokers, monkeypatch):
+    answers, asked, usage = threading.Event(), [], shutil.disk_usage
+    online, offline = folder_of(brokers, 2), folder_of(brokers, 3)
+
+    def hanging(path):
+        if Path(path) in (online, offline):
+            asked.append(Path(path))
+            assert answers.wait(LIMIT_S), "the caller waited for it"
+        return usage(path)
+
+    take_away(brokers, 3)
+    monkeypatch.setattr(partitions, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(shutil, "disk_usage", hanging)
+    try:
+        for _ in range(2):
+            _, *others = admin.describe_log_dirs()
+            assert [broker["log_dirs"][0]["total_bytes"] for broker in others] == [-1, -1]
+        wait_until(lambda: asked)
+    finally:
+        answers.set()
+    wait_until(lambda: not process._asking)
+    assert asked == [online], "one thread waits"
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)

@@ -10,10 +10,11 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_log import clock
 from spark_log.cluster.files import disk_calls, new_file
-from spark_log.cluster.files.disk_calls import DiskCalls
+from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.cluster.files.new_file import LocalFile
 from spark_log.cluster.lease import COORDINATOR, unfenced
 from spark_log.cluster.log_dir import LogDir
@@ -21,6 +22,9 @@ from spark_log.cluster.log_dir_failures import failures_of_log_dirs, suspected_l
 from spark_log.errors import NotCoordinatorError, StorageUnavailableError
 from spark_log.facts.topics import describe_topics
 from spark_log.failpoints import failpoint
+from spark_log.ids import LogDirId
+from spark_log.log.append.append_transaction import AppendRequest
+from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance.client_log import ClientLog
@@ -33,11 +37,12 @@ from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.replicas.followers import COPIES_MAX, Followers
 from spark_log.tables import unopened_publication
 from spark_log.tables.lag_measurement import delta_lags
-from spark_log.tables.publication import publish
+from spark_log.tables.publication import delta_tables, publish
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.power_cut import Disk, needs_a_disk
+from tests.support.producing import change
 from tests.support.records import read_all, table
-from tests.support.replicas import add_brokers, folder_of, take_away, topic_on
+from tests.support.replicas import add_brokers, folder_of, inspect_and_elect, take_away, topic_on
 from tests.support.topics import append
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -53,25 +58,52 @@ def leave_soon(monkeypatch, hangs):
 
 
 @pytest.fixture
-def frozen(three_brokers, monkeypatch):
-    """The disk of broker 3, whose writes hang until `set`."""
-    thawed, folder, fsync, wait = threading.Event(), folder_of(three_brokers, 3), os.fsync, log_dir_inspection.wait
-
-    def hanging(descriptor):
-        if f"{os.readlink(f'/proc/self/fd/{descriptor}')}/".startswith(f"{folder}/"):
-            assert thawed.wait(LIMIT_S), "the caller waited for it"
-        fsync(descriptor)
+def answering(three_brokers, monkeypatch):
+    """Set while the log dir of broker 3 answers. The others wait for it as briefly as they can."""
+    event, folder, wait = threading.Event(), folder_of(three_brokers, 3), log_dir_inspection.wait
 
     def wait_for_the_others(answers, timeout_s):
         wait_until(lambda: sum(not each.done() for each in answers) <= 1)
         return wait(answers, min(timeout_s, 2 * ANSWER_S))
 
-    leave_soon(monkeypatch, lambda root: str(folder) in root and not thawed.is_set())
+    leave_soon(monkeypatch, lambda root: str(folder) in root and not event.is_set())
     monkeypatch.setattr(log_dir_inspection, "wait", wait_for_the_others)
-    monkeypatch.setattr(os, "fsync", hanging)
-    yield thawed
-    thawed.set()
+    yield event
+    event.set()
     wait_until(no_calls)
+
+
+@pytest.fixture
+def frozen(three_brokers, answering, monkeypatch):
+    """The disk of broker 3, whose writes hang until `set`."""
+    folder, fsync = folder_of(three_brokers, 3), os.fsync
+
+    def hanging(descriptor):
+        if f"{os.readlink(f'/proc/self/fd/{descriptor}')}/".startswith(f"{folder}/"):
+            assert answering.wait(LIMIT_S), "the caller waited for it"
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", hanging)
+    return answering
+
+
+@pytest.fixture
+def mount(three_brokers, answering, monkeypatch):
+    """The mount of broker 3, which answers while it is set."""
+    folder = folder_of(three_brokers, 3)
+
+    def hangs(call):
+        def hanging(path, *arguments, **options):
+            if f"{path}/".startswith(f"{folder}/"):
+                assert answering.wait(LIMIT_S), "the caller waited for it"
+            return call(path, *arguments, **options)
+
+        return hanging
+
+    for name in ("stat", "lstat", "open", "mkdir"):
+        monkeypatch.setattr(os, name, hangs(getattr(os, name)))
+    answering.set()
+    return answering
 
 
 def no_calls():
@@ -125,6 +157,58 @@ def test_an_inspection_finds_it_before_a_writer_does(three_brokers, frozen):
     wait_until(lambda: not inspect_log_dirs(three_brokers, unfenced).checks and not offline(three_brokers))
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_an_append_leaves_out_a_log_dir_whose_mount_does_not_answer(three_brokers, mount, opened):
+    topic = topic_on(three_brokers, "t", [[1, 2, 3]], inline_max_bytes="0", min_insync_replicas="2")
+    with closing(ClientLog(three_brokers)) as log:
+        if opened:
+            append(log, topic, "v")
+        mount.clear()
+        append(log, topic, "w")
+        assert list(isr(three_brokers, "t")) == [1, 2] and len(offline(three_brokers)) == 1
+        mount.set()
+        wait_until(lambda: not inspect_log_dirs(three_brokers, unfenced).checks and not offline(three_brokers))
+        append(log, topic, "x")
+        wait_until(lambda: sorted(isr(three_brokers, "t")) == [1, 2, 3])
+
+
+def test_an_append_that_is_repeated_does_not_ask_a_log_dir_that_is_offline(three_brokers, mount, monkeypatch):
+    topic = topic_on(three_brokers, "t", [[1, 2, 3]], inline_max_bytes="0")
+    monkeypatch.setattr(Followers, "appended", lambda *_: None)
+    asked, sizes = [], LogDir.sizes
+    monkeypatch.setattr(LogDir, "sizes", lambda self, paths: asked.append(self.uri) or sizes(self, paths))
+
+    def set_isr(*brokers):
+        change(three_brokers, t.replica.update().values(in_sync=t.replica.c.broker_id.in_(brokers)))
+
+    with closing(ClientLog(three_brokers)) as log:
+        append(log, topic, "v")
+        mount.clear()
+        inspect_and_elect(three_brokers)
+        set_isr(1)
+        written = log.write_batches([(topic, Records(0, table("w")))])
+        set_isr(1, 2)  # broker 2 has caught up meanwhile
+        request = AppendRequest(written.batches, written.blobs, write_id=written.write_id)
+        assert log.append_batches(request, {topic.topic_id: topic}).outcomes == [Appended(1, 2)]
+        assert set(asked) == {folder_of(three_brokers, broker).as_uri() for broker in (1, 2)}
+        assert list(isr(three_brokers, "t")) == [1, 2]
+
+
+@pytest.mark.delta
+def test_tables_in_other_log_dirs_are_published_while_a_mount_does_not_answer(three_brokers, mount, monkeypatch):
+    monkeypatch.setattr(Followers, "appended", lambda *_: None)
+    topic = topic_on(three_brokers, "t", [[1, 3]], inline_max_bytes="0")
+    with closing(ClientLog(three_brokers)) as log:
+        append(log, topic, "v")
+        change(three_brokers, t.replica.update().where(t.replica.c.broker_id == 3).values(in_sync=False))
+        mount.clear()
+        append(log, topic, "w")
+        with pytest.raises(StorageUnavailableError, match=r"may hang|an earlier call"):
+            publish(three_brokers, topic)
+    location = delta_tables(three_brokers, topic)[LogDirId(1)]
+    assert DeltaTable(location).to_pyarrow_table().num_rows == 2
+
+
 def test_a_file_that_was_left_does_not_get_its_name(tmp_path, monkeypatch):
     thawed, fsync = threading.Event(), os.fsync
     monkeypatch.setattr(disk_calls, "CALL_S_MAX", ANSWER_S)
@@ -152,6 +236,28 @@ def test_a_file_that_was_left_does_not_get_its_name(tmp_path, monkeypatch):
     another = LocalFile(tmp_path / "b", tmp_path)
     another.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_calls_that_hang_at_the_same_time_count_once_and_one_is_tried_later(monkeypatch):
+    answers, tried = threading.Event(), threading.Event()
+
+    def begin(event):
+        return DiskCalls("/mnt/replaced", Use.WRITES).begin(lambda: event.wait(LIMIT_S))
+
+    with monkeypatch.context() as short:
+        short.setattr(disk_calls, "CALL_S_MAX", 0.05)
+        for end in [begin(answers) for _ in range(4)]:
+            with pytest.raises(StorageUnavailableError, match="no answer in"):
+                end()
+    now_s = clock.monotonic_s()
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s + 61)
+    trial = begin(tried)
+    with pytest.raises(StorageUnavailableError, match="an earlier call"):
+        begin(tried)
+    tried.set()
+    assert trial() and begin(tried)(), "the threads that wait for the old mount do not count any more"
+    answers.set()
+    wait_until(no_calls)
 
 
 def test_a_file_of_which_a_block_could_not_be_written_gets_no_name(tmp_path, monkeypatch):

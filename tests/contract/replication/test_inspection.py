@@ -142,11 +142,16 @@ def test_without_a_coordinator_leaders_are_elected_before_a_log_dir_that_hangs_i
     three_brokers, listing, monkeypatch
 ):
     topic_on(three_brokers, "led-by-2", [[2, 1]])
-    waited_for = []
-    monkeypatch.setattr(fallback_controller, "wait", lambda checks, _: waited_for.extend(checks))
+    waited_for, controller = [], FallbackController(three_brokers)
+
+    def wait(checks, _):
+        waited_for.extend(checks)
+        process.begin(controller.detect_failures, "another append").result(LIMIT_S)  # it does not wait for the log dir
+
+    monkeypatch.setattr(fallback_controller, "wait", wait)
     folder = folder_of(three_brokers, 2)
     folder.rename(folder.with_name("away"))
-    FallbackController(three_brokers).detect_failures()
+    controller.detect_failures()
     [described] = describe_topics(three_brokers, ["led-by-2"])
     assert described.partitions[0].leader == 1
     assert len(waited_for) == 1 and not waited_for[0].done()
@@ -158,12 +163,12 @@ def test_threads_that_append_wait_together_for_one_inspection(three_brokers, mon
     started, release = threading.Event(), threading.Event()
     controller = FallbackController(three_brokers)
 
-    def slow():
+    def slow(_term):
         inspections.append(1)
         started.set()
         assert release.wait(LIMIT_S)
         later_s[0] += 120
-        return True
+        return ()
 
     monkeypatch.setattr(controller, "_inspect_and_elect", slow)
     monkeypatch.setattr(fallback_controller, "_EVERY_S", 60)

@@ -4,6 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import unfenced
+from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import (
     InvalidConfigurationError,
     InvalidReplicationAssignmentError,
@@ -26,7 +27,7 @@ from spark_log.replication.replicas.replica_moves import switch_reassignments
 from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.producing import change
 from tests.support.records import read_all, table
-from tests.support.replicas import add_brokers, assigned, topic_on
+from tests.support.replicas import add_brokers, assigned, bring_back, folder_of, take_away, topic_on
 
 T0 = TopicPartition("t", 0)
 FILES = {"inline_max_bytes": "0"}
@@ -313,6 +314,22 @@ def test_an_offline_log_dir_does_not_stop_the_cleaning_of_others(brokers, moved,
     (tmp_path / "away").rename(tmp_path / "broker-3")
     assert delete_retired_replicas(brokers, unfenced) == 2
     assert files(tmp_path, 3) == []
+
+
+def test_a_log_dir_that_is_marked_offline_is_cleaned_when_it_is_back(brokers, moved, tmp_path, monkeypatch):
+    """It may hang, and is not touched: then nothing else would be cleaned."""
+    begin_reassignments(brokers, {T0: [1]})
+    copy(brokers, moved, 1)
+    finish(brokers)
+    alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
+    take_away(brokers, 3)
+    verified, verify = [], LogDir.verify
+    monkeypatch.setattr(LogDir, "verify", lambda self, uuid: verified.append(self.uri) or verify(self, uuid))
+    assert delete_retired_replicas(brokers, unfenced) == 1
+    assert verified == [folder_of(brokers, 4).as_uri()]
+    bring_back(brokers, 3)
+    assert delete_retired_replicas(brokers, unfenced) == 1
+    assert len(files(tmp_path, 3)) == 1, "the other partition's"
 
 
 def test_a_topic_deleted_during_its_reassignment_stays_deleted(brokers, log, moved):

@@ -10,8 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import Consumer, Producer
+from spark_log.cluster import brokers
 from spark_log.cluster.brokers import add_broker, embed_broker, list_brokers, remove_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.files import disk_calls
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.stores import add_store
@@ -29,6 +31,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.process import Stop
+from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.streams.query_listener import lag_by_partition
 from tests.support.postgres_proxy import PostgresProxy
@@ -191,6 +194,35 @@ def test_files_and_brokers_that_only_the_lost_store_knows_are_kept(far, proxy, t
                 notes += report.notes
         assert any(note.startswith("folders of unknown topics stay") for note in notes), notes
     assert len(list(folder.rglob("_segments/*/*.parquet"))) == 1
+
+
+def test_a_broker_that_cannot_be_added_is_removed_again_while_a_data_store_is_away(far, proxy, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    with down(far, proxy), pytest.raises(LogDirMismatchError, match="full"):
+        add_broker(far, 2, [str(tmp_path / "full")])
+    assert {broker.broker_id for broker in list_brokers(far)} == {1}
+
+
+def test_a_data_store_follows_although_a_log_dir_hangs(stores, tmp_path, monkeypatch):
+    answers, stat = threading.Event(), os.stat
+    with monkeypatch.context() as away:
+        away.setattr(brokers, "copy_to_stores", lambda _: None)
+        add_broker(stores, 2, [str(tmp_path / "disk")])
+
+    def hanging(path, *arguments, **options):
+        if str(path).startswith(str(tmp_path / "disk")):
+            assert answers.wait(LIMIT_S), "the caller waited for it"
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(disk_calls, "CALL_S_MAX", 0.3)
+    monkeypatch.setattr(os, "stat", hanging)
+    try:
+        follow_all(stores)
+    finally:
+        answers.set()
+    online = {broker.broker_id: broker.log_dirs[0].online for broker in list_brokers(stores.at(1))}
+    assert online == {1: True, 2: False}
 
 
 def test_a_broker_can_be_removed_before_a_data_store_has_the_others(stores, tmp_path):
