@@ -22,8 +22,7 @@ from benchmarks.kafka_report import Row, parser, print_rows
 from benchmarks.tables import RATE, oldest_row
 from benchmarks.throughput import spark_session
 from spark_log import DELTA_SETTINGS
-from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_jars import connector_jars
+from tests.support.kafka_programs import KafkaBroker, connector_jars
 
 PEER = "Kafka, its connector, Spark's Delta sink"
 _TUNED = {"spark.databricks.delta.snapshotPartitions": "2"}

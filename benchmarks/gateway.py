@@ -24,12 +24,11 @@ from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.protocol.wire import Message
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.classic_member import ClassicMember
-from tests.support.consumer_group_steps import topic_ids
-from tests.support.consumer_member import ConsumerMember
-from tests.support.gateway_process import GatewayProcess
+from tests.support.classic_members import ClassicMember
+from tests.support.consumer_members import ConsumerMember, topic_ids
 from tests.support.gateway_wire import WireConnection
-from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_programs import KafkaBroker
+from tests.support.server_processes import GatewayProcess
 
 _VALUE = os.urandom(50).hex().encode()
 _KEYS = [b"key-%d" % number for number in range(1_000)]

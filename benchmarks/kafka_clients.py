@@ -23,7 +23,7 @@ from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, latency_bars,
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_programs import KafkaBroker
 
 VALUE_BYTES = 100
 PARTS = ("send", "get", "read", "latency")

@@ -25,7 +25,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.child_process import serve
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_programs import KafkaBroker
 
 _VALUE = b"x" * 100
 _MEMBERS = (1, 4)

@@ -30,8 +30,7 @@ from spark_log import DELTA_SETTINGS, Producer, read_topic
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_jars import connector_jars
+from tests.support.kafka_programs import KafkaBroker, connector_jars
 
 READ_TOPIC, KAFKA, PARQUET = f"{OURS}, read_topic", "Kafka's connector", "Parquet"
 VALUE_BYTES = 100

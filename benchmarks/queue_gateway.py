@@ -15,9 +15,9 @@ from pathlib import Path
 from benchmarks.gateway import Server
 from spark_log.gateway.child_process import serve
 from spark_log.gateway.protocol.schemas import ShareFetchRequest, ShareGroupHeartbeatRequest
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
-from tests.support.ports import free_port
+from tests.support.loopback import free_port
+from tests.support.server_processes import GatewayProcess
 
 _PROCESSES, _OF_EACH = 2, 8
 _PARTITIONS = 4

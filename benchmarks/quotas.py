@@ -18,7 +18,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.quotas.quota_rows import write_quotas
 from spark_log.cluster.quotas.rules import entity_of
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.gateway_process import GatewayProcess
+from tests.support.server_processes import GatewayProcess
 
 SECONDS = 30
 RATE = 2_000_000

@@ -23,8 +23,7 @@ from benchmarks.throughput import spark_session
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway import serve
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_jars import connector_jars
+from tests.support.kafka_programs import KafkaBroker, connector_jars
 
 KAFKA = "Kafka"
 PARTITIONS, RECORDS_PER_S, TICK_S = 5, 1_000, 0.005

@@ -32,8 +32,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.gateway_process import GatewayProcess
-from tests.support.ports import free_port
+from tests.support.loopback import free_port
+from tests.support.server_processes import GatewayProcess
 
 RECORD_BYTES = 1_000
 PARTITIONS = CLIENTS = 32

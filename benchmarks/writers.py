@@ -43,7 +43,7 @@ from spark_log.log.log import Log, Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import commit_tokens
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.gateway_process import GatewayProcess
+from tests.support.server_processes import GatewayProcess
 
 PROCESSES = (1, 2, 4, 8, 16, 32)
 _WARM_UP_S = 1.0

@@ -37,8 +37,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.browser import WIDTHS, running_browser, visiting
-from tests.support.console import running_console
-from tests.support.console_cluster import EXAMPLES
+from tests.support.console import EXAMPLES, running_console
 
 GROUP, QUERY = "billing", "5f0c5d0e-8f5c-4b0e-9d55-3f0a3c8e1a11"
 NAMES = {**EXAMPLES, "topic": "orders", "group": GROUP, "transactional_id": "billing-1", "query_id": QUERY}

@@ -20,12 +20,11 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
-from tests.support.kafka_jars import connector_jars
-from tests.support.one_store import ONE_STORE_FILES, ONE_STORE_TESTS
+from tests.support.kafka_programs import connector_jars
 from tests.support.postgres import PostgresNotInstalledError, PostgresServer
 from tests.support.s3 import S3Server
 from tests.support.spark import ENVIRONMENT, session
-from tests.support.stores import STORES, TWO_STORES
+from tests.support.stores import ONE_STORE_FILES, ONE_STORE_TESTS, STORES, TWO_STORES
 
 # CliRunner would build the tree of commands for each invocation.
 typer.testing._get_command = functools.cache(typer.testing._get_command)

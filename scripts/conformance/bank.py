@@ -10,10 +10,9 @@ from pathlib import Path
 from scripts.conformance.other_clients import PROGRAMS, SARAMA, go_program, kafkajs_folder
 from scripts.conformance.results import TIMEOUT_S, Result
 from spark_log.cluster.cluster import Cluster
-from tests.support.bank import Auditor, group_of, numbered, open_bank
-from tests.support.gateway_process import GatewayProcess
-from tests.support.kafka_jars import broker_class_path
-from tests.support.wire_bank import Sent, records_of, transfer_all
+from tests.support.bank import Auditor, Sent, group_of, numbered, open_bank, records_of, transfer_all
+from tests.support.kafka_programs import broker_class_path
+from tests.support.server_processes import GatewayProcess
 
 TRANSFERS = 60
 _EVERY = 15

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.kafka_jars import applications_class_path
+from tests.support.kafka_programs import applications_class_path
 
 WAIT_S = 180.0
 STRINGS = "org.apache.kafka.connect.storage.StringConverter"

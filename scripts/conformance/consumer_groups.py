@@ -7,9 +7,9 @@ from scripts.conformance.results import Result
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.consumer_group_steps import MEMBERS_MAX, TOPICS, observations
-from tests.support.gateway_process import GatewayProcess
-from tests.support.kafka_broker import KafkaBroker
+from tests.support.consumer_members import MEMBERS_MAX, TOPICS, observations
+from tests.support.kafka_programs import KafkaBroker
+from tests.support.server_processes import GatewayProcess
 
 _SUITE = "consumer protocol"
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from scripts.conformance.results import Result
 from scripts.conformance.servers import broker, gateway
-from tests.support.kafka_jars import broker_class_path
+from tests.support.kafka_programs import broker_class_path
 
 Server = Callable[[], AbstractContextManager[str]]
 """Starts a server, and gives its address."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.conformance.results import Result
 from scripts.conformance.servers import broker, gateway
-from tests.support.kafka_jars import KAFKA_VERSION, broker_class_path
+from tests.support.kafka_programs import KAFKA_VERSION, broker_class_path
 
 CRATE = "4.10.0"
 """Version of rdkafka-sys: librdkafka 2.12.1."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from tests.support.gateway_process import GatewayProcess
-from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_programs import KafkaBroker
+from tests.support.server_processes import GatewayProcess
 
 _PARTITIONS = "4"
 """Of topics that clients create by their first use."""

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, Protocol
 from scripts.conformance.results import Result
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
-from tests.support.gateway_process import GatewayProcess
-from tests.support.kafka_broker import KafkaBroker
-from tests.support.kafka_jars import broker_class_path
+from tests.support.kafka_programs import KafkaBroker, broker_class_path
+from tests.support.server_processes import GatewayProcess
 
 _PROGRAMS = Path(__file__).parents[2] / "tests" / "contract" / "kafka_programs"
 _COMMON = {

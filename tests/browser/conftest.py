@@ -6,8 +6,7 @@ import pytest
 
 from spark_log.console.routes import Allow
 from tests.support.browser import running_browser, visiting
-from tests.support.console import running_console
-from tests.support.console_cluster import hostile_cluster
+from tests.support.console import hostile_cluster, running_console
 
 
 @pytest.fixture(scope="package")

@@ -5,7 +5,7 @@ import pytest
 from spark_log.console.app import table
 from spark_log.console.paths import url
 from tests.support.browser import WIDTHS, visiting
-from tests.support.console_cluster import EXAMPLES, TYPED
+from tests.support.console import EXAMPLES, TYPED
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser and one cluster
 

@@ -9,7 +9,7 @@ from spark_log.console.paths import url
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.console_cluster import MARKUP, TOPIC, VALUES
+from tests.support.console import MARKUP, TOPIC, VALUES
 from tests.support.records import table
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser and one cluster

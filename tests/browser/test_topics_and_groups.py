@@ -9,7 +9,7 @@ from spark_log.groups.share.administration import alter_group_configs, group_ove
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.console_cluster import MARKUP
+from tests.support.console import MARKUP
 from tests.support.share_members import ShareMember
 from tests.support.topics import all_stored, append, fill
 

@@ -11,7 +11,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import run
-from tests.support.keyed_log import append_keyed, rows_of
+from tests.support.records import append_keyed, rows_of
 
 
 def test_erase_asks_reports_and_never_prints_a_key(cluster: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from spark_log.cli.topics import bad_records
 from spark_log.clients.produce.future import TableFuture
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import DiskFullError
-from tests.support.descriptors import SHOP_DESCRIPTOR_SET
+from tests.support.schemas import SHOP_DESCRIPTOR_SET
 
 DOCUMENTS = [{"item": "tea", "price": 4.5, "at": "2026-11-01T10:00:00Z"}, {"item": "cup", "lines": [{"n": 1}]}]
 

@@ -19,9 +19,9 @@ from spark_log.cluster.security.acl_rules import Acl, Operation, PatternType, Pe
 from spark_log.cluster.security.acls import add_acls
 from spark_log.metadata.address import Address
 from spark_log.text import printable, printable_json
-from tests.support.classic_member import ClassicMember
-from tests.support.gateway_process import GatewayProcess
+from tests.support.classic_members import ClassicMember
 from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[red]x[/red][link=http://evil]l[/link]\x9b2J\u202e\r\nroot"

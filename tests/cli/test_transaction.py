@@ -20,8 +20,8 @@ from spark_log.metadata import tables as t
 from tests.cli.test_cli import cluster as cluster
 from tests.cli.test_cli import consumed, ok, run
 from tests.cli.test_cli import events as events
-from tests.support.producing import change
 from tests.support.python_process import PythonProcess, killed_at
+from tests.support.stores import change
 
 KILLED = """
 import sys

@@ -14,8 +14,8 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.metadata import tables
-from tests.support.standalone_spark import StandaloneSpark
-from tests.support.subprocess_python import REPOSITORY
+from tests.support.python_process import REPOSITORY
+from tests.support.spark import StandaloneSpark
 from tests.support.topics import make, stored
 
 ROWS = 4_000

@@ -14,12 +14,11 @@ from spark_log.metadata import tables as t
 from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import publish
 from tests.contract.conftest import own_postgres_server  # noqa: F401 - a fixture
-from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.disk_faults import Disk, Unforced, needs_a_disk
 from tests.support.group_members import until
-from tests.support.markdown_blocks import blocks
-from tests.support.pages import REPOSITORY
-from tests.support.power_cut import Disk, Unforced, needs_a_disk
+from tests.support.pages import REPOSITORY, blocks
 from tests.support.python_process import PythonProcess
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import make, stored
 
 GUIDE = REPOSITORY / "docs" / "guides" / "delivery.md"

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.markdown_blocks import PageError, blocks, differs
-from tests.support.pages import REPOSITORY, PageRunner
+from tests.support.pages import REPOSITORY, PageError, PageRunner, blocks, differs
 from tests.support.postgres import USER, PostgresServer
 from tests.support.s3 import S3Server
 

@@ -21,8 +21,9 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.spark.jobs.queries import query_runner
 from spark_log.tables.lag_measurement import delta_lags
-from tests.support.jobs import run_job
-from tests.support.keyed_log import append_keyed, files_with, rows_of
+from tests.support.records import append_keyed, rows_of
+from tests.support.resources import files_with
+from tests.support.spark import run_job
 from tests.support.waiting import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from tests.e2e.test_jobs import summary_of
-from tests.support.jobs import run_job
-from tests.support.keyed_log import append_keyed
+from tests.support.records import append_keyed
+from tests.support.spark import run_job
 from tests.support.topics import all_stored, append, make
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.jobs import mirror
-from tests.support.jobs import run_job
 from tests.support.mirroring import everything, make_source
 from tests.support.records import table
 from tests.support.replicas import every_replica_is_whole
+from tests.support.spark import run_job
 from tests.support.topics import append_to, make, stored
 
 

@@ -17,7 +17,7 @@ from spark_log.ids import OffsetRange
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.jobs import window
 from tests.e2e.test_jobs import command, environment, summary_of
-from tests.support.jobs import run_job
+from tests.support.spark import run_job
 from tests.support.topics import append, make, stored
 from tests.support.waiting import ended
 

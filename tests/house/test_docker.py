@@ -17,8 +17,8 @@ from jsonschema import Draft201909Validator
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
-from tests.support import compose_schema
-from tests.support.ports import free_port
+from tests.support.deployments import compose_schema
+from tests.support.loopback import free_port
 from tests.support.postgres import PostgresServer, find_programs
 
 REPOSITORY = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def compose() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def validator(tmp_path_factory: pytest.TempPathFactory) -> Validator:
-    schema = compose_schema.fetch(tmp_path_factory.mktemp("compose-schema"))
+    schema = compose_schema(tmp_path_factory.mktemp("compose-schema"))
     return validator_for(schema, default=Draft201909Validator)(schema)
 
 

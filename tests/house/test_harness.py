@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
-from tests.support.java_producer import java_producer
+from tests.support.kafka_programs import java_producer
 from tests.support.postgres import PostgresServer
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.s3 import S3Server

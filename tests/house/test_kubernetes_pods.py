@@ -18,8 +18,8 @@ from confluent_kafka import Consumer, Producer
 
 from spark_log.console.access.passwords import hash_password
 from tests.support.certificates import Authority
-from tests.support.kubernetes import Object, find_program, objects, pods, render
-from tests.support.ports import free_port
+from tests.support.deployments import Object, find_program, objects, pods, render
+from tests.support.loopback import free_port
 from tests.support.postgres import USER, PostgresServer
 
 pytestmark = pytest.mark.skipif(

@@ -21,8 +21,8 @@ import yaml
 from jsonschema import Draft201909Validator
 from jsonschema.validators import validator_for
 
-from tests.support import compose_schema
-from tests.support.ports import free_port
+from tests.support.deployments import compose_schema
+from tests.support.loopback import free_port
 from tests.support.postgres import PostgresServer, find_programs, server_user
 
 DOCKER = Path(__file__).parents[2] / "docker"
@@ -32,7 +32,7 @@ LONG_RUNNING = sorted(set(SERVICES) - {"init"})
 
 
 def test_it_follows_the_compose_specification(tmp_path: Path) -> None:
-    schema = compose_schema.fetch(tmp_path)
+    schema = compose_schema(tmp_path)
     validator_for(schema, default=Draft201909Validator)(schema).validate(COMPOSE)
 
 

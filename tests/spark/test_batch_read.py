@@ -20,7 +20,7 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.batch_reader import BatchReader
 from spark_log.spark.datasource.read.read_task import ReadColumns
-from tests.support.batch_source import read_values
+from tests.support.data_source import read_values
 from tests.support.records import NOON_MS, table
 from tests.support.topics import append, fails, fill, make, read, values
 

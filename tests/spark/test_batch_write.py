@@ -14,7 +14,7 @@ from spark_log.metadata import tables
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.datasource.write import address_handoff
-from tests.support.batch_source import write_frame
+from tests.support.data_source import write_frame
 from tests.support.records import NOON_MS
 from tests.support.topics import all_stored, append, fails, make, read, stored, write
 

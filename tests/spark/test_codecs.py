@@ -13,9 +13,9 @@ from spark_log.log.log import Records
 from spark_log.spark.streams.bad_records import dead_letters, valid
 from spark_log.spark.streams.formats.codecs import Avro, Confluent, Json, Protobuf, decode, encode
 from spark_log.spark.streams.outputs import TopicOutput, write_stream
-from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET, flight_bytes
 from tests.support.mirroring import everything
 from tests.support.records import table
+from tests.support.schemas import FLIGHT_DESCRIPTOR_SET, flight_bytes
 from tests.support.spark import assert_same_rows
 from tests.support.topics import make, read_stream
 

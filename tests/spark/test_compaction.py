@@ -21,10 +21,10 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.jobs.maintenance import MaintenanceArguments, do_tasks
-from tests.support.damage import flipped_in_page, replicas_of
-from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.disk_faults import flipped_in_page, replicas_of
 from tests.support.records import NOON_MS
 from tests.support.replicas import add_brokers, topic_on
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import make, read, read_stream
 
 KEY_COLUMN = 2

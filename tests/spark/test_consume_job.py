@@ -9,7 +9,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
-from tests.support.jobs import run_job
+from tests.support.spark import run_job
 from tests.support.topics import fill, make
 
 

@@ -16,10 +16,9 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.streams.compacted_tables import read_table
 from spark_log.tables.publication import publish
-from tests.support.current_state import assert_current, location_of
-from tests.support.delta_check import assert_replicas_are_whole
-from tests.support.keyed_log import append_keyed
+from tests.support.records import append_keyed
 from tests.support.spark import assert_same_rows
+from tests.support.table_checks import assert_current, assert_replicas_are_whole, location_of
 from tests.support.topics import make
 
 pytestmark = pytest.mark.delta

@@ -14,7 +14,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata.store import Store
 from spark_log.tables.publication import delta_tables
-from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, make, read_stream, write
 
 DAY_S = 86_400

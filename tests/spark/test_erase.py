@@ -9,8 +9,9 @@ from spark_log.maintenance.erase.spark_workers import SparkWorkers, on_spark
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.tables.publication import delta_tables
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.keyed_log import append_keyed, files_with, rows_of
+from tests.support.records import append_keyed, rows_of
+from tests.support.resources import files_with
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import read_stream
 
 GONE, STAYS = b"key-of-somebody-7f3a", b"key-that-stays"

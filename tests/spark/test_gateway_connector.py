@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from tests.support.gateway_process import GatewayProcess
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make, stored
 
 ROWS = 500

@@ -17,11 +17,10 @@ from spark_log.spark.streams.compacted_tables import read_table
 from spark_log.spark.streams.formats.codecs import Json
 from spark_log.spark.streams.live_table import Table
 from spark_log.spark.streams.outputs import TopicOutput, write_stream
-from tests.support.keyed_log import append_keyed
+from tests.support.records import append_keyed
+from tests.support.replicas import truncate
 from tests.support.spark import assert_same_rows
-from tests.support.table_topics import compact_now
-from tests.support.topics import all_stored, append, fails, make, read_stream
-from tests.support.truncation import truncate
+from tests.support.topics import all_stored, append, compact_now, fails, make, read_stream
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.publication import delta_tables
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.keyed_producer import value
+from tests.support.child_programs import keyed_value
 from tests.support.python_process import PythonProcess
 from tests.support.records import ranges_of
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.waiting import LIMIT_S, wait_until
 
 KEYS = 40
@@ -48,14 +48,13 @@ Seen = list[tuple[int, int, int]]
 
 
 class Process:
-    """A module of tests.support in a separate process, and the lines of its output."""
+    """A program of child_programs in a separate process, and the lines of its output."""
 
-    def __init__(self, module: str, *arguments: str, failpoint: str | None = None) -> None:
+    def __init__(self, program: str, *arguments: str, failpoint: str | None = None) -> None:
         self.lines: list[str] = []
         pipe = subprocess.PIPE
-        self._process = PythonProcess(
-            "-m", f"tests.support.{module}", *arguments, failpoint=failpoint, stdin=pipe, stdout=pipe, text=True
-        )
+        command = ("-m", "tests.support.child_programs", program, *arguments)
+        self._process = PythonProcess(*command, failpoint=failpoint, stdin=pipe, stdout=pipe, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -212,10 +211,10 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     streams["delta"] = StreamReader(delta, tmp_path / "delta")
 
     for point in MAINTENANCE_POINTS:
-        process = Process("maintenance_process", address, failpoint=point)
+        process = Process("maintenance", address, failpoint=point)
         wait_until(process.ended, f"the kill at {point}", 0.05)
         assert process.finish() == -9, f"{point}: {process.lines[-3:]}"
-    process = Process("maintenance_process", address)
+    process = Process("maintenance", address)
     wait_until(lambda process=process: process.lines.count("round") >= 3, "whole rounds of maintenance", 0.05)
     assert process.finish() == 0
 
@@ -240,10 +239,10 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     assert in_order(streams["events"].seen)
     assert sorted(streams["delta"].seen) == sorted(sent["events"])
 
-    with_tombstones = [(p, o, -1 if value("latest", n) is None else n) for p, o, n in sent["latest"]]
+    with_tombstones = [(p, o, -1 if keyed_value("latest", n) is None else n) for p, o, n in sent["latest"]]
     assert set(now["latest"]) <= set(with_tombstones)
     last = last_per_key(sent["latest"])
-    alive = {offset: number for offset, number in last.values() if value("latest", number) is not None}
+    alive = {offset: number for offset, number in last.values() if keyed_value("latest", number) is not None}
     kept = {(offset, number) for _, offset, number in now["latest"] if number >= 0}
     assert kept == set(alive.items()), "the last value of every key at its offset, and no other"
     for seen in (streams["latest"].seen, tails["latest"].seen):

@@ -9,9 +9,8 @@ import pytest
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.jobs.maintenance import MaintenanceArguments, do_tasks
 from spark_log.tables.publication import delta_tables
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.producing import rows
-from tests.support.topics import append, make
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.topics import append, dense_rows, make
 
 FILES = {"inline_max_bytes": "0", "retention_ms": "-1"}
 
@@ -31,7 +30,7 @@ def test_merges_as_spark_tasks(spark, cluster, log, capsys):
     append_files(log, broken, *range(4))
     (location,) = delta_tables(cluster, broken).values()
     shutil.rmtree(Path(location, "_segments", "0"))
-    before = rows(log, "t")
+    before = dense_rows(log, "t")
 
     arguments = MaintenanceArguments(str(cluster.store.address), None, ["merge"], json=True)
     (failure,) = do_tasks(spark, cluster, arguments)
@@ -43,7 +42,7 @@ def test_merges_as_spark_tasks(spark, cluster, log, capsys):
     assert reports["broken"]["partitions"] == 0 and "is missing" in reports["broken"]["notes"][0]
     assert summary["failures"] == [failure]
 
-    assert rows(log, "t") == before
+    assert dense_rows(log, "t") == before
     assert do_tasks(spark, cluster, MaintenanceArguments("", ["t", "other"], ["merge"], json=True)) == []
     delete_topic(cluster, "broken")
     assert_replicas_are_whole(cluster)
@@ -76,7 +75,7 @@ def test_streams_that_lag_see_each_record_once(spark, cluster, log, tmp_path):
         return go_on("delta", delta), go_on("ours", ours.load())
 
     def values():
-        return sorted(row["value"].decode() for row in rows(log, "t"))
+        return sorted(row["value"].decode() for row in dense_rows(log, "t"))
 
     merge = MaintenanceArguments("", None, ["merge"], json=True)
     assert both() == (values(), values())

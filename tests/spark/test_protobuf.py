@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.spark.streams.bad_records import valid
 from spark_log.spark.streams.formats.codecs import Confluent, Protobuf, decode, encode
-from tests.support.descriptors import (
+from tests.support.schemas import (
     FLIGHT_DESCRIPTOR_SET,
     SHOP_ALONE_DESCRIPTOR_SET,
     SHOP_DESCRIPTOR_SET,

@@ -15,9 +15,9 @@ from spark_log.cluster.topics import Topic
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.damage import DAMAGES, StoredFile, replicas_of
-from tests.support.producing import change
+from tests.support.disk_faults import DAMAGES, StoredFile, replicas_of
 from tests.support.s3 import S3Server
+from tests.support.stores import change
 from tests.support.topics import append, fails, read, read_stream, values
 
 PARTITIONS, SEGMENTS = 2, 4

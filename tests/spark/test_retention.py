@@ -6,7 +6,7 @@ from spark_log import clock
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.tables.publication import delta_tables
-from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, make, stored
 
 

@@ -21,9 +21,9 @@ from spark_log.spark.datasource.write import write_commit
 from spark_log.spark.streams import batch_transaction, transacted_batch
 from spark_log.spark.streams.topic_stream import stream_topic
 from spark_log.transactions import transaction_parts
+from tests.support.replicas import truncate
 from tests.support.spark import uncommit
 from tests.support.topics import fails, fill, read, read_stream, stored, values
-from tests.support.truncation import truncate
 
 TOPICS = {"near": None, "far": "east", "near-out": None, "far-out": "east"}
 

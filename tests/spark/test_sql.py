@@ -6,8 +6,8 @@ from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
+from tests.support.schemas import document, typed
 from tests.support.topics import append, fails, make
-from tests.support.typed_topics import document, typed
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
+from tests.support.data_source import StreamQuery
 from tests.support.records import NOON_MS
 from tests.support.spark import uncommit
-from tests.support.stream_source import StreamQuery
 from tests.support.topics import append, fails, fill, make, read_stream, values
 
 Batch = tuple[int, dict[int, list[str]]]

@@ -19,8 +19,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
 from spark_log.spark.streams.outputs import Output
 from tests.support.python_process import killed_at, run_process
-from tests.support.spark import uncommit
-from tests.support.spark_driver import gateway
+from tests.support.spark import driver_gateway, uncommit
 from tests.support.topics import all_stored, append, fails, make, read_stream, stored
 
 
@@ -173,10 +172,10 @@ DRIVER = """
 import sys
 from pyspark.sql import functions as F
 from spark_log.spark.streams import TopicOutput, Tumbling, windowed, write_stream
-from tests.support.spark_driver import connect
+from tests.support.spark import connect_driver
 
 address, checkpoint, *gateway = sys.argv[1:]
-spark = connect(*gateway, spark_sql_shuffle_partitions="1")
+spark = connect_driver(*gateway, spark_sql_shuffle_partitions="1")
 records = spark.readStream.format("spark_log").options(
     cluster=address, subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="2"
 ).load()
@@ -210,7 +209,7 @@ def test_outputs_are_written_once_when_the_driver_is_killed_at_every_step(
     for name in ("in", "first", "second"):
         make(cluster, name)
     append(log, "in", "0", "1", "2", "60", "61", "62", "120", "121")
-    with gateway(spark) as place:
+    with driver_gateway(spark) as place:
         driver = ("-c", DRIVER, cluster.store.address, tmp_path / "checkpoint", *place)
         for point, values, offset in KILLS:
             killed_at(point, *driver)

@@ -21,8 +21,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables
 from spark_log.spark.datasource.source import SparkLogDataSource
+from tests.support.python_process import REPOSITORY
 from tests.support.spark import uncommit
-from tests.support.subprocess_python import REPOSITORY
 from tests.support.topics import append, fails, make, read_stream, stored
 from tests.support.waiting import ended
 

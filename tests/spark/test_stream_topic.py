@@ -27,10 +27,10 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, delete_topic
 from spark_log.spark.streams import topic_stream
 from tests.support.python_process import killed_at, run_process
+from tests.support.replicas import truncate
 from tests.support.s3 import S3Server
-from tests.support.spark_driver import gateway
+from tests.support.spark import driver_gateway
 from tests.support.topics import all_stored, append, make, read
-from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.delta
 
@@ -189,10 +189,12 @@ DRIVER = """
 import sys
 from spark_log import stream_topic
 from spark_log.spark.streams import TopicOutput, write_stream
-from tests.support.spark_driver import connect
+from tests.support.spark import connect_driver
 
 address, folder, *gateway = sys.argv[1:]
-frame = stream_topic(connect(*gateway), address, "t", history=f"{folder}/history", max_files_per_trigger=1)
+frame = stream_topic(
+    connect_driver(*gateway), address, "t", history=f"{folder}/history", max_files_per_trigger=1
+)
 outputs = [TopicOutput(address, name) for name in ("out", "copy")]
 query = write_stream(frame.select("value"), outputs, checkpoint=f"{folder}/checkpoint", trigger="available-now")
 query.awaitTermination()
@@ -208,7 +210,7 @@ def test_each_record_is_streamed_once_when_the_driver_is_killed_around_the_makin
     make(cluster, "out", **KEPT), make(cluster, "copy", **KEPT)
     append(log, topic, "a")
     commit = tmp_path / "history" / "_delta_log" / f"{0:020d}.json"
-    with gateway(spark) as place:
+    with driver_gateway(spark) as place:
         driver = ("-c", DRIVER, cluster.store.address, tmp_path, *place)
         killed_at("stream.history-planned", *driver)
         assert not commit.exists() and not (tmp_path / "checkpoint").exists()

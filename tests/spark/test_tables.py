@@ -12,11 +12,9 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import add_partitions
 from spark_log.spark.streams.compacted_tables import read_table, table_changes, write_table
 from spark_log.spark.streams.deduplication import deduplicated, keep_first, keep_last
-from tests.support.keyed_log import append_keyed
-from tests.support.records import NOON_MS
+from tests.support.records import NOON_MS, append_keyed
 from tests.support.spark import assert_same_rows
-from tests.support.table_topics import compact_now
-from tests.support.topics import append, fails, make, read, read_stream
+from tests.support.topics import append, compact_now, fails, make, read, read_stream
 
 ROWS = "key string, value string, partition int, offset bigint"
 

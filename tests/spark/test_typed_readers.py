@@ -14,8 +14,8 @@ from spark_log.maintenance import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables import publication
 from spark_log.tables.publication import delta_tables
+from tests.support.schemas import SCHEMA, WIDER, document, typed
 from tests.support.topics import append
-from tests.support.typed_topics import SCHEMA, WIDER, document, typed
 
 
 @pytest.fixture

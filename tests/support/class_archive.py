@@ -63,8 +63,8 @@ sys.exit(jvm.wait(120))
 
 def make() -> None:
     FILE.unlink(missing_ok=True)  # before the import: QUICK_JVM names the archive if there is one
+    from tests.support.python_process import REPOSITORY
     from tests.support.spark import QUICK_JVM
-    from tests.support.subprocess_python import REPOSITORY
 
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / FILE.name

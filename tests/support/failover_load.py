@@ -13,9 +13,9 @@ import confluent_kafka as rdkafka
 
 from spark_log import Consumer, Producer
 from spark_log.spark.streams import TransactionalLoop
-from tests.support.gateway_process import GatewayProcess
-from tests.support.numbered_producer import value
+from tests.support.child_programs import producer_value
 from tests.support.python_process import PythonProcess
+from tests.support.server_processes import GatewayProcess
 from tests.support.waiting import wait_until
 
 TOPIC, COPY, COPIERS, READERS = "t", "copy", "copiers", "readers"
@@ -51,7 +51,7 @@ class ProducerProcess:
     def __init__(self, address: str, topic: str, name: str) -> None:
         self.name, self.acknowledged = name, Acknowledgements()
         self._process = PythonProcess(
-            "-m", "tests.support.numbered_producer", address, topic, name,
+            "-m", "tests.support.child_programs", "numbered_producer", address, topic, name,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -181,7 +181,7 @@ class FailoverLoad:
 
         while not stop.is_set():
             client.produce(
-                TOPIC, value("g", number), b"g-%d" % (number % 7),
+                TOPIC, producer_value("g", number), b"g-%d" % (number % 7),
                 on_delivery=lambda error, message, number=number: delivered(error, message, number),
             )  # fmt: skip
             number += 1

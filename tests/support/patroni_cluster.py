@@ -22,7 +22,7 @@ import psutil
 import psycopg
 import yaml
 
-from tests.support.ports import free_port
+from tests.support.loopback import free_port
 from tests.support.postgres import PostgresNotInstalledError, find_programs, server_user
 from tests.support.python_process import REPOSITORY
 

@@ -1,7 +1,8 @@
 """Python processes that start in milliseconds: forks of a server that has imported the libraries.
 
 They are separate processes with a pid, pipes and an exit code, and have the interface of `subprocess.Popen`. Tests of
-imports, or of the start of the interpreter, use `subprocess_python` instead.
+imports, of the start of the interpreter, or of objects that a process can have only once (a JVM) start a fresh
+interpreter with `run_python` instead.
 """
 
 import atexit
@@ -168,3 +169,12 @@ def _server() -> socket.socket:
     """The fork server of this process, started at the first use."""
     with _starting:
         return _start_server(os.getpid())
+
+
+def run_python(program: str, *arguments: str, timeout_s: float = 300.0) -> str:
+    """Run `program` text in the repository with this interpreter; its stdout, or an error with all it printed."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
+    return done.stdout

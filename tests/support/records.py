@@ -1,4 +1,4 @@
-"""Records for the tests: small tables of RECORD_SCHEMA, and reads of a log."""
+"""Records for the tests: small tables of RECORD_SCHEMA, with one key or a key for each record, and reads of a log."""
 
 import contextlib
 import random
@@ -10,6 +10,11 @@ import pyarrow as pa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.rules import (
+    Acks,
+    Appended,
+)
+from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.maintenance.client_log import ClientLog
 
@@ -62,3 +67,45 @@ def topic_values(cluster: Cluster, name: str) -> list[bytes | None]:
 SMALL_BLOBS = {"inline.max.bytes": "2000"}
 LARGE = random.Random(0).randbytes(10_000).hex()
 """A value that becomes a file with SMALL_BLOBS, even when compressed."""
+
+
+Rows = list[tuple[int, int, bytes | None, bytes | None]]
+"""(partition, offset, key, value)."""
+
+
+def keyed(rows: Sequence[tuple[bytes | None, bytes | None]], headers: Sequence[tuple[str, bytes]] = ()) -> pa.Table:
+    """Records with these keys and values, all with the same headers."""
+    columns = [
+        pa.array([key for key, _ in rows], pa.binary()),
+        pa.array([value for _, value in rows], pa.binary()),
+        pa.array([list(headers) or None] * len(rows), RECORD_SCHEMA.field("headers").type),
+        pa.array([NOON_MS * 1000] * len(rows), pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
+    ]
+    return pa.table(columns, schema=RECORD_SCHEMA)
+
+
+def append_keyed(
+    log: ClientLog,
+    topic: Topic,
+    *rows: tuple[bytes | None, bytes | None],
+    partition: int = 0,
+    headers: Sequence[tuple[str, bytes]] = (),
+    acks: Acks = "all",
+) -> None:
+    """Append one batch."""
+    [outcome] = log.append(topic, [Records(partition, keyed(rows, headers))], acks=acks)
+    assert isinstance(outcome, Appended), outcome
+
+
+def rows_of(log: ClientLog, topic: Topic) -> Rows:
+    """Every readable record of the topic, by partition and offset."""
+    schema = read_schema(columns=["partition", "offset", "key", "value"])
+    tables = [pa.Table.from_batches([batch]) for batch in log.read(ranges_of(log, topic), schema)]
+    if not tables:
+        return []
+    columns = pa.concat_tables(tables).to_pydict()
+    return list(zip(columns["partition"], columns["offset"], columns["key"], columns["value"], strict=True))
+
+
+SMALL_TAILS = {"inline.max.bytes": "1000", "inline.tail.bytes": "1500"}
+"""Topic configs with which a writer uses every code path within a few records."""

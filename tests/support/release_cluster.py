@@ -27,16 +27,12 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata import store_schema
 from spark_log.metadata.address import SQLITE_FILE
 from spark_log.registry.registry import Registry
-from tests.support.classic_member import ClassicMember
-from tests.support.consumer_group_steps import topic_ids
-from tests.support.consumer_member import ConsumerMember
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.classic_members import ClassicMember, WorkerMember, settle_workers
+from tests.support.consumer_members import ConsumerMember, topic_ids
+from tests.support.gateway_wire import WireConnection, WireProducer, call
 from tests.support.group_members import Reader, settle
+from tests.support.server_processes import GatewayProcess
 from tests.support.share_members import ShareMember
-from tests.support.wire_producer import WireProducer, call
-from tests.support.worker_member import WorkerMember
-from tests.support.worker_member import settle as settle_workers
 
 SCHEMA = "id BIGINT, item STRING"
 GROUPS = {"of-library": 2, "of-consumers": 1, "of-classic": 1, "of-connect": 1, "offsets-only": 0}

@@ -1,4 +1,4 @@
-"""Clusters of several embedded brokers for the tests, and the state and invariants of their replicas."""
+"""Clusters of several embedded brokers, the state and invariants of their replicas, and unclean elections."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,14 +13,19 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir, segment_path
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import Topic, find_topic, find_topics
 from spark_log.facts.topics import describe_topics
 from spark_log.ids import LogDirId
+from spark_log.log.partitions.partition_rows import lock_partitions, save_partitions
+from spark_log.log.partitions.replication_rules import fail_over, lose_files
 from spark_log.log.segments.segment_copy import Pace, SegmentFile, copy_segment, is_whole
 from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import SEGMENT
+from spark_log.metadata.store import Attempt
 from spark_log.replication.controller import topic_copies
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.log_truncation import truncate_log
 from spark_log.replication.controller.topic_operations import create_topic, insert_topic
 from spark_log.replication.replicas import catch_up
 from tests.support.stores import topics_view
@@ -119,3 +124,32 @@ def _replicas_of_store_are_whole(cluster: Cluster) -> None:
                 path = segment_path(folders[row.topic_id], row.partition, row.name)
                 file = SegmentFile(path, row.bytes, row.checksum)
                 assert is_whole(log_dir, file), f"{path} in {log_dir}"
+
+
+def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:
+    """An unclean election: every log dir returns with only the records below `to`, which is a segment boundary."""
+    store = topics_view(cluster).store
+
+    def elect(connection: sa.Connection, _attempt: Attempt) -> None:
+        found = find_topic(connection, topic)
+        here = (
+            (SEGMENT.topic_id == found.topic_id)
+            & (SEGMENT.partition == partition)
+            & (SEGMENT.base_offset < to)
+            & (SEGMENT.end_offset > to)
+        )
+        assert connection.execute(sa.select(SEGMENT.base_offset).where(here)).first() is None, (
+            f"{to}: inside of a segment"
+        )
+        key = (found.topic_id, partition)
+        before = lock_partitions(connection, [key])
+        state = before[key]
+        for replica in state.replicas:
+            state = lose_files(state, replica.broker_id, to)
+        after, truncation = fail_over(state, {replica.log_dir_id for replica in state.replicas}, unclean=True)
+        assert truncation is not None, "nothing was removed"
+        now = store.clock(connection)
+        after = truncate_log(connection, found, partition, truncation, state, after, now)
+        save_partitions(connection, before, {key: after})
+
+    store.transact(elect)

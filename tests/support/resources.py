@@ -1,9 +1,14 @@
-"""The resource oracle: a cluster has on disk and in memory only what its metadata names, and little more."""
+"""What a cluster has on disk and in memory: the resource oracle, and searches for the bytes of erased records.
+
+The oracle: it has only what its metadata names, and little more. A canary: bytes of records that were erased, searched
+for in every file that a cluster has written.
+"""
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -13,6 +18,7 @@ from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.topics import find_topics
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.metadata import tables as t
+from tests.support.replicas import folder_of
 from tests.support.waiting import LIMIT_S
 
 _ARROW_BYTES_MAX = 2_000_000
@@ -81,3 +87,41 @@ def bounded_resources(cluster: Cluster) -> Iterator[None]:
     with arrow_memory(_ARROW_BYTES_MAX):
         yield
     assert_only_named_files(cluster)
+
+
+def places_with(cluster: Cluster, root: Path, *texts: bytes, away: Iterable[int] = ()) -> dict[str, str]:
+    """Every file below `root` that contains one of `texts`, and the text that a report naming its place must contain.
+
+    `root` has the folders of all log dirs and of the metadata store. `away`: brokers whose log dir was moved aside to
+    `<log dir>-away`, as `replicas.take_away` does.
+    """
+    folders = {folder_of(cluster, info.broker_id): info.broker_id for info in cluster.log_dirs().values()}
+    aside = {Path(f"{folder}-away"): folder for folder, broker_id in folders.items() if broker_id in set(away)}
+    found: dict[str, str] = {}
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        if any(text in path.read_bytes() for text in texts):
+            found[str(path)] = _place(path, set(folders), aside)
+    return found
+
+
+def _place(path: Path, log_dirs: Iterable[Path], aside: dict[Path, Path]) -> str:
+    """The log dir of an unavailable file, the path of any other file in its log dir, or the store's folder."""
+    for folder, log_dir in aside.items():
+        if path.is_relative_to(folder):
+            return str(log_dir)
+    for log_dir in log_dirs:
+        if path.is_relative_to(log_dir):
+            return str(path.relative_to(log_dir))
+    return str(path.parent)
+
+
+def unnamed_places(notes: Iterable[str], places: dict[str, str]) -> list[str]:
+    """The files whose place is not in any note."""
+    text = "\n".join(notes)
+    return [path for path, place in places.items() if place not in text]
+
+
+def files_with(folder: Path, *texts: bytes) -> list[str]:
+    """Names of the files below `folder` whose bytes contain one of `texts`."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(path.name for path in files if any(text in path.read_bytes() for text in texts))

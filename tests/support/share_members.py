@@ -1,12 +1,24 @@
-"""Members of share groups in this process, which poll and acknowledge without a client."""
+"""Members of share groups: in this process without a client, and at a gateway, byte by byte."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
+from spark_log.cluster.topics import Topic
+from spark_log.gateway.limits.memory_budget import MemoryBudget
+from spark_log.gateway.protocol.schemas import (
+    ShareAcknowledgeRequest,
+    ShareFetchRequest,
+    ShareGroupHeartbeatRequest,
+)
+from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
@@ -15,6 +27,8 @@ from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Attempt
+from tests.support.gateway_wire import WireConnection
+from tests.support.waiting import LIMIT_S
 
 
 def set_lock_ms(cluster: Cluster, lock_ms: int) -> None:
@@ -91,3 +105,99 @@ def move_lock_ends(cluster: Cluster, by_ms: int, group: str = "workers") -> None
             rows.save(connection, [replace(row, window=replace(row.window, ranges=ranges))], now)
 
     cluster.store.transact(move, announce=True)
+
+
+SHARE_VERSION = 2
+AcknowledgementBatch = tuple[int, int, Sequence[int]]
+"""First offset, last offset, types."""
+
+
+class WireShareMember:
+    """Reads partition 0 of a topic. `epoch` is that of the next request of its share session."""
+
+    def __init__(self, connection: WireConnection, topic: Topic, group: str = "workers", member: str = "m1") -> None:
+        self.connection, self.topic, self.group, self.member = connection, topic, group, member
+        self.epoch = 0
+
+    def join(self, topics: Sequence[str] = ()) -> None:
+        """Join with a subscription to the topic, or to others too."""
+        request = ShareGroupHeartbeatRequest(
+            group_id=self.group, member_id=self.member, member_epoch=0, rack_id=None,
+            subscribed_topic_names=list(topics or [self.topic.name]),
+        )  # fmt: skip
+        answer = self.connection.exchange(request, 1)
+        assert answer.error_code == 0, answer
+
+    def fetch_request(self, acks: Sequence[AcknowledgementBatch] = (), max_wait_ms: int = 0, **changes: Any) -> Message:
+        topic = ShareFetchRequest.FetchTopic
+        part = topic.FetchPartition
+        fields: dict[str, Any] = {
+            "group_id": self.group, "member_id": self.member, "share_session_epoch": self.epoch,
+            "max_wait_ms": max_wait_ms, "min_bytes": 1, "max_bytes": 1_000_000, "max_records": 500, "batch_size": 500,
+            "share_acquire_mode": 0, "is_renew_ack": False, "forgotten_topics_data": [],
+            "topics": [
+                topic(
+                    topic_id=UUID(self.topic.uuid),
+                    partitions=[part(partition_index=0, acknowledgement_batches=_batches(part, acks))],
+                )
+            ],
+        }  # fmt: skip
+        return ShareFetchRequest(**{**fields, **changes})
+
+    def acknowledge_request(self, acks: Sequence[AcknowledgementBatch], **changes: Any) -> Message:
+        topic = ShareAcknowledgeRequest.AcknowledgeTopic
+        part = topic.AcknowledgePartition
+        fields: dict[str, Any] = {
+            "group_id": self.group, "member_id": self.member, "share_session_epoch": self.epoch, "is_renew_ack": False,
+            "topics": [
+                topic(
+                    topic_id=UUID(self.topic.uuid),
+                    partitions=[part(partition_index=0, acknowledgement_batches=_batches(part, acks))],
+                )
+            ],
+        }  # fmt: skip
+        return ShareAcknowledgeRequest(**{**fields, **changes})
+
+    def send(self, request: Message) -> Message:
+        """Return the answer, and count the session's epoch on."""
+        answer = self.connection.exchange(request, SHARE_VERSION)
+        if answer.error_code == 0:
+            self.epoch += 1
+        return answer
+
+    def acquire(self) -> list[tuple[int, int, int]]:
+        """Fetch until records come: first and last offset and delivery count of each range."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
+            answer = self.send(self.fetch_request(max_wait_ms=500))
+            assert answer.error_code == 0, answer
+            if found := acquired(answer):
+                return found
+        raise AssertionError("no records came")
+
+    def acknowledge(self, *acks: AcknowledgementBatch) -> int:
+        """Return the error code of the request, or of the partition."""
+        answer = self.send(self.acknowledge_request(acks))
+        errors = [int(part.error_code) for topic in answer.responses for part in topic.partitions]
+        return int(answer.error_code) or sum(errors)
+
+
+def session_of(group: str, member: str) -> Session:
+    """A share session of a gateway."""
+    return Session(group, member, "connection", MemoryBudget(0).hold(lambda: None, "client"))
+
+
+def acquired(answer: Message) -> list[tuple[int, int, int]]:
+    return [
+        (each.first_offset, each.last_offset, each.delivery_count)
+        for topic in answer.responses
+        for part in topic.partitions
+        for each in part.acquired_records
+    ]
+
+
+def _batches(part: Any, acks: Sequence[AcknowledgementBatch]) -> list[Message]:
+    return [
+        part.AcknowledgementBatch(first_offset=first, last_offset=last, acknowledge_types=list(types))
+        for first, last, types in acks
+    ]

@@ -1,20 +1,32 @@
-"""Topics for the Spark tests: created, filled, read and written in one line each."""
+"""Topics for the tests: made, filled, read back with and without Spark, compacted, and aged."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from kafka.consumer.fetcher import ConsumerRecord
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.topics import Topic, find_topic
+from spark_log.config import ClusterSettings
 from spark_log.ids import OffsetRange
 from spark_log.log.append.rules import Acks, Appended
+from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.compaction.local_compaction import compact
+from spark_log.maintenance.context import MaintenanceContext
+from spark_log.maintenance.report import Report
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.records import NOON_MS, table
+from tests.support.records import NOON_MS, ranges_of, table
+from tests.support.stores import change
 
 
 def make(cluster: Cluster, name: str, partitions: int = 1, **configs: str) -> Topic:
@@ -121,3 +133,67 @@ def find(cluster: Cluster, name: str) -> Topic:
     """The topic as its store has it, with its configs."""
     at_home = cluster.store.read(lambda connection: find_topic(connection, name))
     return cluster.of(at_home).store.read(lambda connection: find_topic(connection, name))
+
+
+def compact_now(cluster: Cluster, topic: str) -> Report:
+    """Compact all of the topic that can be compacted; there must be work."""
+    writer = Writer(cluster.store, "compaction of a test", 60_000)
+    try:
+        [report] = compact(MaintenanceContext(cluster, ClusterSettings(), writer, topic_names=[topic]), force=True)
+        return report
+    finally:
+        writer.close()
+
+
+TRANSACTION = """
+import sys
+from spark_log import Producer
+with Producer(cluster=sys.argv[1], transactional_id="x") as producer:
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send("t", b"committed", partition=0)
+    producer.commit_transaction()
+"""
+"""A program that commits a transaction with one record in topic t of the cluster that is its argument."""
+
+
+def dense_rows(log: ClientLog, topic: str) -> list[dict[str, Any]]:
+    """Every record of a topic by partition and offset; offsets must be dense."""
+    found = log.find_topic(topic)
+    read = [row for batch in log.read(ranges_of(log, found)) for row in batch.to_pylist()]
+    for partition in range(found.partition_count):
+        offsets = [row["offset"] for row in read if row["partition"] == partition]
+        assert offsets == list(range(len(offsets)))
+    return read
+
+
+def contents(log: ClientLog, topic: str) -> dict[int, list[bytes]]:
+    """The values of each partition that has any, in order."""
+    found: dict[int, list[bytes]] = {}
+    for row in dense_rows(log, topic):
+        found.setdefault(row["partition"], []).append(row["value"])
+    return found
+
+
+def consume_all(address: str, count: int, topic: str) -> list[ConsumerRecord]:
+    """The records of a topic, of which there must be `count`, read with a consumer without a group."""
+    with Consumer(topic, cluster=address, auto_offset_reset="earliest") as consumer:
+        found: list[ConsumerRecord] = []
+        while len(found) < count:
+            polled = consumer.poll(60_000)
+            assert polled, f"only {len(found)} of {count} records of {topic}"
+            found += [record for records in polled.values() for record in records]
+        assert consumer.poll(0) == {}
+    return found
+
+
+def tail(cluster: Cluster) -> int:
+    """Records in inline tails, of all stores."""
+    query = sa.select(sa.func.coalesce(sa.func.sum(SEGMENT.record_count), 0)).where(SEGMENT.inline)
+    counts = in_each_store(cluster, lambda view: view.store.read(lambda c: c.execute(query).scalar_one()))
+    return int(sum(counts.values()))
+
+
+def make_older(cluster: Cluster, by_ms: int) -> None:
+    """Age every segment by `by_ms`, as if it had been appended earlier."""
+    change(cluster, t.segment.update().values(appended_ms=SEGMENT.appended_ms - by_ms))

@@ -32,10 +32,9 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import fallback_term
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.catch_up import catch_up
-from tests.support.producing import change
 from tests.support.records import NOON_MS
 from tests.support.replicas import add_brokers, bring_back, folder_of, take_away, topic_on
-from tests.support.stores import topics_view
+from tests.support.stores import change, topics_view
 from tests.support.topics import append
 from tests.support.waiting import LIMIT_S, wait_until
 

@@ -12,7 +12,8 @@ from spark_log import Admin
 from spark_log.facts.transactions import describe_transactions, list_transactions
 from spark_log.metadata import tables as t
 from spark_log.transactions import transaction_store
-from tests.support.producing import change, stored
+from tests.support.stores import change
+from tests.support.topics import contents
 
 
 @pytest.fixture
@@ -180,8 +181,8 @@ def test_an_operator_aborts_a_transaction(admin, begin, tmp_path, log):
     send(producer, "a", b"next", partition=1)
     producer.commit_transaction()
     other.commit_transaction()
-    assert stored(log, "a") == {0: [b"stays"], 1: [b"next"]}
-    assert stored(log, "files") == {}
+    assert contents(log, "a") == {0: [b"stays"], 1: [b"next"]}
+    assert contents(log, "files") == {}
 
 
 def test_abort_ends_only_the_transaction_that_was_described(admin, begin, cluster, log):
@@ -196,7 +197,7 @@ def test_abort_ends_only_the_transaction_that_was_described(admin, begin, cluste
     with pytest.raises(spark_log.errors.ProducerFencedError):
         transaction_store.abort(cluster, shown.transaction.ref)
     producer.commit_transaction()
-    assert stored(log, "a") == {0: [b"first", b"second"]}
+    assert contents(log, "a") == {0: [b"first", b"second"]}
 
 
 def test_producers_of_partitions_are_described(admin, produce, begin, cluster):

@@ -10,7 +10,7 @@ from spark_log.clients.produce import failing_appends
 from spark_log.cluster.cluster import Cluster
 from spark_log.metadata import outage
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.disks import mounted, needs_root
+from tests.support.disk_faults import mounted, needs_root
 from tests.support.waiting import LIMIT_S, wait_until
 
 

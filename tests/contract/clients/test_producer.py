@@ -17,9 +17,9 @@ from spark_log.cluster.topics import list_topics
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
-from tests.support.producing import change, rows, stored
 from tests.support.records import NOON_MS
-from tests.support.stores import topics_view
+from tests.support.stores import change, topics_view
+from tests.support.topics import contents, dense_rows
 from tests.support.waiting import LIMIT_S
 
 # -- results of send ------------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ def test_a_record_with_everything(produce, log, cluster):
     assert isinstance(future, FutureRecordMetadata)
     metadata = future.get(timeout=LIMIT_S)
     assert tuple(metadata) == ("t", 2, TopicPartition("t", 2), 0, NOON_MS, None, 3, 5, 3)
-    (row,) = rows(log, "t")
+    (row,) = dense_rows(log, "t")
     assert (row["key"], row["value"], row["partition"]) == (b"key", b"value", 2)
     assert row["headers"] == [{"key": "h", "value": b"x"}, {"key": "h", "value": b""}]
     assert round(row["timestamp"].timestamp() * 1000) == NOON_MS
@@ -77,7 +77,7 @@ def test_callbacks_may_send_and_may_not_wait_for_themselves(produce, log):
 
     producer.send("t", b"first").add_callback(send_more)
     producer._sender.join(timeout=30)
-    assert len(told) == 1 and len(rows(log, "t")) == 21
+    assert len(told) == 1 and len(dense_rows(log, "t")) == 21
 
 
 def test_acks_0_resolves_without_an_offset_and_before_the_store_has_it(produce, log, cluster):
@@ -86,10 +86,10 @@ def test_acks_0_resolves_without_an_offset_and_before_the_store_has_it(produce, 
     producer = produce(acks=0)
     metadata = producer.send("t", b"v", partition=1).get(timeout=LIMIT_S)
     assert (metadata.offset, metadata.partition, metadata.serialized_value_size) == (-1, 1, 1)
-    assert rows(log, "t") == []
+    assert dense_rows(log, "t") == []
     change(cluster, t.partition.update().values(leader=1))
     producer.flush(timeout=30)
-    assert stored(log, "t") == {1: [b"v"]}
+    assert contents(log, "t") == {1: [b"v"]}
 
 
 def test_other_acks_give_offsets(produce):
@@ -101,7 +101,7 @@ def test_other_acks_give_offsets(produce):
 def test_log_append_time(produce, cluster, log):
     create_topic(cluster, "t", configs={"message.timestamp.type": "LogAppendTime"})
     metadata = produce().send("t", b"v", timestamp_ms=5).get(timeout=LIMIT_S)
-    (row,) = rows(log, "t")
+    (row,) = dense_rows(log, "t")
     assert row["timestampType"] == 1
     assert metadata.timestamp == round(row["timestamp"].timestamp() * 1000) > NOON_MS
 
@@ -144,7 +144,7 @@ def test_bad_records_are_refused_and_the_next_is_appended(produce, cluster, log)
         with pytest.raises(error, match=text):
             producer.send("t", **record)
         assert producer.send("t", b"good", partition=0).get(timeout=LIMIT_S).offset == number
-    assert stored(log, "t") == {0: [b"good"] * len(BAD_RECORDS)}
+    assert contents(log, "t") == {0: [b"good"] * len(BAD_RECORDS)}
 
 
 ILLEGAL = ["", ".", "..", "../x", "a/b", "/abs", "a\\b", "a\0b", "x" * 250, "a\n", "%2e%2e", "a b", "{a,b}", "k=v", "*"]
@@ -219,7 +219,7 @@ def test_records_that_the_topic_refuses_fail_alone(produce, cluster, log):
     ):
         assert isinstance(future.exception, theirs) and isinstance(future.exception, ours)
     assert [future.get().offset for future in good] == [0, 0, 1, 1, 2, 2, 3, 0]
-    assert stored(log, "t") == {0: [b"0", b"2", b"4", b"6"], 1: [b"1", b"3", b"5"]}
+    assert contents(log, "t") == {0: [b"0", b"2", b"4", b"6"], 1: [b"1", b"3", b"5"]}
     future = producer.send("t", b"goes on", b"k")
     producer.flush(timeout=30)
     assert future.get().offset >= 3

@@ -21,10 +21,10 @@ from spark_log.clients.produce import accumulator
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.numbered_producer import value
-from tests.support.numbered_writer import SMALL_TAILS
-from tests.support.producing import stored
+from tests.support.child_programs import producer_value
 from tests.support.python_process import PythonProcess, output_of
+from tests.support.records import SMALL_TAILS
+from tests.support.topics import contents
 from tests.support.waiting import LIMIT_S
 
 PARTITIONS = 3
@@ -34,7 +34,7 @@ class Process:
     """A process with a numbered producer. It writes to a file: a full pipe without a reader would block it."""
 
     def __init__(self, folder, address, name, count, *settings, failpoint=None):
-        program = ("-m", "tests.support.numbered_producer")
+        program = ("-m", "tests.support.child_programs", "numbered_producer")
         self._out = folder / f"{name}.out"
         with self._out.open("w") as out:
             self._process = PythonProcess(
@@ -61,14 +61,14 @@ def check(log, acked, sent):
     """`acked`: {name: acked}; `sent`: {name: how many may be stored}. Acknowledged records are at their offsets, none
     is stored twice, and all are in order.
     """
-    found = stored(log, "t")
+    found = contents(log, "t")
     everything = [text for values in found.values() for text in values]
     assert max(Counter(everything).values()) == 1, "nothing twice"
-    allowed = {value(name, number) for name, count in sent.items() for number in range(count)}
+    allowed = {producer_value(name, number) for name, count in sent.items() for number in range(count)}
     assert set(everything) <= allowed
     for name, told in acked.items():
         for number, (partition, offset) in told.items():
-            assert found[partition][offset] == value(name, number)
+            assert found[partition][offset] == producer_value(name, number)
     for values in found.values():
         for name in sent:
             numbers = [int(text.split(b"-")[1]) for text in values if text.startswith(name.encode() + b"-")]
@@ -151,7 +151,7 @@ def test_a_producer_used_in_a_forked_child_raises_an_error(cluster, cluster_addr
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, capfd.readouterr().err
     producer.close()
     assert pending.value.offset == 1
-    assert stored(log, "t") == {0: [b"the child's", b"the parent's"]}
+    assert contents(log, "t") == {0: [b"the child's", b"the parent's"]}
 
 
 @pytest.mark.on_sqlite
@@ -248,7 +248,7 @@ def test_a_program_that_ends_without_close_sends_its_buffered_records_whatever_o
 ):
     """weakref.finalize calls no function at exit if its registry changes at that moment."""
     output_of(ENDS_WITHOUT_CLOSE, cluster_address)
-    assert stored(log, "t") == {0: [b"v"]}
+    assert contents(log, "t") == {0: [b"v"]}
 
 
 NO_THREAD_AT_EXIT = """
@@ -288,5 +288,5 @@ def test_a_program_that_ends_without_close_needs_no_new_threads(cluster, cluster
 
         cluster.store.transact(while_writing)
         assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0
-    assert sum(len(values) for values in stored(log, "t").values()) == 300
-    assert stored(log, "u") == {0: [b"v"]}
+    assert sum(len(values) for values in contents(log, "t").values()) == 300
+    assert contents(log, "u") == {0: [b"v"]}

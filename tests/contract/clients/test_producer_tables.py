@@ -9,8 +9,8 @@ from spark_log.ids import TopicPartition
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.maintenance.rewrite.rewrite_plan import segments
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.producing import rows, stored
 from tests.support.records import NOON_MS
+from tests.support.topics import contents, dense_rows
 from tests.support.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.usefixtures("resource_oracle"), pytest.mark.on_sqlite]
@@ -37,11 +37,11 @@ def test_send_table(produce, cluster, log):
     assert written == sorted(written) and all(isinstance(run, Written) for run in written)
     producer.flush()
     assert before.get().offset == 0
-    found = stored(log, "t")
+    found = contents(log, "t")
     assert found[1][:3] == [b"before", b"a", b"b"] and found[1][-1] == b"after"
     assert after.get().offset == len(found[1]) - 1
     assert (b"c" in found[of_key] and found[2][-1] is None) or of_key == 2
-    first = next(row for row in rows(log, "t") if row["value"] == b"a")
+    first = next(row for row in dense_rows(log, "t") if row["value"] == b"a")
     assert first["headers"] == [{"key": "h", "value": b"1"}] and first["timestamp"].timestamp() * 1000 == NOON_MS
 
 
@@ -59,7 +59,7 @@ def test_large_tables_are_written_to_files_in_order(produce, cluster, log, monke
     written = producer.send_table("t", batch).get(timeout=60)
     assert written == [Written(TopicPartition("t", number), 0, 30_000) for number in range(2)]
     assert len(cluster.store.read(lambda connection: segments(connection, topic, 0, inline=False))) > 2
-    assert stored(log, "t") == {p: [b"%06d" % n for n in range(p, 60_000, 2)] for p in range(2)}
+    assert contents(log, "t") == {p: [b"%06d" % n for n in range(p, 60_000, 2)] for p in range(2)}
 
 
 def test_an_empty_table(produce):
@@ -85,4 +85,4 @@ def test_a_bad_table_is_refused_as_a_whole(produce, cluster, log):
     with pytest.raises(TypeError, match="table"):
         producer.send_table("t", [b"v"])
     producer.send("t", b"good", partition=0).get(timeout=LIMIT_S)
-    assert stored(log, "t") == {0: [b"good"]}
+    assert contents(log, "t") == {0: [b"good"]}

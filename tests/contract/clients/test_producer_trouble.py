@@ -13,7 +13,8 @@ import spark_log.errors
 from spark_log import Producer
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from tests.support.producing import change, rows, stored
+from tests.support.stores import change
+from tests.support.topics import contents, dense_rows
 from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.on_sqlite
@@ -44,7 +45,7 @@ def test_a_failing_partition_does_not_delay_the_others(produce, cluster, log):
     bring_online(cluster)
     held += [producer.send("t", b"%d" % n, partition=0) for n in (1, 2)]  # these could be appended at once
     assert [future.get(timeout=LIMIT_S).offset for future in held] == [0, 1, 2]
-    assert stored(log, "t")[0] == [b"0", b"1", b"2"]
+    assert contents(log, "t")[0] == [b"0", b"1", b"2"]
 
 
 def test_partitions_without_a_log_dir_do_not_delay_the_others(produce, cluster, log, tmp_path):
@@ -67,7 +68,7 @@ def test_partitions_without_a_log_dir_do_not_delay_the_others(produce, cluster, 
     segments.unlink()
     elsewhere.rename(segments)
     producer.flush()
-    assert stored(log, "files") == {0: [b"0", b"1"], 1: [b"1"]}
+    assert contents(log, "files") == {0: [b"0", b"1"], 1: [b"1"]}
 
 
 def test_records_expire(produce, cluster, log):
@@ -79,7 +80,7 @@ def test_records_expire(produce, cluster, log):
         future.get(timeout=LIMIT_S)
     bring_online(cluster)
     assert producer.send("t", b"in time").get(timeout=LIMIT_S).offset == 0
-    assert stored(log, "t") == {0: [b"in time"]}
+    assert contents(log, "t") == {0: [b"in time"]}
 
 
 def test_retries_are_counted(produce, cluster):
@@ -102,7 +103,7 @@ def test_a_producer_whose_id_has_expired_continues(produce, cluster, log, forgot
                 change(cluster, table.delete())
         for partition in range(2):
             producer.send("t", b"%d" % number, partition=partition).get(timeout=LIMIT_S)
-    assert stored(log, "t") == {p: [b"%d" % n for n in range(6)] for p in range(2)}
+    assert contents(log, "t") == {p: [b"%d" % n for n in range(6)] for p in range(2)}
 
 
 def test_an_expired_write_id_is_replaced(produce, cluster, log):
@@ -113,7 +114,7 @@ def test_an_expired_write_id_is_replaced(produce, cluster, log):
         if number == 2:
             change(cluster, t.write_id.delete())
         producer.send("t", value).get(timeout=LIMIT_S)
-    assert stored(log, "t") == {0: values}
+    assert contents(log, "t") == {0: values}
 
 
 def test_a_topic_that_is_deleted_and_created_again(produce, cluster, log):
@@ -124,7 +125,7 @@ def test_a_topic_that_is_deleted_and_created_again(produce, cluster, log):
     create_topic(cluster, "t", 2)
     producer.send("t", b"new", partition=1).get(timeout=LIMIT_S)
     producer.send("t", b"newer", partition=1).get(timeout=LIMIT_S)
-    assert stored(log, "t") == {1: [b"new", b"newer"]}
+    assert contents(log, "t") == {1: [b"new", b"newer"]}
 
 
 def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monkeypatch):
@@ -144,7 +145,7 @@ def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monke
     for number in range(4):
         futures = [producer.send("t", b"%d" % number, partition=partition) for partition in range(2)]
         assert [future.get(timeout=LIMIT_S).offset for future in futures] == [number, number]
-    assert stored(log, "t") == {p: [b"%d" % n for n in range(4)] for p in range(2)}
+    assert contents(log, "t") == {p: [b"%d" % n for n in range(4)] for p in range(2)}
 
 
 def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(produce, cluster, log, monkeypatch):
@@ -163,7 +164,7 @@ def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(prod
     with pytest.raises(kafka.errors.KafkaConnectionError):
         producer.send("t", b"in doubt").get(timeout=LIMIT_S)
     assert producer.send("t", b"next").get(timeout=LIMIT_S).offset == 1
-    assert stored(log, "t") == {0: [b"in doubt", b"next"]}
+    assert contents(log, "t") == {0: [b"in doubt", b"next"]}
 
 
 def test_a_bug_in_an_append_fails_its_records_alone(produce, cluster, log, monkeypatch, caplog):
@@ -184,7 +185,7 @@ def test_a_bug_in_an_append_fails_its_records_alone(produce, cluster, log, monke
     monkeypatch.undo()
     producer.send("t", b"again", partition=0)
     producer.flush(timeout=30)
-    assert stored(log, "t") == {0: [b"again"], 1: [b"v"]}
+    assert contents(log, "t") == {0: [b"again"], 1: [b"v"]}
 
 
 # -- close ----------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def test_close_sends_buffered_records(produce, log):
     for call in (lambda: producer.send("t", b"v"), lambda: producer.send_table("t", pa.table({"value": [b"v"]}))):
         with pytest.raises(kafka.errors.IllegalStateError, match="already closed"):
             call()
-    assert stored(log, "t") == {0: [b"v"]}
+    assert contents(log, "t") == {0: [b"v"]}
 
 
 def test_close_returns_within_its_timeout(produce, cluster, log):
@@ -216,7 +217,7 @@ def test_close_returns_within_its_timeout(produce, cluster, log):
         future.get(timeout=1)
     producer._sender.join(timeout=30)
     bring_online(cluster)
-    assert rows(log, "t") == [] and not producer._sender.is_alive()
+    assert dense_rows(log, "t") == [] and not producer._sender.is_alive()
 
 
 def test_a_record_that_the_sender_finds_after_the_timeout_of_close_fails(produce, cluster):
@@ -247,7 +248,7 @@ def test_many_threads_share_a_producer(produce, cluster, log):
     for thread in threads:
         thread.join()
     producer.flush()
-    found = stored(log, "t")
+    found = contents(log, "t")
     for name, sent in futures.items():
         partition = sent[0].get().partition
         mine = [value for value in found[partition] if value.startswith(b"%d-" % name)]

@@ -15,9 +15,9 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.streams import TransactionalLoop, record_retries
 from spark_log.spark.streams.record_retries import Polled, RecordRetries
 from spark_log.spark.streams.redrive import Redrive
-from tests.support.producing import change, consume_all
 from tests.support.python_process import PythonProcess
-from tests.support.topics import all_stored, append, make, stored
+from tests.support.stores import change
+from tests.support.topics import all_stored, append, consume_all, make, stored
 
 SETTINGS = {
     "group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, "consumer_timeout_ms": 300,

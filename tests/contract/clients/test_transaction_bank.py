@@ -18,13 +18,12 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, TRANSACTION_SEGMENT
 from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value
-from tests.support.bank_client import at_work
 from tests.support.children import Child
+from tests.support.disk_faults import Unforced
 from tests.support.group_members import until
-from tests.support.power_cut import Unforced
-from tests.support.producing import change
 from tests.support.replicas import every_replica_is_whole
-from tests.support.stores import TWO_STORES
+from tests.support.stores import TWO_STORES, change
+from tests.support.transaction_programs import at_work
 
 BUSY = ClusterSettings(
     transaction_abort_interval_ms=200,
@@ -45,8 +44,8 @@ class Clients:
         self.started = []
 
     def __call__(self, name, count, *lives, pause_at=-1):
-        module = "tests.support.bank_client"
-        self.started.append(Child(module, self.address, name, count, pause_at, *(lives or ("on",))))
+        command = ("tests.support.transaction_programs", "bank_client", self.address, name, count, pause_at)
+        self.started.append(Child(*command, *(lives or ("on",))))
         return self.started[-1]
 
     def done(self):

@@ -9,12 +9,12 @@ from spark_log.failpoints import POINTS
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.child_programs import producer_value
 from tests.support.children import Child
-from tests.support.copy_loop import GROUP, SOURCE, TARGET, transformed
 from tests.support.group_members import until
-from tests.support.numbered_producer import value
-from tests.support.numbered_writer import SMALL_TAILS
-from tests.support.producing import stored
+from tests.support.records import SMALL_TAILS
+from tests.support.topics import contents
+from tests.support.transaction_programs import GROUP, SOURCE, TARGET, transformed
 
 PARTITIONS = 2
 LONG_MS, SHORT_MS = 30_000, 1_500
@@ -33,7 +33,7 @@ def fill(produce, topics):
 
     def add(count):
         for number in itertools.islice(numbers, count * PARTITIONS):
-            producer.send(SOURCE, value("v", number), b"k%d" % number, partition=number % PARTITIONS)
+            producer.send(SOURCE, producer_value("v", number), b"k%d" % number, partition=number % PARTITIONS)
         producer.flush()
 
     return add
@@ -41,7 +41,7 @@ def fill(produce, topics):
 
 def check_copy(cluster, log, count):
     """The target equals the source, in order and without duplicates; the group is at the end."""
-    source, target = stored(log, SOURCE), stored(log, TARGET)
+    source, target = contents(log, SOURCE), contents(log, TARGET)
     assert target == {partition: [transformed(text) for text in texts] for partition, texts in source.items()}
     assert committed_offsets(cluster.store, GROUP) == all_at(count)
 
@@ -56,8 +56,8 @@ def copiers(cluster_address):
     made = []
 
     def start(name, *lives, session_ms=LONG_MS, instance="-"):
-        module = "tests.support.copy_loop"
-        made.append(Child(module, cluster_address, name, session_ms, instance, *(lives or ("on",))))
+        command = ("tests.support.transaction_programs", "copy_loop", cluster_address, name, session_ms, instance)
+        made.append(Child(*command, *(lives or ("on",))))
         return made[-1]
 
     yield start

@@ -13,7 +13,6 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.replication.replicas.replica_moves import switch_reassignments
-from tests.support.producing import stored
 from tests.support.replicas import (
     add_brokers,
     bring_back,
@@ -22,6 +21,7 @@ from tests.support.replicas import (
     take_away,
     topic_on,
 )
+from tests.support.topics import contents
 from tests.support.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.usefixtures("resource_oracle"), pytest.mark.on_sqlite]
@@ -54,8 +54,8 @@ def send(producer, number):
 
 
 def committed_up_to(cluster, log, number):
-    assert stored(log, FILE) == {0: [LARGE + b"%d" % n for n in range(1, number + 1)]}
-    assert stored(log, BLOB) == {0: [b"%d" % n for n in range(1, number + 1)]}
+    assert contents(log, FILE) == {0: [LARGE + b"%d" % n for n in range(1, number + 1)]}
+    assert contents(log, BLOB) == {0: [b"%d" % n for n in range(1, number + 1)]}
     assert committed_offsets(cluster.store, "g") == {INPUT: number}
     every_replica_is_whole(cluster)
 

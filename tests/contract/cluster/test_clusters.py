@@ -33,10 +33,10 @@ from spark_log.metadata.store import Store
 from spark_log.metadata.store_opening import create_store, open_store
 from spark_log.metadata.store_schema import revision_of
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.next_revision import become_next_version
 from tests.support.records import LARGE, SMALL_BLOBS, table
 from tests.support.stores import rows_of
 from tests.support.topics import find
+from tests.support.versions import become_next_version
 from tests.support.waiting import LIMIT_S
 
 

@@ -36,9 +36,8 @@ from spark_log.replication.controller.topic_operations import (
     create_topic,
     delete_topic,
 )
-from tests.support.producing import change
 from tests.support.records import LARGE, SMALL_BLOBS, read_all, table
-from tests.support.stores import rows_of
+from tests.support.stores import change, rows_of
 from tests.support.topics import find
 
 BAD_TOPICS = {

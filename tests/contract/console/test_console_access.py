@@ -24,9 +24,15 @@ from spark_log.console.routes import Allow, Change, Done, View
 from spark_log.console.settings import AuthMethod
 from spark_log.registry import bounded_requests
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.console import SAME_ORIGIN, running_console
-from tests.support.console_cluster import EXAMPLES
-from tests.support.oidc_provider import CLIENT_ID, CLIENT_SECRET, new_key, running_provider
+from tests.support.console import (
+    CLIENT_ID,
+    CLIENT_SECRET,
+    EXAMPLES,
+    SAME_ORIGIN,
+    new_key,
+    running_console,
+    running_provider,
+)
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite

@@ -20,8 +20,8 @@ from spark_log.console.routes import Allow
 from spark_log.console.search.search import Conditions
 from spark_log.console.settings import AuthMethod
 from tests.support.console import running_console
+from tests.support.schemas import document, typed
 from tests.support.topics import append, make
-from tests.support.typed_topics import document, typed
 from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.on_sqlite

@@ -11,8 +11,7 @@ from spark_log.facts.metrics.history import Kind
 from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.console import running_console
-from tests.support.console_cluster import EXAMPLES, TOPIC, hostile_cluster
+from tests.support.console import EXAMPLES, TOPIC, hostile_cluster, running_console
 
 MARKS = ("mark-of-a-key", "mark-of-a-value", "mark-of-a-header", "mark-of-a-field")
 

@@ -14,9 +14,8 @@ from spark_log.console.search.running import RunningSearches
 from spark_log.console.search.search import STEP_RECORDS, Budget, Conditions, Search
 from spark_log.errors import InvalidOptionError
 from tests.support.records import ranges_of
-from tests.support.table_topics import compact_now
-from tests.support.topics import append, make
-from tests.support.typed_topics import document, typed
+from tests.support.schemas import document, typed
+from tests.support.topics import append, compact_now, make
 
 pytestmark = pytest.mark.on_sqlite
 

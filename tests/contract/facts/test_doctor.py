@@ -34,7 +34,7 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
-from tests.support.disks import fill, mounted, needs_root
+from tests.support.disk_faults import fill_disk, mounted, needs_root
 from tests.support.group_members import until
 from tests.support.records import table
 from tests.support.replicas import folder_of, take_away, topic_on
@@ -181,7 +181,7 @@ def test_a_disk_of_the_store_that_is_full_or_read_only(tmp_path):
     with mounted(disk, "3m"):
         address = str(disk / "cluster")
         Cluster.init(address, log_dir=str(tmp_path / "log-dir")).close()
-        filler = fill(disk)
+        filler = fill_disk(disk)
         found = problems(address)
         assert ("store folder", True) in [(check, "0 B free of 3.0 MiB" in text) for check, text in found]
         filler.unlink()
@@ -233,7 +233,7 @@ def test_a_store_of_another_revision_is_not_upgraded(cluster):
 @needs_root
 def test_a_full_disk(small):
     cluster, disk = small
-    fill(disk)
+    fill_disk(disk)
     check, text = problem(cluster)
     assert check == "log dir"
     assert "0 B free of 8.0 MiB (0%): appends fail" in text

@@ -33,15 +33,13 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.alerts import ALERTS, samples
-from tests.support.gateway_process import GatewayProcess
 from tests.support.group_members import commit, until
-from tests.support.ports import free_port
-from tests.support.producing import change
+from tests.support.loopback import free_port
 from tests.support.replicas import take_away, topic_on
+from tests.support.server_processes import GatewayProcess
 from tests.support.share_members import ShareMember
-from tests.support.stores import also_on_two_stores
-from tests.support.tails import make_older
-from tests.support.topics import append, append_to, fill, make
+from tests.support.stores import also_on_two_stores, change
+from tests.support.topics import append, append_to, fill, make, make_older
 from tests.support.waiting import LIMIT_S
 
 _CONF = Path(__file__).parents[3] / "conf"

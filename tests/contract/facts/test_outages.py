@@ -13,9 +13,8 @@ from spark_log.cli.main import app
 from spark_log.clients.produce import failing_appends, producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.disks import fill, mounted, needs_root
-from tests.support.gateway_process import GatewayProcess
-from tests.support.logged_process import LoggedProcess
+from tests.support.disk_faults import fill_disk, mounted, needs_root
+from tests.support.server_processes import GatewayProcess, LoggedProcess
 from tests.support.waiting import wait_until
 
 QUICK = {"delivery_timeout_ms": 2_000, "request_timeout_ms": 1_000}
@@ -54,7 +53,7 @@ def on_disk(request, tmp_path, monkeypatch):
 @needs_root
 def test_a_full_disk(on_disk):
     kind, address, disk, before = on_disk
-    filler = fill(disk)
+    filler = fill_disk(disk)
     shown = run(address, "produce", "t")
     assert shown.exit_code == 1
     assert "late" not in shown.stdout

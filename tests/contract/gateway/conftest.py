@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.gateway_process import GatewayProcess
+from tests.support.server_processes import GatewayProcess
 
 
 @pytest.fixture

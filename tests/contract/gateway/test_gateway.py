@@ -14,8 +14,8 @@ import pytest
 
 from spark_log import Consumer, Producer
 from spark_log.maintenance import run_tasks
-from tests.support.gateway_process import GatewayProcess
 from tests.support.records import NOON_MS, topic_rows
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 
 pytestmark = pytest.mark.on_sqlite

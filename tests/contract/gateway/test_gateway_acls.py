@@ -48,14 +48,19 @@ from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
 from spark_log.gateway.access.rights import CODES, Each, Every, Whole
 from spark_log.gateway.server import APIS
 from spark_log.groups.share.administration import alter_group_configs
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection, codes_of, request_about
+from tests.support.gateway_wire import (
+    WireConnection,
+    codes_of,
+    produce_request,
+    produced,
+    request_about,
+    transactional_batch,
+)
 from tests.support.records import topic_values
+from tests.support.server_processes import GatewayProcess
+from tests.support.share_members import WireShareMember
 from tests.support.topics import make
 from tests.support.waiting import wait_until
-from tests.support.wire_producer import transactional_batch
-from tests.support.wire_requests import produce_request, produced
-from tests.support.wire_share import WireShareMember
 
 PASSWORD = "secret"
 INVALID_PRODUCER_ID_MAPPING = 49

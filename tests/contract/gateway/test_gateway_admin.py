@@ -30,8 +30,8 @@ from spark_log.clients.admin.audit import read_changes, record_change
 from spark_log.cluster.topics import list_topics
 from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
 from spark_log.maintenance.recorded_appends import append_records
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import find
 from tests.support.waiting import LIMIT_S
 

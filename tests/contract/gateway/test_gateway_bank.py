@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.support.bank import Auditor, open_bank
-from tests.support.gateway_process import GatewayProcess
-from tests.support.wire_bank import Clients, killed_in_turn
+from tests.support.bank import Auditor, Clients, killed_in_turn, open_bank
+from tests.support.server_processes import GatewayProcess
 
 COUNT, KILLS = 8, 2
 TELLERS = ["a", "b"]

@@ -18,13 +18,20 @@ from spark_log.gateway.protocol.schemas import ConsumerGroupDescribeRequest
 from spark_log.groups.consumer import rows
 from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
-from tests.support.classic_member import ClassicMember
-from tests.support.consumer_group_steps import MEMBERS_MAX, TOPICS, observations, topic_ids
-from tests.support.consumer_member import LEAVE_AND_RETURN, ConsumerMember
-from tests.support.gateway_process import GatewayProcess
+from tests.support.classic_members import ClassicMember
+from tests.support.consumer_members import (
+    LEAVE_AND_RETURN,
+    MEMBERS_MAX,
+    TOPICS,
+    ConsumerMember,
+    Ownership,
+    RollingReader,
+    observations,
+    topic_ids,
+)
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import LONG_MS, move_session_end, session_until_ms
-from tests.support.rolling_reader import Ownership, RollingReader
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 

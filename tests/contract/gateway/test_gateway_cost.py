@@ -22,14 +22,21 @@ from spark_log.gateway.gateway_settings import limits_of
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES
 from tests.support.costly_requests import HOSTILE_ADDRESS, batch_of, costly_fetches, frame_of, produce_of
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.gateway_wire import (
+    WireConnection,
+    WireProducer,
+    commit_request,
+    committed,
+    fetch_request,
+    produce_request,
+    produced,
+    transactional_batch,
+)
 from tests.support.kafka_batches import stored
 from tests.support.python_process import PythonProcess
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import LIMIT_S, wait_until
-from tests.support.wire_producer import WireProducer, transactional_batch
-from tests.support.wire_requests import commit_request, committed, fetch_request, produce_request, produced
 
 MEMORY_MB_MAX = 1_500
 ROUNDS_MIN = 10

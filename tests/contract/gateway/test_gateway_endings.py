@@ -18,7 +18,7 @@ from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.server import Gateway
 from tests.support.certificates import Authority
 from tests.support.costly_requests import frame_of
-from tests.support.ports import free_port
+from tests.support.loopback import free_port
 
 DAY_MS = 86_400_000
 HOUR_S = 3_600

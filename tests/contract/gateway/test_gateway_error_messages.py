@@ -10,8 +10,8 @@ from kafka.protocol.admin import (
 )
 
 from tests.contract.gateway.test_gateway_quotas import batch_of, produce
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 
 OF_THE_SERVER = re.compile(rb"/|SELECT|INSERT|UPDATE|sqlite|psycopg|postgres|127\.0\.0\.1|localhost", re.IGNORECASE)

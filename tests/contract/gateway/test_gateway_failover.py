@@ -8,9 +8,9 @@ import confluent_kafka as rdkafka
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from tests.support.gateway_process import GatewayProcess
-from tests.support.java_producer import java_producer
+from tests.support.kafka_programs import java_producer
 from tests.support.records import topic_rows
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 

@@ -14,14 +14,12 @@ from spark_log.facts.groups import describe_groups
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.metadata import tables as t
-from tests.support.classic_member import ClassicMember
-from tests.support.consumer_group_steps import topic_ids
-from tests.support.consumer_member import ConsumerMember
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.classic_members import ClassicMember
+from tests.support.consumer_members import ConsumerMember, topic_ids
+from tests.support.gateway_wire import WireConnection, commit_request, committed
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
-from tests.support.wire_requests import commit_request, committed
 
 PARTITIONS, MEMBERS, SURVIVORS, SESSION_MS = 12, 8, 4, 3_000
 CHURN_S = 3.0

@@ -16,13 +16,12 @@ from spark_log.groups.consumer.rows import CLASSIC
 from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats, renew_sessions
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions
-from tests.support.classic_member import ClassicMember, settle
-from tests.support.consumer_group_steps import topic_ids
-from tests.support.consumer_member import ConsumerMember
-from tests.support.gateway_process import GatewayProcess
+from tests.support.classic_members import ClassicMember, settle
+from tests.support.consumer_members import ConsumerMember, topic_ids
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms
 from tests.support.group_members import settle as settle_readers
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 

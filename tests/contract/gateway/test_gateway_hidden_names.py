@@ -21,12 +21,11 @@ from spark_log.gateway.server import APIS
 from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import TopicPartition
 from tests.contract.gateway.test_gateway_acls import OPTIONS, acl, client, connect, put_users
-from tests.support.classic_member import ClassicMember
-from tests.support.consumer_member import ConsumerMember
-from tests.support.gateway_process import GatewayProcess
+from tests.support.classic_members import ClassicMember, WorkerMember
+from tests.support.consumer_members import ConsumerMember
 from tests.support.gateway_wire import request_about
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
-from tests.support.worker_member import WorkerMember
 
 pytestmark = pytest.mark.on_sqlite
 

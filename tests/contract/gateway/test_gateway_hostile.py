@@ -14,13 +14,12 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.server import APIS
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.looks import look
-from tests.support.classic_member import ClassicMember
-from tests.support.consumer_group_steps import topic_ids
-from tests.support.consumer_member import ConsumerMember
-from tests.support.gateway_process import GatewayProcess
+from tests.support.classic_members import ClassicMember
+from tests.support.consumer_members import ConsumerMember, topic_ids
 from tests.support.gateway_wire import WireConnection, request_about
+from tests.support.server_processes import GatewayProcess
+from tests.support.share_members import WireShareMember, acquired
 from tests.support.topics import append, find, make
-from tests.support.wire_share import WireShareMember, acquired
 
 MUTATIONS = [10, pytest.param(100, marks=pytest.mark.long)]
 """Of each API, in its lowest and in its highest version."""

@@ -17,13 +17,11 @@ from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.transactions.transaction_expiry import expire_ids
 from spark_log.transactions.transaction_store import init_producer
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
-from tests.support.java_producer import java_producer
+from tests.support.gateway_wire import WireConnection, produced, transactional_batch
+from tests.support.kafka_programs import java_producer
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import LIMIT_S, wait_until
-from tests.support.wire_producer import transactional_batch
-from tests.support.wire_requests import produced
 
 OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 45, 59
 

@@ -8,8 +8,8 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.groups.streams_group_requests import REFUSAL
 from spark_log.gateway.protocol.schemas import ApiVersionsRequest, StreamsGroupHeartbeatRequest
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 
 NONE, UNSUPPORTED_VERSION, INVALID_REQUEST, REBOOTSTRAP_REQUIRED = 0, 35, 42, 129

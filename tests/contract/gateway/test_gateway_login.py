@@ -31,8 +31,8 @@ from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.metadata import tables as t
 from tests.support.certificates import Authority
 from tests.support.costly_requests import frame_of
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 

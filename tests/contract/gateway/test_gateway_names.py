@@ -13,15 +13,12 @@ from kafka.protocol.metadata import MetadataRequest
 
 from spark_log.gateway.server import APIS
 from spark_log.groups.committed_offsets import KEPT
-from tests.support.classic_member import ClassicMember
-from tests.support.consumer_group_steps import topic_ids
-from tests.support.consumer_member import ConsumerMember
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection, codes_of, request_about
+from tests.support.classic_members import JOIN, ClassicMember, WorkerMember
+from tests.support.consumer_members import ConsumerMember, topic_ids
+from tests.support.gateway_wire import WireConnection, codes_of, commit_request, committed, request_about
+from tests.support.server_processes import GatewayProcess
+from tests.support.share_members import WireShareMember
 from tests.support.topics import find, make
-from tests.support.wire_requests import commit_request, committed
-from tests.support.wire_share import WireShareMember
-from tests.support.worker_member import JOIN, WorkerMember
 
 pytestmark = pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 """SQLite accepts these names."""

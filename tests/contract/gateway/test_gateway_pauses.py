@@ -9,11 +9,10 @@ import pytest
 
 from spark_log.facts.transactions import list_transactions
 from spark_log.groups.committed_offsets import committed_offsets
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.gateway_wire import LOADING, TRANSACTION_VERSIONS, WireConnection, WireProducer, call, code_of
 from tests.support.records import topic_values
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
-from tests.support.wire_producer import LOADING, VERSIONS, WireProducer, call, code_of
 
 pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
@@ -45,7 +44,7 @@ def test_late_request_changes_nothing_in_the_next_transaction(cluster, cluster_a
                 "group offset": producer.commit_offset("input", 99, "g"),
                 "only group offset": producer.commit_offset("input", 99, "g"),
             }[late]
-            version = VERSIONS[type(request).__name__.removesuffix("Request")]
+            version = TRANSACTION_VERSIONS[type(request).__name__.removesuffix("Request")]
             first.send(request, version)
             paused.wait_until_stopped()
             # the client goes on with the other gateway: the group offset was given up, so it aborts

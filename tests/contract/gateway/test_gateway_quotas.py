@@ -13,12 +13,11 @@ from spark_log.cluster.quotas.quota_rows import delete_old_use, read_quotas, rec
 from spark_log.cluster.quotas.rules import BURST_S, Bucket, entity_of
 from spark_log.log.records.kafka_batch.encode import encode
 from tests.support.costly_requests import frame_of
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.gateway_wire import WireConnection, fetch_request, produce_request
 from tests.support.kafka_batches import stored
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
-from tests.support.wire_requests import fetch_request, produce_request
 
 INVALID_REQUEST = 42
 NOW_MS = 1_790_000_000_000

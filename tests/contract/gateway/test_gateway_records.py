@@ -32,13 +32,11 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import delete_topic
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.gateway_wire import WireConnection, fetch_request, produce_request
 from tests.support.kafka_batches import stored, with_checksum
-from tests.support.keyed_log import append_keyed
-from tests.support.records import topic_values
+from tests.support.records import append_keyed, topic_values
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
-from tests.support.wire_requests import fetch_request, produce_request
 
 pytestmark = pytest.mark.on_sqlite
 

@@ -11,8 +11,8 @@ from kafka.protocol.metadata import MetadataRequest
 
 from spark_log import Cluster
 from tests.support.costly_requests import HOSTILE_ADDRESS, frame_of
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 

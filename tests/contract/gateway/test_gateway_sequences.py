@@ -8,12 +8,11 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest
 from spark_log import Consumer
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.metadata import tables as t
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.gateway_wire import WireConnection, produced
 from tests.support.kafka_batches import stored, with_checksum
-from tests.support.producing import change
+from tests.support.server_processes import GatewayProcess
+from tests.support.stores import change
 from tests.support.topics import make
-from tests.support.wire_requests import produced
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 LAST = 2**31 - 1

@@ -30,10 +30,10 @@ from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.service import run_polls
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from tests.support.costly_requests import HOSTILE_ADDRESS
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
+from tests.support.share_members import session_of
 from tests.support.waiting import wait_until
-from tests.support.wire_share import session_of
 
 pytestmark = pytest.mark.on_sqlite
 

@@ -23,15 +23,13 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.transactions.transaction_expiry import abort_timed_out
-from tests.support.gateway_process import GatewayProcess, killed_at_each
-from tests.support.gateway_wire import WireConnection
-from tests.support.java_producer import java_producer
-from tests.support.producing import change
+from tests.support.gateway_wire import WireConnection, WireProducer, call, code_of, produced, transactional_batch
+from tests.support.kafka_programs import java_producer
 from tests.support.records import table, topic_values
+from tests.support.server_processes import GatewayProcess, killed_at_each
+from tests.support.stores import change
 from tests.support.topics import make
 from tests.support.waiting import LIMIT_S
-from tests.support.wire_producer import WireProducer, call, code_of, transactional_batch
-from tests.support.wire_requests import produced
 
 WAIT_S = LIMIT_S
 UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE = 3, 12

@@ -6,12 +6,11 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 from spark_log.log.log import Records
-from tests.support.gateway_wire import WireConnection
+from tests.support.gateway_wire import WireConnection, fetch_request
 from tests.support.records import table
+from tests.support.replicas import truncate
 from tests.support.topics import make
-from tests.support.truncation import truncate
 from tests.support.waiting import wait_until
-from tests.support.wire_requests import fetch_request
 
 pytestmark = pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 """Gateways compare epochs that they read as ever: one store is enough."""

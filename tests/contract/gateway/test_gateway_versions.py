@@ -11,8 +11,8 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import TopicAlreadyExistsError
 from spark_log.gateway.server import APIS
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection, forbidden_nulls, request_about
+from tests.support.server_processes import GatewayProcess
 
 
 @pytest.fixture(scope="module")

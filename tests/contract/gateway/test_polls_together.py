@@ -17,9 +17,8 @@ from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.service import Poll
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, session_of
 from tests.support.waiting import LIMIT_S
-from tests.support.wire_share import session_of
 
 MEMBERS = 10
 WAIT_S = 2 * LIMIT_S

@@ -24,13 +24,11 @@ from spark_log.groups.group_operations import delete_group, remove_from_group
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CLASSIC_MEMBER
-from tests.support.classic_member import ClassicMember
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.classic_members import JOIN, ClassicMember, WorkerMember, assign_to_workers, settle_workers
+from tests.support.gateway_wire import WireConnection, commit_request, committed
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
-from tests.support.wire_requests import commit_request, committed
-from tests.support.worker_member import JOIN, WorkerMember, assign, settle
 
 NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 0, 22, 23, 25, 27
 NON_EMPTY_GROUP, GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID, UNKNOWN_SERVER_ERROR = 68, 81, 82, -1
@@ -77,7 +75,7 @@ def commit(member, offset):
 def test_members_of_two_gateways_meet_and_the_leader_assigns(cluster, connect):
     make(cluster, "t")
     members = [WorkerMember(connect()) for _ in range(3)]
-    assert sorted(settle(*members)) == [b"a0", b"a1", b"a2"]
+    assert sorted(settle_workers(*members)) == [b"a0", b"a1", b"a2"]
     first, second, third = members
     assert [member.beat(connect()) for member in members] == [NONE] * 3
     assert [commit(member, 5) for member in members] == [NONE] * 3
@@ -108,7 +106,7 @@ def test_members_of_two_gateways_meet_and_the_leader_assigns(cluster, connect):
 def test_a_rebalance_goes_on_after_a_gateway_is_killed(cluster, gateways, connect):
     """Killed while one member waits in JoinGroup; then, while one waits in SyncGroup."""
     first, second = WorkerMember(connect(0)), WorkerMember(connect(1))
-    settle(first, second)
+    settle_workers(first, second)
     for members in ((first, second), (second, first)):
         waiting, other = members
         waiting.metadata += b"!"
@@ -157,11 +155,11 @@ def test_a_gateway_that_ends_before_its_answer_has_decided(
 
 def test_silent_members_are_dropped_by_any_process(cluster, connect):
     first, second, third = (WorkerMember(connect()) for _ in range(3))
-    settle(first, second, third)
+    settle_workers(first, second, third)
     expire(cluster, second)
     assert first.beat() == REBALANCE_IN_PROGRESS
     assert second.beat() == UNKNOWN_MEMBER_ID
-    assert sorted(settle(first, third)) == [b"a0", b"a1"]
+    assert sorted(settle_workers(first, third)) == [b"a0", b"a1"]
     for member in (first, third):
         expire(cluster, member)
     assert stale_groups(cluster.store) == ["g"]
@@ -172,7 +170,7 @@ def test_silent_members_are_dropped_by_any_process(cluster, connect):
 
 def test_a_request_that_waits_wakes_at_the_rebalance_timeout(cluster, connect):
     first, second = WorkerMember(connect()), WorkerMember(connect())
-    settle(first)
+    settle_workers(first)
     second.send_join()
     wait_until(lambda: joining_members(cluster, "g") == 1)
     now = cluster.store.now().lease_ms
@@ -222,7 +220,7 @@ def test_members_that_wait_hold_no_memory_and_a_group_has_room_for_4_mib(cluster
 
         for group_id in "gh":
             first = member(group_id)
-            settle(first)
+            settle_workers(first)
             others = [member(group_id, bytes(1_000_000)) for _ in range(4)]
             for other in others:
                 other.send_join()
@@ -252,7 +250,7 @@ def test_static_members_start_again_without_a_rebalance(cluster, connect):
     await_rebalance(first)
     assert first.join() == NONE
     assert second.joined().error_code == NONE
-    assigned = assign(first, second)
+    assigned = assign_to_workers(first, second)
     again = WorkerMember(connect(), instance_id="i")
     again.send_join()
     answer = again.joined()
@@ -271,7 +269,7 @@ def test_descriptions_and_deletion_on_the_wire(cluster, connect):
     make(cluster, "t")
     wire = connect()
     member = WorkerMember(connect())
-    settle(member)
+    settle_workers(member)
     assert commit(member, 3) == NONE
     [listed] = wire.exchange(ListGroupsRequest(states_filter=[], types_filter=[]), 5).groups
     assert (listed.group_id, listed.protocol_type, listed.group_state, listed.group_type) == (
@@ -307,7 +305,7 @@ def test_descriptions_and_deletion_on_the_wire(cluster, connect):
 def test_a_group_of_workers_is_for_them_alone(cluster, connect):
     make(cluster, "t", 2)
     worker, consumer = WorkerMember(connect()), ClassicMember(connect(), "g", ["t"], assignor="range")
-    settle(worker)
+    settle_workers(worker)
     assert consumer.join() == INCONSISTENT
     with Consumer(cluster=str(cluster.store.address), group_id="g") as ours:
         ours.subscribe(["t"])

@@ -20,8 +20,8 @@ from spark_log.groups.membership import ConsumerMembership
 from spark_log.metadata.tables import group_member
 from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.group_members import move_session_end
-from tests.support.producing import change
 from tests.support.python_process import PythonProcess, output_of
+from tests.support.stores import change
 from tests.support.topics import append, fill, make
 from tests.support.waiting import wait_until
 
@@ -424,11 +424,9 @@ def test_members_beyond_the_partitions_are_idle_and_group_metadata_names_the_mem
 
 
 def numbered_consumer(address, poll_records):
-    arguments = (address, "t", "g", poll_records)
+    command = ("-m", "tests.support.child_programs", "numbered_consumer", address, "t", "g", poll_records)
     pipe = subprocess.PIPE
-    return PythonProcess(
-        "-m", "tests.support.numbered_consumer", *arguments, stdin=pipe, stdout=pipe, text=True, bufsize=1
-    )
+    return PythonProcess(*command, stdin=pipe, stdout=pipe, text=True, bufsize=1)
 
 
 @pytest.mark.on_sqlite

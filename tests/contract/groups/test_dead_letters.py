@@ -14,7 +14,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic, delete_topic
-from tests.support.producing import consume_all
+from tests.support.topics import consume_all
 
 letters = partial(consume_all, topic="dlq.jobs")
 

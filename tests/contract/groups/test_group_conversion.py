@@ -37,11 +37,10 @@ from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from tests.support.classic_member import ClassicMember, rebalance, settle
-from tests.support.consumer_group_steps import topic_ids
-from tests.support.consumer_member import ConsumerMember
-from tests.support.gateway_process import GatewayProcess
+from tests.support.classic_members import ClassicMember, rebalance, settle
+from tests.support.consumer_members import ConsumerMember, topic_ids
 from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 
 NONE, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, GROUP_ID_NOT_FOUND = 0, 25, 27, 69

@@ -20,7 +20,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.children import Child
 from tests.support.group_members import Reader, move_session_end, settle, until
-from tests.support.producing import change
+from tests.support.stores import change
 from tests.support.waiting import wait_until
 
 SESSION_MS = 1_200
@@ -76,7 +76,7 @@ def started():
 
 
 def members(started, address, count):
-    return [started("tests.support.group_process", address, "g", SESSION_MS) for _ in range(count)]
+    return [started("tests.support.group_members", address, "g", SESSION_MS) for _ in range(count)]
 
 
 def share_everything(processes):
@@ -173,7 +173,7 @@ def everywhere_on_sqlite(points):
 def test_a_member_killed_during_a_rebalance(point, cluster, cluster_address, started):
     create_topic(cluster, "t", PARTITIONS)
     a, b = settle(Reader(cluster), Reader(cluster))
-    third = started("tests.support.group_process", cluster_address, "g", SESSION_MS, failpoint=point)
+    third = started("tests.support.group_members", cluster_address, "g", SESSION_MS, failpoint=point)
 
     def killed():
         if point == "group.assigned":  # at the others the third does all alone, unless these compute the target first
@@ -203,7 +203,7 @@ def test_a_coordinator_killed_during_its_work(point, cluster, cluster_address, s
     create_topic(cluster, "t", PARTITIONS)
     a, b = settle(Reader(cluster), Reader(cluster))
     move_session_end(cluster.store, b.member.member_id, 0)
-    victim = started("tests.support.coordinator_process", cluster_address, LEASE_MS, failpoint=point)
+    victim = started("tests.support.child_programs", "coordinator", cluster_address, LEASE_MS, failpoint=point)
     assert victim.wait() == -signal.SIGKILL, "b falls silent, which is for the coordinator to see"
     first = coordinator_status(cluster)
     change(cluster, t.lease.update().values(until_ms=0))

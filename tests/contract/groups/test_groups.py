@@ -52,8 +52,8 @@ from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_O
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.transactions.transaction_rows import insert_empty_transaction, write_pending_offsets
 from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms, settle, until
-from tests.support.producing import change
 from tests.support.records import NOON_MS
+from tests.support.stores import change
 from tests.support.topics import append
 
 

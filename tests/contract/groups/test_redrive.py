@@ -13,9 +13,9 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.spark.streams.redrive import Redrive
-from tests.support.producing import change, consume_all
 from tests.support.python_process import PythonProcess
-from tests.support.topics import all_stored
+from tests.support.stores import change
+from tests.support.topics import all_stored, consume_all
 
 LETTERS = {"errors.deadletterqueue.group.enable": "true"}
 POINTERS = {"errors.deadletterqueue.copy.record.enable": "false"}

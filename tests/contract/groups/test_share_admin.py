@@ -53,9 +53,9 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SHARE_PARTITION
 from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.group_members import Reader
-from tests.support.producing import change
 from tests.support.records import NOON_MS
 from tests.support.share_members import ShareMember, move_lock_ends
+from tests.support.stores import change
 from tests.support.topics import fill, make, stored
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -55,7 +55,7 @@ def survivor(cluster, jobs, monkeypatch):
 def killed(address, point, *commands):
     """Run a member until the failpoint kills it."""
     pipe = subprocess.PIPE
-    arguments = ("-m", "tests.support.share_process", address, "t", GROUP)
+    arguments = ("-m", "tests.support.child_programs", "share_consumer", address, "t", GROUP)
     with PythonProcess(*arguments, failpoint=point, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
         for command in commands:
             child.stdin.write(command + "\n")

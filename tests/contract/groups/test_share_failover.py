@@ -13,9 +13,9 @@ from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import run_polls
 from spark_log.ids import TopicPartition
+from tests.support.replicas import truncate
 from tests.support.share_members import ShareMember
 from tests.support.topics import append, make, stored
-from tests.support.truncation import truncate
 
 HOUR_MS = 3_600_000
 

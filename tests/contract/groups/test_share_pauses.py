@@ -11,14 +11,13 @@ import pytest
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.looks import look
 from spark_log.groups.share.rules import AcknowledgeType
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.python_process import PythonProcess
-from tests.support.share_members import ShareMember, set_lock_ms
+from tests.support.server_processes import GatewayProcess
+from tests.support.share_members import ShareMember, WireShareMember, acquired, set_lock_ms
 from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.topics import fill, find, make
 from tests.support.waiting import LIMIT_S
-from tests.support.wire_share import WireShareMember, acquired
 
 LOCK_MS = 300
 COUNT = 5
@@ -58,7 +57,7 @@ def is_not_disturbed(cluster, member):
 def test_a_member_that_was_stopped_beyond_its_locks(cluster, cluster_address, kind):
     pipe = subprocess.PIPE
     other = ShareMember(cluster, member="m2")
-    arguments = ("-m", "tests.support.share_process", cluster_address, "t", "workers")
+    arguments = ("-m", "tests.support.child_programs", "share_consumer", cluster_address, "t", "workers")
     with PythonProcess(*arguments, stdin=pipe, stdout=pipe, text=True) as child:
 
         def say(command):

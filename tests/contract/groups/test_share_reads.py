@@ -17,14 +17,13 @@ from spark_log.groups.share.looks import look
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.damage import replicas_of
-from tests.support.gateway_process import GatewayProcess
+from tests.support.disk_faults import replicas_of
 from tests.support.gateway_wire import WireConnection
 from tests.support.s3 import also_on_s3, give_up_at_once
-from tests.support.share_members import ShareMember
+from tests.support.server_processes import GatewayProcess
+from tests.support.share_members import ShareMember, WireShareMember
 from tests.support.topics import append, make
 from tests.support.waiting import LIMIT_S, wait_until
-from tests.support.wire_share import WireShareMember
 
 FILES = {"inline.max.bytes": "0"}
 COUNT = 4

@@ -17,8 +17,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.maintenance.compaction import local_compaction
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.erase.erase import erase
-from tests.support.keyed_log import append_keyed
-from tests.support.records import read_all
+from tests.support.records import append_keyed, read_all
 from tests.support.share_members import ShareMember
 from tests.support.topics import make
 

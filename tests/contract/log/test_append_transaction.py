@@ -33,9 +33,8 @@ from spark_log.metadata import (
 )
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
-from tests.support.producing import change
 from tests.support.records import LARGE, SMALL_BLOBS, read_all, table
-from tests.support.stores import rows_of, topics_view
+from tests.support.stores import change, rows_of, topics_view
 from tests.support.topics import find
 
 

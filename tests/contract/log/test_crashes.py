@@ -16,10 +16,10 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.numbered_writer import SMALL_TAILS, value
+from tests.support.child_programs import writer_value
 from tests.support.python_process import killed_at, run_process
-from tests.support.records import read_all, table
+from tests.support.records import SMALL_TAILS, read_all, table
+from tests.support.table_checks import assert_delta_is_the_log
 
 pytestmark = pytest.mark.delta
 
@@ -28,7 +28,8 @@ RECORDS = 12
 
 def write(address, writer, failpoint=None):
     """Run a writer. Returns its exit code, the numbers that it began to send, and {number: offset} of the acks."""
-    done = run_process("-m", "tests.support.numbered_writer", address, "t", writer, RECORDS, failpoint=failpoint)
+    command = ("-m", "tests.support.child_programs", "numbered_writer", address, "t", writer, RECORDS)
+    done = run_process(*command, failpoint=failpoint)
     words = [line.split() for line in done.stdout.splitlines()]
     sent = [int(number) for kind, number, *_ in words if kind == "sent"]
     acked = {int(number): int(offset[0]) for kind, number, *offset in words if kind == "acked"}
@@ -73,7 +74,7 @@ def test_a_killed_writer_loses_nothing(failpoint, tmp_path):
         survived = read_all(log, topic)
         assert [offset for _, offset, _ in survived] == list(range(len(survived))), "dense offsets"
         values = [text for _, _, text in survived]
-        assert values == [value("w", number) for number in range(len(values))], "each once, in order, whole"
+        assert values == [writer_value("w", number) for number in range(len(values))], "each once, in order, whole"
         assert set(acked) <= set(range(len(values))), "what was acknowledged is there"
         assert {number: number for number in acked} == acked, "at the offset that was told"
         assert len(values) <= len(acked) + 1
@@ -84,7 +85,7 @@ def test_a_killed_writer_loses_nothing(failpoint, tmp_path):
         assert active_files(cluster, topic) == wanted, "orphans are not in the Delta table, everything sealed is"
         assert wanted <= files_on_disk(cluster, topic)
 
-        more = [value("next", number) for number in range(6)]
+        more = [writer_value("next", number) for number in range(6)]
         for offset, text in enumerate(more, start=len(values)):
             assert log.append(topic, [Records(0, table(text))]) == [Appended(offset, offset + 1)], "the next goes on"
         assert [text for _, _, text in read_all(log, topic)] == values + more
@@ -102,7 +103,7 @@ def test_a_writer_killed_on_postgresql_loses_nothing(point, postgres_url, tmp_pa
         assert code == -signal.SIGKILL
         log = ClientLog(cluster)
         values = [text for _, _, text in read_all(log, topic)]
-        assert values == [value("w", number) for number in range(len(values))]
+        assert values == [writer_value("w", number) for number in range(len(values))]
         assert len(acked) <= len(values) <= len(acked) + 1
         assert log.append(topic, [Records(0, table("on"))]) == [Appended(len(values), len(values) + 1)]
         publish(cluster, topic)
@@ -118,6 +119,6 @@ def test_a_killed_init_can_be_repeated(point, tmp_path):
     with Cluster.init(address) as cluster:
         topic = create_topic(cluster, "t", configs=SMALL_TAILS)
         log = ClientLog(cluster)
-        log.append(topic, [Records(0, table(value("w", 2)))])
-        assert read_all(log, topic) == [(0, 0, value("w", 2))]
+        log.append(topic, [Records(0, table(writer_value("w", 2)))])
+        assert read_all(log, topic) == [(0, 0, writer_value("w", 2))]
         log.close()

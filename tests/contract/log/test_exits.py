@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.subprocess_python import run_python
+from tests.support.python_process import run_python
 
 PROGRAMS = {
     "sealing": """

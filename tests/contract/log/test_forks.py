@@ -21,10 +21,10 @@ from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables import table_work
 from spark_log.tables.iceberg import catalog
 from spark_log.tables.publication import publish
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.fork_rig import CLIENTS, RECORDS, STATES
 from tests.support.python_process import output_of
 from tests.support.records import table
+from tests.support.table_checks import assert_delta_is_the_log
 
 RIG = "import sys; from tests.support.fork_rig import main; main(sys.argv[1])"
 

@@ -25,13 +25,10 @@ from spark_log.tables.current import open_current
 from spark_log.tables.iceberg.metadata_files import newest_version
 from spark_log.tables.publication import publish
 from spark_log.tables.verification import verify
-from tests.support.current_state import by_deltalake, location_of
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.keyed_log import keyed
-from tests.support.producing import change
-from tests.support.records import read_all, table
-from tests.support.s3 import give_up_at_once
-from tests.support.s3_proxy import S3Proxy
+from tests.support.records import keyed, read_all, table
+from tests.support.s3 import S3Proxy, give_up_at_once
+from tests.support.stores import change
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole, by_deltalake, location_of
 from tests.support.topics import append
 
 pytestmark = pytest.mark.delta

@@ -20,11 +20,10 @@ from spark_log.tables import unopened_publication
 from spark_log.tables.current import open_current
 from spark_log.tables.publication import publish
 from spark_log.tables.verification import verify
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.keyed_log import keyed
-from tests.support.power_loss import Recorder
-from tests.support.records import read_all, table
+from tests.support.disk_faults import Recorder
+from tests.support.records import keyed, read_all, table
 from tests.support.share_members import ShareMember
+from tests.support.table_checks import assert_delta_is_the_log
 
 pytestmark = pytest.mark.delta
 

@@ -16,9 +16,9 @@ from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
 from spark_log.spark.mirror.mirror import Mirror
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from spark_log.spark.streams.table_version import read_version
+from tests.support.data_source import StreamQuery
 from tests.support.lineage import LineageReader, Tag, TaggedLog
 from tests.support.mirroring import everything, without_spark
-from tests.support.stream_source import StreamQuery
 
 STEPS = 60
 _TRUNCATED = re.compile(r"t-0 offset was changed from \d+ to (\d+): the records")

@@ -32,7 +32,7 @@ from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.disks import fill, mounted, needs_root
+from tests.support.disk_faults import fill_disk, mounted, needs_root
 from tests.support.records import read_all, table
 from tests.support.s3 import give_up_at_once
 
@@ -448,7 +448,7 @@ def test_the_disk_of_a_log_dir_is_full(tmp_path):
             acked.append((0, outcome.base_offset, text))
 
         send(big(0, 50_000))
-        filler = fill(tmp_path / "small")
+        filler = fill_disk(tmp_path / "small")
         for _ in range(2):
             with pytest.raises(StorageUnavailableError, match=r"No space left.*nothing was appended"):
                 log.append(topic, [Records(0, table(big(1, 50_000)))])
@@ -475,7 +475,7 @@ def test_a_producer_reports_a_full_disk_with_its_remedy_before_the_delivery_time
         with Cluster.open(str(tmp_path / "c")) as cluster:
             create_topic(cluster, "t", configs=FILES)
         with Producer(cluster=str(tmp_path / "c")) as producer:
-            filler = fill(tmp_path / "small")
+            filler = fill_disk(tmp_path / "small")
             for _ in range(2):
                 future = producer.send("t", big(0, 100_000).encode())
                 with pytest.raises(KafkaStorageError) as raised:
@@ -500,7 +500,7 @@ def test_the_disk_of_the_metadata_store_is_full(tmp_path):
             filler = None
             for number in range(40):
                 if number == 10:
-                    filler = fill(tmp_path / "small")
+                    filler = fill_disk(tmp_path / "small")
                 try:
                     (outcome,) = log.append(topic, [Records(0, table(big(number, 30_000)))])
                 except StorageUnavailableError as error:

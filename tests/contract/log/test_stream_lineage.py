@@ -9,10 +9,9 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
-from tests.support.spark_sink import address_of
-from tests.support.stream_source import StreamQuery
+from tests.support.data_source import StreamQuery, address_of
+from tests.support.replicas import truncate
 from tests.support.topics import append, make
-from tests.support.truncation import truncate
 
 pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 

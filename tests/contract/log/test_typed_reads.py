@@ -14,10 +14,10 @@ from spark_log.maintenance.erase.erase import erase
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables import publication
 from spark_log.tables.publication import delta_tables
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import ranges_of
+from tests.support.schemas import KEYS, SCHEMA, WIDER, document, typed
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, make
-from tests.support.typed_topics import KEYS, SCHEMA, WIDER, document, typed
 
 pytestmark = pytest.mark.on_sqlite
 

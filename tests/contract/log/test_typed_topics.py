@@ -1,6 +1,6 @@
 """Typed topics on both stores: the columns in files, in Delta tables and in reads are the decoded values.
 
-`tests/support/typed_topics.py` has the oracle. It is asked for each value of each file, with the fields of the file,
+`tests/support/schemas.py` has the oracle. It is asked for each value of each file, with the fields of the file,
 and for each value that a reader gets, with the present fields of the topic.
 """
 
@@ -22,23 +22,23 @@ from spark_log.log.records.schema import normalise, read_schema
 from spark_log.maintenance import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import delta_tables
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.descriptors import descriptor_set
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, ranges_of, table
-from tests.support.topics import append, make
-from tests.support.typed_topics import (
+from tests.support.schemas import (
     KEYS,
     SCHEMA,
     SHORT,
     WIDER,
     check_columns,
     check_records,
+    descriptor_set,
     document,
     files,
     oracle,
     typed,
 )
+from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.topics import append, make
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 

@@ -25,13 +25,13 @@ from spark_log.replication.controller.topic_operations import alter_configs, cre
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
 from spark_log.spark.mirror.mirror import Mirror
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
-from tests.support.damage import DAMAGES, replicas_of
-from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.disk_faults import DAMAGES, replicas_of
 from tests.support.mirroring import mirror_all
 from tests.support.python_process import run_process
 from tests.support.records import NOON_MS
 from tests.support.replicas import add_brokers
-from tests.support.typed_topics import KEYS, SCHEMA, WIDER, check_columns, document, files
+from tests.support.schemas import KEYS, SCHEMA, WIDER, check_columns, document, files
+from tests.support.table_checks import assert_delta_is_the_log
 
 pytestmark = pytest.mark.delta
 

@@ -31,12 +31,11 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables.publication import publish
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, take_away
-from tests.support.stores import topics_view
-from tests.support.tails import make_older
+from tests.support.stores import change, topics_view
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.topics import make_older
 
 pytestmark = pytest.mark.delta
 

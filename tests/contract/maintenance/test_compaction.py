@@ -30,13 +30,13 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.followers import Followers
 from spark_log.tables import publication
 from spark_log.tables.seen_offsets import listed_above_tail
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.keyed_log import keyed as keyed_rows
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS
+from tests.support.records import keyed as keyed_rows
 from tests.support.replicas import bring_back, every_replica_is_whole, inspect_and_elect, take_away, topic_on
 from tests.support.s3 import also_on_s3
 from tests.support.stores import topics_view
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import make
 
 pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]

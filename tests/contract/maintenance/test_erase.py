@@ -36,11 +36,12 @@ from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.keyed_log import append_keyed, files_with, rows_of
 from tests.support.python_process import run_process
+from tests.support.records import append_keyed, rows_of
+from tests.support.resources import files_with
 from tests.support.s3 import also_on_s3
 from tests.support.stores import topics_view
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]

@@ -27,10 +27,9 @@ from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.replica_moves import run_reassignments
 from spark_log.tables.publication import delta_tables
-from tests.support.canary import places_with, unnamed_places
-from tests.support.keyed_log import append_keyed, keyed, rows_of
-from tests.support.records import NOON_MS
+from tests.support.records import NOON_MS, append_keyed, keyed, rows_of
 from tests.support.replicas import assigned, folder_of, take_away
+from tests.support.resources import places_with, unnamed_places
 
 pytestmark = pytest.mark.delta
 

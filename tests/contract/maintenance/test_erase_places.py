@@ -22,9 +22,9 @@ from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.replica_moves import run_reassignments
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.canary import places_with, unnamed_places
-from tests.support.keyed_log import append_keyed, rows_of
+from tests.support.records import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
+from tests.support.resources import places_with, unnamed_places
 from tests.support.stores import topics_view
 
 pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]

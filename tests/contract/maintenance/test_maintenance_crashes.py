@@ -18,11 +18,10 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.producing import change
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, read_all, table
-from tests.support.stores import STORES, TWO_STORES, put_topics_in_a_data_store, topics_view
+from tests.support.stores import STORES, TWO_STORES, change, put_topics_in_a_data_store, topics_view
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
 
 pytestmark = pytest.mark.delta

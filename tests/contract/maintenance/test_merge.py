@@ -28,14 +28,13 @@ from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables.checkpoints import COMMITS_MAX
 from spark_log.tables.publication import delta_tables
 from spark_log.tables.table_changes import TopicTable
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.producing import change, rows
 from tests.support.python_process import killed_at, output_of
 from tests.support.records import table
 from tests.support.replicas import bring_back, copied_segments, every_replica_is_whole, take_away, topic_on
 from tests.support.s3 import also_on_s3
-from tests.support.stores import topics_view
-from tests.support.topics import append, make
+from tests.support.stores import change, topics_view
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.topics import append, dense_rows, make
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
@@ -94,7 +93,7 @@ def test_merged_segments_have_the_records_of_their_inputs(cluster, log):
     append_files(log, other, 0, 1)
     alter_configs(cluster, "t", {"message.timestamp.type": "LogAppendTime"})
     append_files(log, "t", 12, 13, 14)
-    before = rows(log, "t")
+    before = dense_rows(log, "t")
 
     (report,) = run(cluster, "merge", topics=["t"])
     assert (report.task, report.topic, report.partitions, report.notes) == ("merge", "t", 2, ())
@@ -103,7 +102,7 @@ def test_merged_segments_have_the_records_of_their_inputs(cluster, log):
     assert shape(cluster, topic) == [(0, 36), (36, 45)], "one of each timestamp type"
     assert shape(cluster, topic, 2) == [(0, 6)]
     assert shape(cluster, other) == [(0, 3), (3, 6)]
-    assert rows(log, "t") == before
+    assert dense_rows(log, "t") == before
     assert_delta_is_the_log(cluster)
     assert_replicas_are_whole(cluster)
     assert len(data_changes(cluster, topic, "add")) == 17, "what was merged is no new data to a Delta stream"
@@ -111,7 +110,7 @@ def test_merged_segments_have_the_records_of_their_inputs(cluster, log):
 
     assert run(cluster, "merge", topics=["t"]) == [], "there is nothing left to merge"
     append_files(log, "t", 15)
-    assert rows(log, "t")[: 15 * 3] == before[: 15 * 3]
+    assert dense_rows(log, "t")[: 15 * 3] == before[: 15 * 3]
     assert_delta_is_the_log(cluster)
 
 
@@ -193,7 +192,7 @@ APPEND = """
 import sys
 from spark_log import Cluster
 from spark_log.maintenance.client_log import ClientLog
-from tests.support.lives import live
+from tests.support.children import live
 from tests.support.topics import append
 
 def work(_):
@@ -256,16 +255,16 @@ def test_a_killed_merge_loses_nothing(cluster, cluster_address, log, point):
     topic = make(cluster, "t", 2, **FILES)
     append_files(log, topic, *range(4))
     append_files(log, topic, *range(4), partition=1)
-    before = rows(log, "t")
+    before = dense_rows(log, "t")
     killed_at(f"{point}:2", "-c", KILL, cluster_address)
 
-    assert rows(log, "t") == before
+    assert dense_rows(log, "t") == before
     append_files(log, topic, 4)
-    before = rows(log, "t")
+    before = dense_rows(log, "t")
     run(cluster, "merge", "delta")
     assert len(shape(cluster, topic)) <= 2, "the rest was merged"
     assert shape(cluster, topic, 1) == [(0, 12)]
-    assert rows(log, "t") == before
+    assert dense_rows(log, "t") == before
     assert_delta_is_the_log(cluster)
     assert_replicas_are_whole(cluster)
     assert len(data_changes(cluster, topic, "add")) == 9, "each append once, whatever was merged"
@@ -279,7 +278,7 @@ def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_broker
     append_files(log, topic, *range(4))
     take_away(cluster, 3)
     append_files(log, topic, *range(4, 8))
-    before = rows(log, "t")
+    before = dense_rows(log, "t")
 
     (report,) = run(cluster, "merge")
     assert (report.before.files, report.after.files) == (8, 2), "what log dir 3 has published, and what it has not"
@@ -296,7 +295,7 @@ def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_broker
     every_replica_is_whole(cluster)
     in_sync = sa.select(REPLICA.in_sync)
     assert set(topics_view(cluster).store.read(lambda c: c.execute(in_sync).scalars().all())) == {True}
-    assert rows(log, "t")[: len(before)] == before
+    assert dense_rows(log, "t")[: len(before)] == before
     assert_delta_is_the_log(cluster)
     log.close()
 
@@ -318,7 +317,7 @@ def test_tails_are_sealed_by_age_and_overlong_tails_at_once(cluster, log):
     assert (report.topic, report.before.files, report.after.files, report.after.records) == ("left", 2, 1, 2)
     append(log, "old", "c")
     assert run(cluster, "seal") == [], "a tail's age is that of its first blob"
-    assert [row["value"] for row in rows(log, "old")] == [b"a", b"b", b"c"]
+    assert [row["value"] for row in dense_rows(log, "old")] == [b"a", b"b", b"c"]
     assert_delta_is_the_log(cluster)
 
 
@@ -411,7 +410,7 @@ def test_the_coordinator_runs_the_tasks_on_its_schedule(cluster, log):
         while not is_done():
             assert clock.monotonic_s() < deadline_s, shape(cluster, topic)
             clock.sleep_s(0.05)
-    assert [row["value"] for row in rows(log, "t")] == [str(number).encode() for number in range(30)]
+    assert [row["value"] for row in dense_rows(log, "t")] == [str(number).encode() for number in range(30)]
     run(cluster, "delta")
     assert_delta_is_the_log(cluster)
     assert_replicas_are_whole(cluster)

@@ -30,13 +30,12 @@ from spark_log.replication.controller.topic_operations import alter_configs, cre
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables import publication_state
 from tests.support import topics
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, copied_segments, inspect_and_elect, take_away
 from tests.support.s3 import also_on_s3
-from tests.support.stores import topics_view
-from tests.support.tails import tail
+from tests.support.stores import change, topics_view
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.topics import tail
 
 FILES = {"inline.max.bytes": "0"}
 OLD_MS = 1_000_000_000_000

@@ -15,11 +15,11 @@ from spark_log.maintenance.rewrite.segment_rewrite import swap, write
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables.publication import publish
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole, take_away
 from tests.support.s3 import also_on_s3
 from tests.support.stores import topics_view
+from tests.support.table_checks import assert_delta_is_the_log
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 

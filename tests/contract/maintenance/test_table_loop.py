@@ -22,14 +22,13 @@ from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.maintenance.rewrite.table_schedule import Attempts
 from spark_log.metadata import tables as t
 from spark_log.tables.lag_measurement import delta_lags
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import output_of, run_process
 from tests.support.records import read_all
 from tests.support.replicas import folder_of, take_away, topic_on
 from tests.support.stores import topics_view
-from tests.support.tails import make_older, tail
-from tests.support.topics import append, make
+from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.topics import append, make, make_older, tail
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.delta

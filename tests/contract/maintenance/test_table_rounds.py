@@ -22,10 +22,9 @@ from spark_log.maintenance.context import open_maintenance
 from spark_log.maintenance.rewrite import segment_rewrite
 from spark_log.maintenance.seal_task import TableRounds
 from spark_log.tables.publication import Published
-from tests.support.delta_check import assert_delta_is_the_log, commits
 from tests.support.stores import topics_view
-from tests.support.tails import make_older
-from tests.support.topics import append, make
+from tests.support.table_checks import assert_delta_is_the_log, commits
+from tests.support.topics import append, make, make_older
 from tests.support.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]

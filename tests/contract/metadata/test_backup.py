@@ -27,10 +27,10 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.tables.publication import publish
+from tests.support.data_source import StreamQuery
 from tests.support.postgres import PostgresServer
 from tests.support.records import LARGE, read_all
 from tests.support.replicas import topic_on
-from tests.support.stream_source import StreamQuery
 from tests.support.topics import find, make
 from tests.support.waiting import LIMIT_S, wait_until
 

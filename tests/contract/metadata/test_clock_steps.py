@@ -12,8 +12,8 @@ from spark_log.groups.share.service import end_idle_locks
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
-from tests.support.producing import change
 from tests.support.share_members import ShareMember
+from tests.support.stores import change
 from tests.support.topics import fill, make
 
 MONTH_MS = 30 * 86_400_000

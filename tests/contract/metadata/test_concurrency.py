@@ -17,7 +17,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables.publication import publish
-from tests.support.numbered_writer import value
+from tests.support.child_programs import writer_value
 from tests.support.python_process import forkserver
 from tests.support.records import read_all, table
 
@@ -38,7 +38,9 @@ def work(address, writer, producer_id, flushes, start, progress, outcomes):
     start.wait(timeout=60)
     for number in range(flushes):
         sequence = ProducerSequence(producer_id, 0, number) if producer_id else None
-        flush = [Records(partition, table(value(f"{writer}-{partition}", number)), sequence) for partition in order]
+        flush = [
+            Records(partition, table(writer_value(f"{writer}-{partition}", number)), sequence) for partition in order
+        ]
         told = log.append(topic, flush)
         if sequence and number % 5 == 0:
             assert [(o.base_offset, o.duplicate) for o in log.append(topic, flush)] == [
@@ -99,7 +101,9 @@ def check(cluster, told, flushes=FLUSHES):
     log = ClientLog(cluster)
     topic = log.find_topic("t")
     found = read_all(log, topic)
-    expected = {value(f"{writer}-{p}", n) for writer, *_ in told for p in range(PARTITIONS) for n in range(flushes)}
+    expected = {
+        writer_value(f"{writer}-{p}", n) for writer, *_ in told for p in range(PARTITIONS) for n in range(flushes)
+    }
     counts = Counter(text for _, _, text in found)
     assert set(counts) == expected
     assert set(counts.values()) == {1}
@@ -108,7 +112,7 @@ def check(cluster, told, flushes=FLUSHES):
     at = {(partition, offset): text for partition, offset, text in found}
     for writer, acked, *_ in told:
         for position, (partition, offset) in enumerate(acked):
-            assert at[partition, offset] == value(f"{writer}-{partition}", position // PARTITIONS)
+            assert at[partition, offset] == writer_value(f"{writer}-{partition}", position // PARTITIONS)
     log.close()
 
 

@@ -20,7 +20,7 @@ from spark_log.errors import (
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.store import Store
-from tests.support.ports import free_port
+from tests.support.loopback import free_port
 from tests.support.postgres import USER
 from tests.support.postgres_proxy import PostgresProxy
 

@@ -25,7 +25,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.markdown_blocks import blocks
+from tests.support.pages import blocks
 from tests.support.python_process import run_process
 from tests.support.records import read_all
 from tests.support.topics import append_to

@@ -12,8 +12,8 @@ import confluent_kafka as rdkafka
 import pytest
 import sqlalchemy as sa
 
-from tests.support.numbered_producer import value
-from tests.support.ports import free_port
+from tests.support.child_programs import producer_value
+from tests.support.loopback import free_port
 from tests.support.versions import earlier_version, next_version, previous_version, this_version
 from tests.support.waiting import wait_until
 
@@ -105,7 +105,7 @@ class KafkaProducer:
                 break
             client.produce(
                 "t",
-                value("kafka", number),
+                producer_value("kafka", number),
                 on_delivery=lambda error, message, number=number: self._delivered(number, error, message),
             )
             client.poll(0.01)
@@ -137,8 +137,8 @@ class Cluster:
         return self.start(version, f"gateway-{port}", "gateway", "--listen", f"127.0.0.1:{port}")
 
     def producer(self, version, name):
-        module = "tests.support.numbered_producer"
-        process = version.start(self._folder / f"{name}.log", "-m", module, self.address, "t", name)
+        program = ("-m", "tests.support.child_programs", "numbered_producer")
+        process = version.start(self._folder / f"{name}.log", *program, self.address, "t", name)
         return SteadyProducer(self._stack.enter_context(process), name)
 
     def group_reader(self, version, name):

@@ -19,8 +19,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.connections.schema_fence import number_of
 from spark_log.metadata.store_schema import revision_of
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.next_revision import become_next_version
 from tests.support.records import read_all, table
+from tests.support.versions import become_next_version
 from tests.support.waiting import wait_until
 
 REFUSED = "was upgraded to revision 'v.*' by a newer spark-log .*: install the newer spark-log here"

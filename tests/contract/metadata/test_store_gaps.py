@@ -37,9 +37,8 @@ from spark_log.spark.datasource.read import read_topic
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from spark_log.spark.streams.live_table import Table
 from spark_log.spark.streams.table_version import plan_at, read_version
-from tests.support.disturbed_cluster import BESIDE_WRITES, DISTURBANCES, LOSSES, Call, Matrix, Open
 from tests.support.records import NOON_MS, table
-from tests.support.store_gaps import StoreGaps
+from tests.support.store_gaps import BESIDE_WRITES, DISTURBANCES, LOSSES, Call, Matrix, Open, StoreGaps
 
 T0 = TopicPartition("t", 0)
 

@@ -21,14 +21,13 @@ from spark_log.metadata.tables import SCHEMA_REVISION, metadata
 from spark_log.registry.registry import Registry
 from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support import release_cluster
-from tests.support.delta_check import assert_delta_is_the_log, commits
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_wire import WireConnection
+from tests.support.gateway_wire import WireConnection, WireProducer, call
 from tests.support.group_members import Reader, settle
 from tests.support.release_cluster import AVRO, COMMITTED, EVENTS, GROUPS, JOBS, ORDERS, SCHEMA, SUBJECT
+from tests.support.server_processes import GatewayProcess
 from tests.support.share_members import ShareMember
+from tests.support.table_checks import assert_delta_is_the_log, commits
 from tests.support.topics import append, stored
-from tests.support.wire_producer import WireProducer, call
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ARCHIVES = sorted(archive.name.partition(".")[0] for archive in FIXTURES.glob("cluster_*.tar.xz"))

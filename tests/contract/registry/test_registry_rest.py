@@ -53,12 +53,10 @@ from spark_log.registry.schema_types import _hash, _problems, problems, schema_h
 from spark_log.registry.schemas import SchemaText
 from spark_log.replication.controller.topic_operations import alter_configs, check_new_topic, create_topic
 from tests.contract.registry.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
-from tests.support.descriptors import Order
 from tests.support.python_process import PythonProcess
 from tests.support.records import ranges_of
-from tests.support.registry import request
-from tests.support.tails import make_older, tail
-from tests.support.topics import append, make
+from tests.support.schemas import Order, request
+from tests.support.topics import append, make, make_older, tail
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite

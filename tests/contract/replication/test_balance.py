@@ -10,8 +10,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.replication.controller.balance import auto_rebalance, load_balance, load_replicas
 from spark_log.replication.controller.reassignments import begin_reassignments
-from tests.support.producing import change
 from tests.support.replicas import add_brokers, topic_on
+from tests.support.stores import change
 from tests.support.topics import append
 
 

@@ -16,11 +16,11 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.reassignment_rows import list_reassignments
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.broker_process import BrokerProcess
-from tests.support.numbered_producer import value
-from tests.support.producing import stored
+from tests.support.child_programs import producer_value
 from tests.support.python_process import PythonProcess
 from tests.support.replicas import every_replica_is_whole
+from tests.support.server_processes import BrokerProcess
+from tests.support.topics import contents
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("test_brokers.py")
@@ -34,10 +34,11 @@ CONFIGS = {"inline.max.bytes": "1500", "inline.tail.bytes": "20000"}
 class Steady:
     """A producer or consumer process that runs until it is told to end. It writes to a file."""
 
-    def __init__(self, folder, name, module, *arguments):
+    def __init__(self, folder, name, program, *arguments):
         self._out = folder / f"{name}.out"
         with self._out.open("w") as out:
-            self.process = PythonProcess("-m", f"tests.support.{module}", *arguments, stdin=subprocess.PIPE, stdout=out)
+            command = ("-m", "tests.support.child_programs", program, *arguments)
+            self.process = PythonProcess(*command, stdin=subprocess.PIPE, stdout=out)
 
     def lines(self, word):
         whole = [line.split() for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -123,7 +124,7 @@ def check(world, log, producers, consumer):
     for one in producers.values():
         one.end()
         assert not one.lines("failed")
-    found = stored(log, "t")
+    found = contents(log, "t")
     everything = [text for values in found.values() for text in values]
     assert max(Counter(everything).values()) == 1, "nothing twice"
     for name, one in producers.items():
@@ -131,7 +132,7 @@ def check(world, log, producers, consumer):
         ((sent,),) = one.lines("sent")
         assert len(acked) == int(sent), "every record was acknowledged"
         for number, (partition, offset) in acked.items():
-            assert found[partition][offset] == value(name, number)
+            assert found[partition][offset] == producer_value(name, number)
         for values in found.values():
             mine = [int(text.split(b"-")[1]) for text in values if text.startswith(name.encode() + b"-")]
             assert mine == sorted(mine), "a producer's records keep their order in a partition"
@@ -243,12 +244,12 @@ def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
     wait_until(lambda: len(producer.acked()) >= 20, "acknowledged by the leader alone")
     producer.end()
     acked = producer.acked()
-    assert stored(log, "files") == {}, "readers wait for the ISR"
+    assert contents(log, "files") == {}, "readers wait for the ISR"
     shutil.rmtree(tmp_path / "d1")
     for broker in (2, 3):
         world.brokers[broker].start()
     wait_until(lambda: describe_topics(world.cluster, ["files"])[0].partitions[0].leader in (2, 3), "a new leader")
-    assert stored(log, "files") == {}
+    assert contents(log, "files") == {}
     with world.cluster.store.snapshot() as connection:
         (loss,) = connection.execute(sa.select(t.truncation)).all()
     lost = sorted(offset for _, offset in acked.values())

@@ -32,11 +32,11 @@ from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
 from spark_log.replication.replicas.followers import Followers
 from spark_log.replication.replicas.replicas_to_copy import find_lagging_replicas
 from spark_log.replication.replicas.throttle import Throttle
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.group_members import until
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers, copied_segments
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]

@@ -35,7 +35,7 @@ from spark_log.replication.controller.controller import elect_leaders, fallback_
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
-from tests.support.disks import fill, mounted, needs_root
+from tests.support.disk_faults import fill_disk, mounted, needs_root
 from tests.support.records import read_all, table
 from tests.support.replicas import copied_segments, every_replica_is_whole
 
@@ -257,7 +257,7 @@ def test_a_full_disk_leaves_the_isr_and_returns_when_there_is_room(cluster_addre
         log = ClientLog(cluster)
         large = [str(number) * 300_000 for number in range(4)]
         append(log, topic, large[0])
-        filler = fill(tmp_path / "d2")
+        filler = fill_disk(tmp_path / "d2")
         assert isinstance(append(log, topic, large[1]), Appended), "it is written to the other one"
         (full,) = [status for status in list_brokers(cluster) if not status.alive]
         assert full.broker_id == 2 and "No space left" in (full.log_dirs[0].failure or "")

@@ -38,11 +38,11 @@ from spark_log.replication.replicas.followers import COPIES_MAX, Followers
 from spark_log.tables import unopened_publication
 from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.power_cut import Disk, needs_a_disk
-from tests.support.producing import change
+from tests.support.disk_faults import Disk, needs_a_disk
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers, folder_of, inspect_and_elect, take_away, topic_on
+from tests.support.stores import change
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append
 from tests.support.waiting import LIMIT_S, wait_until
 

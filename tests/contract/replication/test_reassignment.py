@@ -24,10 +24,10 @@ from spark_log.replication.controller.reassignments import begin_reassignments, 
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.replication.replicas.replica_moves import switch_reassignments
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers, assigned, bring_back, folder_of, take_away, topic_on
+from tests.support.stores import change
+from tests.support.table_checks import assert_delta_is_the_log
 
 T0 = TopicPartition("t", 0)
 FILES = {"inline_max_bytes": "0"}

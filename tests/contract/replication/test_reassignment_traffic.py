@@ -19,12 +19,12 @@ from spark_log.replication.replicas import followers, replica_moves
 from spark_log.replication.replicas.replica_moves import run_reassignments
 from spark_log.replication.replicas.throttle import Throttle
 from spark_log.tables.publication import try_publish
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.group_members import until
-from tests.support.producing import change
 from tests.support.python_process import killed_at
 from tests.support.records import read_all
 from tests.support.replicas import add_brokers, assigned, topic_on
+from tests.support.stores import change
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]

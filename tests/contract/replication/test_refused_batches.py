@@ -17,10 +17,10 @@ from spark_log.replication.controller.fallback_controller import FallbackControl
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas import replicated_append
 from spark_log.replication.replicas.followers import Followers
-from tests.support.producing import change
 from tests.support.records import read_all, table
 from tests.support.replicas import every_replica_is_whole
 from tests.support.resources import assert_only_named_files
+from tests.support.stores import change
 
 
 def take_offline(cluster, topic):

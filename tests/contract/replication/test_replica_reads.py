@@ -30,12 +30,11 @@ from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.damage import DAMAGES, replicas_of
-from tests.support.disks import needs_root
-from tests.support.producing import change
+from tests.support.disk_faults import DAMAGES, needs_root, replicas_of
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS, ranges_of, table
 from tests.support.s3 import give_up_at_once
+from tests.support.stores import change
 
 SEGMENTS, RECORDS = 3, 100
 RACKS = {2: "near", 3: "far"}

@@ -48,7 +48,8 @@ def test_transfers_are_whole_after_kills_of_servers_and_clients(servers, tmp_pat
         alter_settings(cluster, {"transaction.cross.store": "allow", "transaction.abort.interval.ms": "200"})
         open_bank(cluster, address, stores=dict(zip(BRANCHES, ("home", "east", "west"), strict=True)))
         clients = [
-            Child("tests.support.bank_client", address, name, COUNT, -1, *lives) for name, lives in LIVES.items()
+            Child("tests.support.transaction_programs", "bank_client", address, name, COUNT, -1, *lives)
+            for name, lives in LIVES.items()
         ]
         try:
             with Coordinator(cluster):

@@ -14,8 +14,7 @@ from spark_log.errors import InvalidConfigurationError, TransactionAbortableErro
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions import transaction_parts
-from tests.support.producing import change
-from tests.support.stores import rows_of
+from tests.support.stores import change, rows_of
 from tests.support.waiting import LIMIT_S
 
 

@@ -12,7 +12,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import running_console
-from tests.support.damage import replicas_of
+from tests.support.disk_faults import replicas_of
 from tests.support.topics import append
 
 

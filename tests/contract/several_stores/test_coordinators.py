@@ -17,9 +17,8 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions.left_over_parts import find_unresolved, resolve
-from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
-from tests.support.topics import append_to, stored
+from tests.support.topics import TRANSACTION, append_to, stored
 from tests.support.waiting import wait_until
 
 EAST = 1

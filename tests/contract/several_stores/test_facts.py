@@ -36,8 +36,8 @@ from spark_log.replication.controller.requested_elections import elect
 from spark_log.replication.controller.topic_moves import begin_move
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.replica_moves import run_reassignments
-from tests.support.producing import change
 from tests.support.records import NOON_MS, table
+from tests.support.stores import change
 from tests.support.waiting import LIMIT_S
 
 BOTH = ("far", "near")

@@ -24,9 +24,9 @@ from spark_log.cluster.topics import find_topics
 from spark_log.gateway.protocol.schemas import ShareGroupHeartbeatRequest
 from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.gateway_process import GatewayProcess
 from tests.support.gateway_wire import WireConnection
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.server_processes import GatewayProcess
 from tests.support.topics import stored
 from tests.support.waiting import LIMIT_S
 

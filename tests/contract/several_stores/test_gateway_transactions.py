@@ -25,10 +25,9 @@ from spark_log.transactions import wire_transactions
 from spark_log.transactions.fencing_rules import Role
 from spark_log.transactions.transaction_store import init_producer
 from spark_log.transactions.wire_transactions import WireProducer, take_fencing_token
-from tests.support.gateway_process import GatewayProcess, killed_at_each
-from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
-from tests.support.topics import stored
+from tests.support.server_processes import GatewayProcess, killed_at_each
+from tests.support.topics import TRANSACTION, stored
 from tests.support.waiting import LIMIT_S
 
 STEPS = [

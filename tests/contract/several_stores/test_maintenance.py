@@ -30,10 +30,9 @@ from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_copies import follow
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables.verification import verify
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.keyed_log import append_keyed, rows_of
-from tests.support.records import read_all, table
-from tests.support.tails import make_older
+from tests.support.records import append_keyed, read_all, rows_of, table
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.topics import make_older
 
 pytestmark = pytest.mark.delta
 

@@ -41,11 +41,10 @@ from spark_log.spark.datasource.read.read_planner import ReadPlanner
 from spark_log.tables import delta_table
 from spark_log.tables.publication import publish
 from spark_log.tables.table_changes import TopicTable
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.producing import TRANSACTION
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import table
-from tests.support.topics import stored
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.topics import TRANSACTION, stored
 from tests.support.waiting import LIMIT_S, wait_until
 
 EAST = 1

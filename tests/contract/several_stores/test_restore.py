@@ -23,9 +23,8 @@ from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions import transaction_parts
 from spark_log.transactions.part_rows import unfinished_parts
 from spark_log.transactions.transaction_store import init_producer
-from tests.support.producing import TRANSACTION
 from tests.support.python_process import killed_at
-from tests.support.topics import append_to, stored
+from tests.support.topics import TRANSACTION, append_to, stored
 
 EAST = 1
 TO_BOTH = TRANSACTION.replace(

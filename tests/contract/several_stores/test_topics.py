@@ -34,10 +34,9 @@ from spark_log.replication.controller import topic_copies, topic_operations
 from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
-from tests.support.producing import consume_all
 from tests.support.records import table
 from tests.support.share_members import ShareMember
-from tests.support.topics import append_to, stored
+from tests.support.topics import append_to, consume_all, stored
 from tests.support.waiting import LIMIT_S, wait_until
 
 EAST = 1

@@ -17,8 +17,8 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.store_opening import open_store
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.next_revision import become_next_version
 from tests.support.records import read_all, table
+from tests.support.versions import become_next_version
 
 EAST = StoreId(1)
 

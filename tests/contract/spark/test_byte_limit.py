@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from spark_log.spark.datasource.read import read_planner
-from tests.support.stream_source import StreamQuery
+from tests.support.data_source import StreamQuery
 from tests.support.topics import append, make
 
 VALUE = "x" * 1_000

@@ -5,7 +5,7 @@ import pytest
 from spark_log.groups import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from tests.support.stream_source import StreamQuery
+from tests.support.data_source import StreamQuery
 from tests.support.topics import append, make
 
 

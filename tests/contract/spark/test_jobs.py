@@ -8,8 +8,8 @@ from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.jobs.consume import JOB as CONSUME
 from spark_log.spark.jobs.queries.consume_query import check, commit_batch
 from spark_log.spark.jobs.queries.produce_query import after_write
+from tests.support.data_source import address_of
 from tests.support.share_members import ShareMember
-from tests.support.spark_sink import address_of
 from tests.support.topics import append, make
 
 pytestmark = pytest.mark.on_sqlite

@@ -32,14 +32,13 @@ from spark_log.spark.datasource.options.topic_choice import SubscribePattern, Su
 from spark_log.spark.mirror.mirror import Mirror
 from spark_log.spark.mirror.mirror_groups import copy_groups
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
 from tests.support.python_process import killed_at
 from tests.support.records import ranges_of, read_all
-from tests.support.replicas import every_replica_is_whole
+from tests.support.replicas import every_replica_is_whole, truncate
 from tests.support.share_members import ShareMember
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append_to
-from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.on_sqlite
 

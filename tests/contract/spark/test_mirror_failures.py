@@ -30,9 +30,8 @@ from spark_log.spark.mirror.mirror import Mirror
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.mirroring import mirror_all, without_spark
 from tests.support.records import topic_values
-from tests.support.replicas import add_brokers, bring_back, folder_of, inspect_and_elect, take_away, topic_on
+from tests.support.replicas import add_brokers, bring_back, folder_of, inspect_and_elect, take_away, topic_on, truncate
 from tests.support.topics import append_to
-from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.on_sqlite
 

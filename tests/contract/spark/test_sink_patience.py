@@ -12,10 +12,9 @@ from spark_log.ids import TopicPartition
 from spark_log.log.append.write_ids import Writer
 from spark_log.metadata import tables as t
 from spark_log.spark.datasource.write import write_commit
+from tests.support.data_source import StreamQuery, write_batch, write_micro_batch
 from tests.support.group_members import Reader, settle
-from tests.support.producing import change
-from tests.support.spark_sink import write_batch, write_micro_batch
-from tests.support.stream_source import StreamQuery
+from tests.support.stores import change
 from tests.support.topics import append, make, stored
 
 

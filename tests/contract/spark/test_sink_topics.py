@@ -4,7 +4,7 @@ import pytest
 
 from spark_log.errors import CheckpointMismatchError
 from spark_log.replication.controller.topic_operations import delete_topic
-from tests.support.spark_sink import write_batch, write_micro_batch
+from tests.support.data_source import write_batch, write_micro_batch
 from tests.support.topics import make, stored
 
 pytestmark = pytest.mark.on_sqlite

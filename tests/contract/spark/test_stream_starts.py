@@ -5,7 +5,7 @@ import pytest
 from spark_log.errors import DataLossError, InvalidOptionError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
-from tests.support.stream_source import StreamQuery, stored
+from tests.support.data_source import StreamQuery, stored_offset
 from tests.support.topics import append, make
 
 pytestmark = [pytest.mark.on_sqlite]
@@ -53,7 +53,7 @@ def test_an_available_now_query_that_starts_at_the_latest_offsets_ends_while_pro
     add_partitions(cluster, "t", 2)
     more(log, 5, 6)
     more(log, "a", partition=1)
-    reading.checkpoint = stored(reading.reader.initialOffset())
+    reading.checkpoint = stored_offset(reading.reader.initialOffset())
     more(log, 7)
     assert reading.trigger() == []
     assert reading.checkpoint["t"] == {"0": 7, "1": 1}
@@ -124,7 +124,7 @@ def test_batch_0_is_replayed_though_the_start_does_not_exist_any_more(cluster, l
     add_partitions(cluster, "t", 2)
     for _ in range(2):
         reading.restart()
-        reading.checkpoint = stored(reading.reader.initialOffset())
+        reading.checkpoint = stored_offset(reading.reader.initialOffset())
         assert values(reading.run(end)) == ["2", "3", "4"]
     more(log, "a", partition=1)
     assert values(reading.trigger()) == ["a"]

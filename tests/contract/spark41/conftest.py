@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.iceberg_spark import IcebergSpark
+from tests.support.iceberg import IcebergSpark
 
 
 @pytest.fixture(scope="session")

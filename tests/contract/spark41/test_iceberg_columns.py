@@ -14,8 +14,7 @@ from spark_log.log.records.schema import normalise
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.iceberg import CONFIGS, metadata_path
-from tests.support.iceberg_spark import assert_table_is_the_log, ordered, rows_of
+from tests.support.iceberg import CONFIGS, assert_table_is_the_log, metadata_path, ordered, rows_of
 from tests.support.records import NOON_MS
 from tests.support.topics import append, make
 

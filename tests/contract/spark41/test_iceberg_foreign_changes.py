@@ -3,8 +3,7 @@
 import pytest
 
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.iceberg import CONFIGS
-from tests.support.iceberg_spark import SparkError, assert_table_is_the_log, rows_of
+from tests.support.iceberg import CONFIGS, SparkError, assert_table_is_the_log, rows_of
 from tests.support.topics import append, make
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.spark41]

@@ -7,9 +7,8 @@ from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.iceberg import CONFIGS
-from tests.support.iceberg_spark import SparkError, assert_table_is_the_log
-from tests.support.keyed_log import append_keyed
+from tests.support.iceberg import CONFIGS, SparkError, assert_table_is_the_log
+from tests.support.records import append_keyed
 from tests.support.topics import append, make
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.spark41]

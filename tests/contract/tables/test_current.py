@@ -25,9 +25,8 @@ from spark_log.tables.current import open_current
 from spark_log.tables.current.clean_up import clean_up
 from spark_log.tables.current.cut import cuts
 from spark_log.tables.publication import publish, publish_all
-from tests.support.current_state import assert_current, by_deltalake, ends_of, location_of
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
+from tests.support.table_checks import assert_current, assert_delta_is_the_log, by_deltalake, ends_of, location_of
 from tests.support.topics import find, make, put
 
 pytestmark = pytest.mark.delta

@@ -22,11 +22,10 @@ from spark_log.tables.current.cut import cuts
 from spark_log.tables.lag_measurement import table_lags
 from spark_log.tables.publication import publish, publish_all
 from spark_log.tables.verification import rebuild, verify
-from tests.support.current_state import assert_current, by_duckdb, ends_of, location_of
 from tests.support.records import LARGE
-from tests.support.replicas import add_brokers
+from tests.support.replicas import add_brokers, truncate
+from tests.support.table_checks import assert_current, by_duckdb, ends_of, location_of
 from tests.support.topics import append, make, put
-from tests.support.truncation import truncate
 
 pytestmark = pytest.mark.delta
 

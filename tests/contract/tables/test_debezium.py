@@ -14,8 +14,8 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import publish
 from spark_log.tables.verification import verify
-from tests.support.current_state import assert_current, location_of
 from tests.support.stores import each_on_sqlite_last_on_postgres
+from tests.support.table_checks import assert_current, location_of
 from tests.support.topics import make, put
 
 pytestmark = pytest.mark.delta

@@ -25,9 +25,9 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from spark_log.tables import delta_table, publication, publication_intent, unopened_publication
 from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import forkserver
 from tests.support.records import NOON_MS, read_all, table
+from tests.support.table_checks import assert_delta_is_the_log
 
 pytestmark = pytest.mark.delta
 

@@ -26,8 +26,8 @@ from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_resets import lower_seen_offsets
 from spark_log.tables.publication_state import TableKey
 from spark_log.tables.seen_offsets import seen_offsets
-from tests.support.delta_check import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.replicas import add_brokers, copied_segments
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]

@@ -17,13 +17,12 @@ from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.group_members import until
 from tests.support.python_process import run_process
 from tests.support.records import table
 from tests.support.s3 import also_on_s3
-from tests.support.tails import make_older, tail
-from tests.support.topics import append, make
+from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.topics import append, make, make_older, tail
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.delta

@@ -19,7 +19,6 @@ from spark_log.tables.iceberg import metadata_files
 from spark_log.tables.iceberg.clean_up import clean_up
 from spark_log.tables.iceberg.metadata_files import open_table
 from spark_log.tables.publication import publish, publish_all, try_publish
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.iceberg import (
     CONFIGS,
     by_duckdb,
@@ -31,6 +30,7 @@ from tests.support.iceberg import (
     snapshots_of,
 )
 from tests.support.stores import each_on_sqlite_last_on_postgres, rows_of
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, fill, make
 
 pytestmark = pytest.mark.delta

@@ -25,14 +25,11 @@ from spark_log.tables.iceberg import catalog as catalogs
 from spark_log.tables.lag_measurement import describe_tables, topics_behind
 from spark_log.tables.publication import publish, try_publish
 from spark_log.tables.verification import rebuild, verify
-from tests.support.delta_check import assert_delta_is_the_log
-from tests.support.iceberg import CONFIGS, by_duckdb, folder_of, publish_killed_at, values_in, values_of
-from tests.support.producing import change
+from tests.support.iceberg import CONFIGS, RestCatalog, by_duckdb, folder_of, publish_killed_at, values_in, values_of
 from tests.support.replicas import add_brokers, topic_on
-from tests.support.rest_catalog import RestCatalog
-from tests.support.stores import rows_of
-from tests.support.tails import make_older
-from tests.support.topics import append, fill, make
+from tests.support.stores import change, rows_of
+from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.topics import append, fill, make, make_older
 
 pytestmark = pytest.mark.delta
 

@@ -17,15 +17,7 @@ from spark_log.tables.iceberg.metadata_files import commit, open_table
 from spark_log.tables.iceberg.table import next_metadata
 from spark_log.tables.publication import publish
 from spark_log.tables.publication_state import PublishedFile
-from tests.support.iceberg import (
-    CONFIGS,
-    by_duckdb,
-    by_pyiceberg,
-    check,
-    folder_of,
-    metadata_path,
-    snapshots_of,
-)
+from tests.support.iceberg import CONFIGS, by_duckdb, by_pyiceberg, check, folder_of, metadata_path, snapshots_of
 from tests.support.stores import rows_of
 from tests.support.topics import append, fill, make
 

@@ -16,9 +16,9 @@ from spark_log.tables import checkpoints, topic_tables, unopened_publication
 from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables, publish_all, try_publish
 from spark_log.tables.publication_state import TableKey
-from tests.support.delta_check import assert_delta_is_the_log
 from tests.support.python_process import run_process
 from tests.support.stores import each_on_sqlite_last_on_postgres
+from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, make
 
 pytestmark = pytest.mark.delta

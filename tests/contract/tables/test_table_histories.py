@@ -26,8 +26,8 @@ from spark_log.tables import unopened_publication
 from spark_log.tables.current import open_current, vector_changes
 from spark_log.tables.current.cut import NO_CUTS, cuts
 from spark_log.tables.publication import publish_all
-from tests.support.current_state import assert_current, assert_files, ends_of
-from tests.support.keyed_log import keyed
+from tests.support.records import keyed
+from tests.support.table_checks import assert_current, assert_files, ends_of
 from tests.support.topics import make
 
 pytestmark = pytest.mark.delta

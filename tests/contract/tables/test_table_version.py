@@ -10,9 +10,9 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.spark.streams.table_version import PartitionVersion, read_version
-from tests.support.keyed_log import append_keyed
-from tests.support.table_topics import compact_now
-from tests.support.truncation import truncate
+from tests.support.records import append_keyed
+from tests.support.replicas import truncate
+from tests.support.topics import compact_now
 
 pytestmark = pytest.mark.on_sqlite
 

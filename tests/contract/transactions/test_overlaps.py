@@ -20,8 +20,8 @@ from tests.contract.transactions.transaction_state import (
     nothing_is_pending,
     row_of,
 )
-from tests.support.producing import stored
 from tests.support.stores import topics_view
+from tests.support.topics import contents
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")
@@ -50,7 +50,7 @@ def test_a_thread_sends_while_another_one_commits(log, topic, begin):
         producer.begin_transaction()
     thread.join()
     producer.commit_transaction()
-    values = stored(log, name)
+    values = contents(log, name)
     committed = [(future.get().partition, future.get().offset, value) for value, future in sent if not future.exception]
     assert committed and all(offset >= 0 for _, offset, _ in committed)
     assert {partition: list(found) for partition, found in values.items()} == {
@@ -82,7 +82,7 @@ def test_a_record_sent_after_the_commit_is_in_no_transaction(log, topic, begin, 
     producer.begin_transaction()
     producer.send(name, b"2")
     producer.commit_transaction()
-    assert stored(log, name) == {0: [b"1", b"2"]}
+    assert contents(log, name) == {0: [b"1", b"2"]}
 
 
 def test_a_record_sent_after_the_abort_is_not_in_the_next_transaction(log, topic, begin, past_the_check):
@@ -100,7 +100,7 @@ def test_a_record_sent_after_the_abort_is_not_in_the_next_transaction(log, topic
     assert producer._log._writer._write_id is None
     producer.send(name, b"sent")
     producer.commit_transaction()
-    assert stored(log, name) == {0: [b"sent"]} and stored(log, large) == {}
+    assert contents(log, name) == {0: [b"sent"]} and contents(log, large) == {}
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
@@ -124,7 +124,7 @@ def test_a_late_thread_does_not_end_the_next_transaction(log, topic, begin, end)
     with pytest.raises(IllegalStateError, match="another thread"):
         late()
     producer.commit_transaction()
-    assert stored(log, name) == {0: [b"1", b"2"] if end == "commit" else [b"2"]}
+    assert contents(log, name) == {0: [b"1", b"2"] if end == "commit" else [b"2"]}
 
 
 def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(
@@ -152,7 +152,7 @@ def test_no_record_is_added_to_a_transaction_whose_commit_was_tried(
     with pytest.raises(InvalidTxnStateError, match="CompleteCommit"):
         producer.abort_transaction()
     list(run_tasks(cluster, ["transactions"]))  # a data store follows the commit
-    assert stored(log, name) == {0: [b"1"]}
+    assert contents(log, name) == {0: [b"1"]}
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])
@@ -177,8 +177,8 @@ def test_a_lost_registration_response_repeats_no_record(cluster, log, topic, beg
     producer.send_table(name, pa.table({"value": [b"6", b"7"], "partition": [0, 1]}))
     producer.commit_transaction()
     assert [future.get().offset for future in futures] == [0, 0, 1, 1, 0]
-    assert stored(log, name) == {0: [b"0", b"2", b"4", b"6"], 1: [b"1", b"3", b"5", b"7"]}
-    assert stored(log, large) == {0: [LARGE]}
+    assert contents(log, name) == {0: [b"0", b"2", b"4", b"6"], 1: [b"1", b"3", b"5", b"7"]}
+    assert contents(log, large) == {0: [LARGE]}
     assert nothing_is_pending(cluster, producer)
 
 
@@ -203,7 +203,7 @@ def test_records_that_wait_together_are_one_batch(cluster, log, topic, begin, mo
     producer.commit_transaction()
     here = TopicPartition(name, 0)
     assert (first.get().offset, second.get(), third.get()) == (0, [Written(here, 1, 3)], [Written(here, 3, 4)])
-    assert stored(log, name) == {0: [b"0", b"1", b"2", b"3"]}
+    assert contents(log, name) == {0: [b"0", b"1", b"2", b"3"]}
 
 
 def pending(cluster, producer):

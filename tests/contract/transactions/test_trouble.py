@@ -37,8 +37,9 @@ from tests.contract.transactions.transaction_state import (
     rows,
     segment_files,
 )
-from tests.support.producing import change, stored
 from tests.support.s3 import also_on_s3
+from tests.support.stores import change
+from tests.support.topics import contents
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")
@@ -79,7 +80,7 @@ def test_the_older_producer_is_fenced_at_its_next_call(cluster, log, topic, begi
             new.send(name, b"new")
             new.commit_transaction()
             new.close()
-    assert set(stored(log, name)[0]) == {b"new"} and stored(log, large) == {}
+    assert set(contents(log, name)[0]) == {b"new"} and contents(log, large) == {}
     assert committed_offsets(cluster.store, mine) == {}
 
 
@@ -104,7 +105,7 @@ def test_a_late_call_of_an_older_transaction_changes_nothing(cluster, log, topic
             call()
     assert row_of(cluster, producer) == row
     producer.commit_transaction()
-    assert stored(log, name) == {0: [b"0", b"1"]}
+    assert contents(log, name) == {0: [b"0", b"1"]}
 
 
 # Time ---------------------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def test_a_transaction_beyond_its_timeout_can_only_be_aborted(cluster, log, topi
     assert nothing_is_pending(cluster, producer)
     successor.send(name, b"in time")
     successor.commit_transaction()
-    assert stored(log, name) == {0: [b"in time"]}
+    assert contents(log, name) == {0: [b"in time"]}
 
 
 def test_a_transaction_beyond_its_timeout_takes_no_record(cluster, topic, begin):
@@ -205,7 +206,7 @@ def test_offsets_of_a_consumer_that_lost_its_partitions(cluster, cluster_address
     with pytest.raises(kafka.errors.CommitFailedError):
         call()
     producer.abort_transaction()
-    assert stored(log, out) == {0: [b"good"]}
+    assert contents(log, out) == {0: [b"good"]}
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
 
 
@@ -231,8 +232,8 @@ def test_a_topic_is_deleted_before_the_commit(cluster, log, topic, begin):
             producer.commit_transaction()
         producer.abort_transaction()
         producer.begin_transaction()
-        assert not again or stored(log, goes) == {}
-    assert stored(log, stays) == {}
+        assert not again or contents(log, goes) == {}
+    assert contents(log, stays) == {}
     blobs = {name for (name,) in rows(cluster, sa.select(t.blob.c.name).subquery())}
     assert blobs <= {name for (name,) in rows(cluster, sa.select(t.segment.c.name).subquery())}
 
@@ -246,7 +247,7 @@ def test_a_topic_is_deleted_while_records_wait_for_the_commit(cluster, log, topi
     with pytest.raises(kafka.errors.UnknownTopicOrPartitionError):
         producer.commit_transaction()
     producer.abort_transaction()
-    assert stored(log, stays) == {} and committed_offsets(cluster.store, mine) == {}
+    assert contents(log, stays) == {} and committed_offsets(cluster.store, mine) == {}
     assert [future.get().offset for future in futures] == [-1, -1]
 
 
@@ -259,7 +260,7 @@ def test_clean_up_keeps_pending_files(cluster, log, topic, begin):
     list(run_tasks(cluster, ["files"]))
     producer.send(name, LARGE + b"2")  # under a write id that no longer exists
     producer.commit_transaction()
-    assert stored(log, name) == {0: [LARGE, LARGE + b"2"]}
+    assert contents(log, name) == {0: [LARGE, LARGE + b"2"]}
     producer.begin_transaction()
     producer.send(name, LARGE).get(timeout=LIMIT_S)
     change(cluster, t.transaction_segment.delete())  # as a crash of the store would
@@ -300,7 +301,7 @@ def test_a_commit_whose_response_is_lost_can_be_repeated(cluster, log, topic, be
     written = producer.commit_transaction()
     assert sum(each.end_offset - each.base_offset for each in written) == 2
     assert [future.get().offset for future in futures] == [0, 1]
-    assert stored(log, name) == {0: [b"registered", b"with the commit"]}
+    assert contents(log, name) == {0: [b"registered", b"with the commit"]}
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
 
 
@@ -328,7 +329,7 @@ def test_abort_after_a_lost_commit_response(log, topic, begin, monkeypatch, done
     producer.begin_transaction()
     producer.send(name, b"next")
     producer.commit_transaction()
-    assert stored(log, name) == {0: [b"v", b"next"] if done else [b"next"]}
+    assert contents(log, name) == {0: [b"v", b"next"] if done else [b"next"]}
 
 
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
@@ -356,7 +357,7 @@ def test_the_server_connection_is_lost_during_a_commit(cluster, log, topic, begi
 
     monkeypatch.setattr(dialect, "do_commit", do_commit)
     assert producer.commit_transaction() == [Written(TopicPartition(name, 0), 0, 1)]
-    assert len(losses) == 1 and stored(log, name) == {0: [b"v"]}
+    assert len(losses) == 1 and contents(log, name) == {0: [b"v"]}
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
 
 
@@ -377,4 +378,4 @@ def test_closing_or_dropping_a_producer_aborts_its_transaction(cluster, log, top
     del forgotten
     gc.collect()
     sender.join(timeout=30)
-    assert row_of(cluster, producer).state == "CompleteAbort" and stored(log, name) == {}
+    assert row_of(cluster, producer).state == "CompleteAbort" and contents(log, name) == {}

@@ -29,8 +29,8 @@ from tests.contract.transactions.transaction_state import (
     row_of,
     segment_files,
 )
-from tests.support.producing import stored
 from tests.support.s3 import also_on_s3
+from tests.support.topics import contents
 from tests.support.waiting import LIMIT_S
 
 # Visibility ---------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_a_transaction_becomes_visible_at_once(cluster, cluster_address, log, to
         assert reader.poll(0) == {}
         reader.close()
         assert sorted(seen) == [b"0", b"1", b"2", b"3", b"x", b"y", b"z"]
-    assert stored(log, one) == {0: [b"0", b"2"], 1: [b"1", b"3"]} and stored(log, two) == {0: [b"x", b"y", b"z"]}
+    assert contents(log, one) == {0: [b"0", b"2"], 1: [b"1", b"3"]} and contents(log, two) == {0: [b"x", b"y", b"z"]}
 
 
 def test_a_reader_never_sees_part_of_a_transaction(cluster, topic, begin):
@@ -118,7 +118,7 @@ def test_aborted_records_are_never_visible_and_leave_no_gap(cluster, log, topic,
         producer.send_offsets_to_transaction(commits(name, number), mine)
         end()
         producer.begin_transaction()
-    assert stored(log, name) == {0: [b"1", b"3"]} and stored(log, large) == {0: [LARGE + b"1", LARGE + b"3"]}
+    assert contents(log, name) == {0: [b"1", b"3"]} and contents(log, large) == {0: [LARGE + b"1", LARGE + b"3"]}
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 3}
     assert len(segment_files(cluster, log.find_topic(large))) == 2, "the files of what was aborted are gone"
     assert nothing_is_pending(cluster, producer)
@@ -133,7 +133,7 @@ def test_unsent_records_fail_when_the_transaction_is_aborted(log, topic, begin):
         future.get(timeout=LIMIT_S)
     producer.begin_transaction()
     producer.commit_transaction()
-    assert stored(log, name) == {}, "not what an errback sends in the course of the abort either"
+    assert contents(log, name) == {}, "not what an errback sends in the course of the abort either"
 
 
 def test_empty_transactions_and_transactions_of_offsets_only(cluster, topic, begin):
@@ -167,7 +167,7 @@ def test_threads_send_in_one_transaction(log, topic, begin):
         thread.join()
     written = producer.commit_transaction()
     assert sum(each.end_offset - each.base_offset for each in written) == 400
-    for partition, values in stored(log, name).items():
+    for partition, values in contents(log, name).items():
         for number in (partition, partition + 2):
             mine = [value for value in values if value.startswith(b"%d-" % number)]
             assert mine == [b"%d-%d" % (number, n) for n in range(100)]
@@ -196,7 +196,7 @@ def test_a_failed_send_fails_the_commit(log, topic, begin):
         producer.begin_transaction()
     producer.send(name, b"good")
     producer.commit_transaction()
-    assert stored(log, name) == {0: [b"good"]} and stored(log, compacted) == {}
+    assert contents(log, name) == {0: [b"good"]} and contents(log, compacted) == {}
 
 
 def test_a_send_that_raises_fails_the_commit_too(log, topic, begin):
@@ -217,7 +217,7 @@ def test_a_send_that_raises_fails_the_commit_too(log, topic, begin):
             send()
     producer.send(name, b"good")
     producer.commit_transaction()
-    assert stored(log, name) == {0: [b"good"]}
+    assert contents(log, name) == {0: [b"good"]}
 
 
 def test_calls_in_the_wrong_state_are_refused(produce, topic):

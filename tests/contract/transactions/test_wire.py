@@ -28,9 +28,8 @@ from spark_log.transactions.transaction_expiry import abort_timed_out
 from spark_log.transactions.transaction_store import init_producer
 from spark_log.transactions.wire_transactions import Registration, WireProducer, register, take_fencing_token
 from tests.contract.transactions.transaction_state import FILES, LARGE, NUMBERS, group, name_of, rows, segment_files
-from tests.support.producing import change
 from tests.support.share_members import ShareMember
-from tests.support.stores import topics_view
+from tests.support.stores import change, topics_view
 from tests.support.waiting import LIMIT_S
 
 

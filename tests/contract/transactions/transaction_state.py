@@ -8,7 +8,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log.cluster.each_store import in_each_store
 from spark_log.metadata import tables as t
-from tests.support.producing import change
+from tests.support.stores import change
 
 NUMBERS = itertools.count(100_000)  # as many digits each: names sort in the order in which they are made
 LARGE = random.Random(0).randbytes(20_000)

@@ -14,7 +14,7 @@ from spark_log import clock
 from spark_log.errors import InvalidSchemaError, SchemaRegistryError, SchemaRegistryUnavailableError
 from spark_log.registry import bounded_requests, references
 from spark_log.registry.external import find_id, find_subject
-from tests.support.endless_answers import endless_answer
+from tests.support.loopback import endless_answer
 
 
 class Answers(BaseHTTPRequestHandler):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.postgres_pair import postgres_pair
+from tests.support.postgres import postgres_pair
 
 
 @pytest.fixture(scope="module")

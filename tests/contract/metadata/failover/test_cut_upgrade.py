@@ -9,8 +9,8 @@ from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.next_revision import become_next_version
 from tests.support.records import read_all, table
+from tests.support.versions import become_next_version
 from tests.support.waiting import wait_until
 
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'spark-log'"

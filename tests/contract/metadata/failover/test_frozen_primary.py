@@ -12,8 +12,8 @@ from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.child_programs import producer_value
 from tests.support.failover_load import ProducerProcess
-from tests.support.numbered_producer import value
 from tests.support.python_process import PythonProcess
 from tests.support.records import read_all, table
 from tests.support.waiting import wait_until
@@ -41,8 +41,8 @@ def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(p
         at_the_old_one = Cluster.open(url)
         old_log = ClientLog(at_the_old_one)
         old_topic = old_log.find_topic("t")
-        maintaining = PythonProcess("-m", "tests.support.maintenance_process", url, "files", stdin=subprocess.PIPE,
-                                    stdout=subprocess.PIPE, text=True)  # fmt: skip
+        command = ("-m", "tests.support.child_programs", "maintenance", url, "files")
+        maintaining = PythonProcess(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert maintaining.stdout.readline()  # it has connected
 
         pair.primary.freeze()
@@ -72,7 +72,7 @@ def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(p
             stored = {}
             for partition, offset, text in read_all(log, log.find_topic("t")):
                 stored.setdefault(text.encode(), []).append((partition, offset))
-            lost = [n for n, place in acknowledged.places.items() if stored.get(value("p", n)) != [place]]
+            lost = [n for n, place in acknowledged.places.items() if stored.get(producer_value("p", n)) != [place]]
             assert not lost and not acknowledged.failed
             assert all(len(places) == 1 for places in stored.values()), "none is stored twice"
             assert [text for *_, text in read_all(log, log.find_topic("files"))] == ["before", "after"]

@@ -19,12 +19,12 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.delta_check import assert_delta_is_the_log
+from tests.support.child_programs import producer_value
 from tests.support.failover_load import COPIERS, COPY, READERS, TOPIC, FailoverLoad
-from tests.support.numbered_producer import value
-from tests.support.numbered_writer import SMALL_TAILS
 from tests.support.patroni_cluster import PatroniNotInstalledError, patroni_cluster, shuffled
-from tests.support.producing import stored
+from tests.support.records import SMALL_TAILS
+from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.topics import contents
 from tests.support.waiting import wait_until
 
 PARTITIONS = 2
@@ -64,7 +64,7 @@ def fail_over(patroni, load, kind):
 
 def check_records(log, load):
     """Each acknowledged record is stored once, at its offset; the copy equals the topic; the group has read it all."""
-    topic = stored(log, TOPIC)
+    topic = contents(log, TOPIC)
     places = defaultdict(list)
     for partition, values in topic.items():
         for offset, text in enumerate(values):
@@ -72,9 +72,9 @@ def check_records(log, load):
     assert all(len(found) == 1 for found in places.values()), "none is stored twice"
     for name, acknowledged in load.acknowledged.items():
         assert not acknowledged.failed
-        lost = [n for n, place in acknowledged.places.items() if places.get(value(name, n)) != [place]]
+        lost = [n for n, place in acknowledged.places.items() if places.get(producer_value(name, n)) != [place]]
         assert not lost, f"{name}: {len(lost)} of {len(acknowledged.places)} are not at their offsets"
-    assert stored(log, COPY) == topic
+    assert contents(log, COPY) == topic
     assert load.read == {(partition, n): text for partition, texts in topic.items() for n, text in enumerate(texts)}
 
 

@@ -11,7 +11,7 @@ from spark_log.cluster.stores import add_store
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata.connections import server_identity
-from tests.support.postgres_pair import postgres_pair
+from tests.support.postgres import postgres_pair
 from tests.support.waiting import wait_until
 
 

@@ -19,7 +19,7 @@ from spark_log.log.columns.decoded import ColumnsDefinition, Decoded
 from spark_log.log.columns.decoding import decoder, schema_fields
 from spark_log.log.columns.protobuf.schema import protobuf_schema
 from spark_log.log.columns.types import parse_ddl
-from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET
+from tests.support.schemas import FLIGHT_DESCRIPTOR_SET
 
 from .strategies import SCHEMAS
 

@@ -14,7 +14,7 @@ from spark_log.log.columns.decoded import ColumnsDefinition, Decoded
 from spark_log.log.columns.decoding import decoder
 from spark_log.log.columns.protobuf.schema import protobuf_schema, protobuf_schema_fields
 from spark_log.log.columns.types import parse_ddl, to_ddl
-from tests.support.descriptors import FLIGHT_DESCRIPTOR_SET, SHOP_DESCRIPTOR_SET, Order, flight_bytes
+from tests.support.schemas import FLIGHT_DESCRIPTOR_SET, SHOP_DESCRIPTOR_SET, Order, flight_bytes
 
 ORDER, FLIGHT = protobuf_schema("shop.Order", SHOP_DESCRIPTOR_SET), protobuf_schema("Flight", FLIGHT_DESCRIPTOR_SET)
 STRICT = protobuf_schema("Strict", FLIGHT_DESCRIPTOR_SET)

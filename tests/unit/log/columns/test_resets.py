@@ -16,7 +16,7 @@ from spark_log.log.columns.protobuf.schema import protobuf_schema
 from spark_log.log.columns.resets import of_present_schema, present_fields
 from spark_log.log.columns.topic_columns import TopicColumns, from_text, to_text
 from spark_log.log.columns.types import to_ddl
-from tests.support.descriptors import descriptor_set
+from tests.support.schemas import descriptor_set
 
 
 def changed(

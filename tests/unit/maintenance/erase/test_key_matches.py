@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from spark_log.log.records.key_set import KeySet
 from spark_log.maintenance.erase.key_matches import keep_others, to_erase
-from tests.support.keyed_log import keyed
+from tests.support.records import keyed
 
 KEYS = st.sampled_from([b"a", b"ab", b"", b"\0", None])
 

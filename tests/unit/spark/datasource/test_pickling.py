@@ -23,8 +23,8 @@ from spark_log.spark.datasource.write import address_handoff
 from spark_log.spark.datasource.write.batch_writer import BatchWriter
 from spark_log.spark.datasource.write.stream_writer import StreamTaskWriter, StreamWriter
 from spark_log.spark.datasource.write.write_plan import TaskOutput, WritePlan
+from tests.support.python_process import run_python
 from tests.support.records import table
-from tests.support.subprocess_python import run_python
 
 URL = "postgresql+psycopg://me:s3cret@metadata.example/log"
 DRIVER_ONLY = ("sqlalchemy", "alembic", "deltalake", "kafka", "psycopg")

@@ -1,6 +1,7 @@
-"""A gateway in a separate process, for the Kafka clients of tests."""
+"""`spark-log` commands in separate processes: gateways and served brokers, which tests kill, stop and restart."""
 
 import contextlib
+import signal
 import socket
 import subprocess
 import threading
@@ -9,9 +10,59 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.logged_process import LoggedProcess
-from tests.support.ports import free_port
+from tests.support.loopback import free_port
+from tests.support.python_process import PythonProcess
 from tests.support.waiting import LIMIT_S
+
+
+class LoggedProcess:
+    """`spark-log <arguments>`, which can be started again after its end; its output goes to `log`."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        self._log = log
+        self._command = ["-c", "from spark_log.cli.main import app; app()", *arguments]
+        self._process: PythonProcess | None = None
+
+    def start(self, failpoint: str | None = None) -> None:
+        with self._log.open("ab") as log:
+            self._process = PythonProcess(*self._command, failpoint=failpoint, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait_until_stopped(self) -> None:
+        """Until all threads of the process have stopped (SIGSTOP), or it has ended."""
+        assert self._process is not None
+        self._process.wait_until_stopped()
+
+    def kill(self) -> None:
+        """SIGKILL, also to a stopped process; does nothing if it has ended."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=60)
+
+    def end(self) -> int:
+        """Send SIGTERM; returns the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout=60)
 
 
 class GatewayProcess(LoggedProcess):
@@ -91,3 +142,21 @@ def killed_at_each(gateway: GatewayProcess, failpoints: Sequence[str]) -> Iterat
         keeping.join()
         gateway.kill()
     assert reached == [*failpoints, None], "the gateway was killed at every failpoint"
+
+
+QUICK = {
+    "broker.session.timeout.ms": 3_000,  # with 1 s, three brokers on two busy cores lose their leases all the time
+    "controller.lease.ms": 3_000,
+    "replica.lag.time.max.ms": 5_000,
+    "leader.imbalance.check.interval.ms": 1_000,
+}
+
+
+class BrokerProcess(LoggedProcess):
+    """`spark-log broker start`; its output goes to `<folder>/broker-<id>.log`."""
+
+    def __init__(self, folder: Path, address: str, broker_id: int, settings: dict[str, int] = QUICK) -> None:
+        self.broker_id = broker_id
+        options = [part for name, value in settings.items() for part in ("--setting", f"{name}={value}")]
+        log = folder / f"broker-{broker_id}.log"
+        super().__init__(log, "broker", "start", "--id", str(broker_id), "--cluster", address, *options)
