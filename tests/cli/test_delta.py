@@ -1,9 +1,6 @@
 """`spark-log delta install`, with Spark's real resolver and a Maven mirror on this machine."""
 
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +11,7 @@ from typer.testing import CliRunner, Result
 from spark_log.cli.main import app
 from spark_log.errors import DeltaNotInstalledError
 from spark_log.spark import delta_jars
+from tests.support.loopback import running_server
 
 _POM = "<project><modelVersion>4.0.0</modelVersion>{}<dependencies>{}</dependencies></project>"
 
@@ -36,20 +34,6 @@ def fill(folder: Path) -> dict[str, Path]:
         places[name] = Path(f"{place}.jar")
         places[name].write_bytes((delta_jars.spark_jars_folder() / name).read_bytes())
     return places
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The URL of `folder` over HTTP."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _coordinate(name: str) -> tuple[str, tuple[str, str, str]]:
@@ -81,7 +65,9 @@ def test_jars_are_downloaded_once_from_the_mirror_and_verified(tmp_path: Path) -
     before = {file.name: file.read_bytes() for file in jars.iterdir()}
     altered = places["io.delta_delta-spark_4.2_2.13-4.4.0.jar"]
     content = altered.read_bytes()
-    with served(tmp_path / "mirror") as url:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path / "mirror")))
+    with running_server(server) as mirror:
+        url = f"{mirror}/"
         altered.write_bytes(content + b"altered")
         refused = install(jars, url)
         assert refused.exit_code == 1

@@ -15,11 +15,11 @@ from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import publish
 from tests.contract.conftest import own_postgres_server  # noqa: F401 - a fixture
 from tests.support.disk_faults import Disk, Unforced, needs_a_disk
-from tests.support.group_members import until
 from tests.support.pages import REPOSITORY, blocks
 from tests.support.python_process import PythonProcess
 from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import make, stored
+from tests.support.waiting import wait_until
 
 GUIDE = REPOSITORY / "docs" / "guides" / "delivery.md"
 PROGRAMS = [block.code for block in blocks(GUIDE.read_text()) if block.kind == "python"]
@@ -146,7 +146,7 @@ def test_a_power_cut_loses_no_segment_that_a_delta_table_lists(own_postgres_serv
     with Producer(cluster=url) as producer:
         producer.send("unforced", b"order").get(timeout=60)
         with Cluster.open(url) as cluster:  # the producer publishes beside its appends
-            until(lambda: all(lag.sealed_ms is None for lag in cluster.store.read(delta_lags).values()), cluster.store)
+            wait_until(lambda: all(lag.sealed_ms is None for lag in cluster.store.read(delta_lags).values()))
         machine.cut_the_power()
     with Cluster.open(url) as cluster:
         publish(cluster, topic)

@@ -14,8 +14,8 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.jobs import mirror
 from tests.support.mirroring import everything, make_source
 from tests.support.records import table
-from tests.support.replicas import every_replica_is_whole
 from tests.support.spark import run_job
+from tests.support.table_checks import assert_replicas_are_whole
 from tests.support.topics import append_to, make, stored
 
 
@@ -54,7 +54,7 @@ def test_the_mirror_job_runs_until_sigterm_and_copies_every_record(spark, tmp_pa
         assert summary["records"] == sum(event["records"] for event in events) == len(everything(source))
         assert (summary["before"], summary["after"]["t"]["3"]) == ({"t": dict.fromkeys("0123", 0)}, 1)
         assert everything(target) == everything(source)
-        every_replica_is_whole(target)
+        assert_replicas_are_whole(target)
         assert committed_offsets(target.store, "readers") == {here: 12, TopicPartition("t", 3): 0}
 
         commit_offsets(source.store, "readers", {here: 5, TopicPartition("t", 1): 30})

@@ -5,7 +5,7 @@ group, two streaming queries and a Delta stream read. None of them fails, and ea
 record once and in order, the last value of every key, and the unexpired records of the topic with retention.
 """
 
-import subprocess
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +24,10 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.publication import delta_tables
 from tests.support.child_programs import keyed_value
-from tests.support.python_process import PythonProcess
+from tests.support.children import Child
 from tests.support.records import ranges_of
 from tests.support.table_checks import assert_delta_is_the_log
-from tests.support.waiting import LIMIT_S, wait_until
+from tests.support.waiting import Worker, wait_until
 
 KEYS = 40
 MAINTENANCE_POINTS = [name for name in POINTS if name.partition(".")[0] in {"seal", "merge", "compact", "retention"}]
@@ -43,70 +43,27 @@ CONFIGS = {
     "latest": {"cleanup.policy": "compact", "retention.ms": "-1"},
     "short": {"retention.bytes": "6000"},
 }
+PROGRAMS = "tests.support.child_programs"
 Seen = list[tuple[int, int, int]]
 """(partition, offset, number), in the order in which a reader saw them."""
 
 
-class Process:
-    """A program of child_programs in a separate process, and the lines of its output."""
-
-    def __init__(self, program: str, *arguments: str, failpoint: str | None = None) -> None:
-        self.lines: list[str] = []
-        pipe = subprocess.PIPE
-        command = ("-m", "tests.support.child_programs", program, *arguments)
-        self._process = PythonProcess(*command, failpoint=failpoint, stdin=pipe, stdout=pipe, text=True)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line.rstrip())
-
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def finish(self) -> int:
-        """End its standard input, and wait for its end."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        code = self._process.wait(LIMIT_S)
-        self._reader.join()
-        self._process.stdout.close()  # type: ignore[union-attr]
-        return code
-
-    def kill(self) -> None:
-        self._process.kill()
-        self.finish()
-
-
-class GroupReader(threading.Thread):
+class GroupReader(Worker):
     """A consumer in a group that keeps all records it reads."""
 
     def __init__(self, address: str, topic: str, group: str) -> None:
-        super().__init__(daemon=True)
         self.seen: Seen = []
-        self.failure: Exception | None = None
-        self._stop_it = threading.Event()
         self._arguments = (address, topic, group)
+        super().__init__(self._read)
 
-    def run(self) -> None:
+    def _read(self, stop: threading.Event) -> None:
         address, topic, group = self._arguments
-        try:
-            with Consumer(
-                topic, cluster=address, group_id=group, auto_offset_reset="earliest", session_timeout_ms=60_000
-            ) as consumer:
-                while not self._stop_it.is_set():
-                    for partition, records in consumer.poll(100).items():
-                        self.seen += [(partition.partition, r.offset, number_of(r.value)) for r in records]
-        except Exception as error:
-            self.failure = error
-
-    def end(self) -> None:
-        self._stop_it.set()
-        self.join(LIMIT_S)
-        if self.failure is not None:
-            raise self.failure
+        with Consumer(
+            topic, cluster=address, group_id=group, auto_offset_reset="earliest", session_timeout_ms=60_000
+        ) as consumer:
+            while not stop.is_set():
+                for partition, records in consumer.poll(100).items():
+                    self.seen += [(partition.partition, r.offset, number_of(r.value)) for r in records]
 
 
 class StreamReader:
@@ -156,16 +113,14 @@ def topics(cluster: Cluster) -> dict[str, Topic]:
 
 
 @pytest.fixture
-def producer(cluster: Cluster, address: str, topics: dict[str, Topic]) -> Iterator[Process]:
-    process = Process("keyed_producer", address, str(KEYS), *topics)
+def producer(cluster: Cluster, address: str, topics: dict[str, Topic]) -> Iterator[Child]:
+    process = Child(PROGRAMS, "keyed_producer", address, KEYS, *topics)
     yield process
-    if not process.ended():
-        process.kill()
+    process.kill()
 
 
-def acked(producer: Process, topic: str) -> Seen:
-    found = [line.split() for line in producer.lines]
-    return [(int(p), int(o), int(n)) for _, name, p, o, n in found if name == topic]
+def acked(producer: Child, topic: str) -> Seen:
+    return [(int(p), int(o), int(n)) for name, p, o, n in producer.said("acked") if name == topic]
 
 
 def last_per_key(records: Seen) -> dict[int, tuple[int, int]]:
@@ -195,14 +150,12 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     address: str,
     log: ClientLog,
     topics: dict[str, Topic],
-    producer: Process,
+    producer: Child,
     tmp_path: Path,
 ) -> None:
     wait_until(lambda: delta_files(cluster, topics["events"]) > 3, "files in the Delta table", 0.05)
     groups = [GroupReader(address, "events", "g") for _ in range(2)]
     tails = {name: GroupReader(address, name, f"tail-{name}") for name in ("latest", "short")}
-    for reader in (*groups, *tails.values()):
-        reader.start()
     ours = spark.readStream.format("spark_log").option("cluster", address).option("startingOffsets", "earliest")
     streams = {name: StreamReader(ours.load(subscribe=name), tmp_path / name) for name in ("events", "latest")}
     [table] = delta_tables(cluster, topics["events"]).values()
@@ -211,14 +164,13 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     streams["delta"] = StreamReader(delta, tmp_path / "delta")
 
     for point in MAINTENANCE_POINTS:
-        process = Process("maintenance", address, failpoint=point)
-        wait_until(process.ended, f"the kill at {point}", 0.05)
-        assert process.finish() == -9, f"{point}: {process.lines[-3:]}"
-    process = Process("maintenance", address)
-    wait_until(lambda process=process: process.lines.count("round") >= 3, "whole rounds of maintenance", 0.05)
-    assert process.finish() == 0
+        process = Child(PROGRAMS, "maintenance", address, failpoint=point)
+        assert process.wait() == -signal.SIGKILL, f"{point}: {process.lines[-3:]}"
+    process = Child(PROGRAMS, "maintenance", address)
+    process.waits_for(lambda process: process.count("round") >= 3)
+    process.end()
 
-    assert producer.finish() == 0
+    producer.end()
     for name in topics:  # with the records in the tails
         alter_configs(cluster, name, {"segment.ms": "1"})
     for _ in range(2):
@@ -231,7 +183,7 @@ def test_producers_and_readers_are_unaffected_by_killed_maintenance(
     for name, reader in tails.items():
         wait_until(lambda name=name, reader=reader: caught_up(reader.seen, now[name]), f"the end of {name}", 0.05)
     for reader in (*groups, *tails.values()):
-        reader.end()
+        reader.finish()
     for stream in streams.values():
         stream.end()
     assert sorted(groups[0].seen + groups[1].seen) == sorted(sent["events"])

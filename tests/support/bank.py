@@ -30,6 +30,7 @@ from spark_log.log.segments.slices import Slice
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import SMALL_TAILS
 from tests.support.server_processes import GatewayProcess
+from tests.support.waiting import Worker
 
 BRANCHES = ("north", "south", "west")
 NUMBERS = "numbers"
@@ -162,27 +163,17 @@ class Auditor:
 
     def __init__(self, cluster: Cluster, clients: Sequence[str], acknowledged: Callable[[], Set[str]]) -> None:
         self._cluster, self._clients, self._acknowledged = cluster, clients, acknowledged
-        self._failure: BaseException | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="auditor")
 
     def __enter__(self) -> "Auditor":
-        self._thread.start()
+        self._worker = Worker(self._run, "auditor")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        if self._failure is not None:
-            raise self._failure
+        self._worker.finish()
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping.wait(_PACE_S):
-                self.audit()
-        except BaseException as error:
-            self._failure = error
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.wait(_PACE_S):
+            self.audit()
 
     def audit(self) -> Statement:
         acknowledged = set(self._acknowledged())

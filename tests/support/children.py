@@ -26,6 +26,7 @@ from spark_log.errors import SparkLogError
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Store
 from tests.support.python_process import PythonProcess
+from tests.support.waiting import LIMIT_S
 
 
 class Child:
@@ -61,15 +62,24 @@ class Child:
         wanted = [str(word) for word in words]
         return any(line[: len(wanted)] == wanted for line in list(self.lines))
 
+    def said(self, word: str) -> list[list[str]]:
+        """The rest of each line that begins with the word."""
+        return [line[1:] for line in list(self.lines) if line[0] == word]
+
     def count(self, word: str) -> int:
-        return sum(line[0] == word for line in list(self.lines))
+        return len(self.said(word))
+
+    def acked(self) -> dict[int, tuple[int, int]]:
+        """Of a numbered producer: {number: (partition, offset)} of the acknowledged records; none may have failed."""
+        assert not self.said("failed")
+        return {int(number): (int(partition), int(offset)) for number, partition, offset in self.said("acked")}
 
     @property
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def waits_for(self, condition: Callable[["Child"], bool], timeout_s: float = 120) -> None:
-        deadline = time.monotonic() + timeout_s
+    def waits_for(self, condition: Callable[["Child"], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
         while not condition(self):
             assert self._process.poll() is None or not self._new.empty(), self.lines[-20:]
             assert time.monotonic() < deadline, self.lines[-20:]
@@ -95,15 +105,20 @@ class Child:
         self._process.send_signal(signal.SIGCONT)
         self.say("go")
 
-    def wait(self, timeout_s: float = 120) -> int:
+    def wait(self, timeout_s: float = LIMIT_S) -> int:
         """Wait for its end and the rest of its output; its exit code."""
         code = int(self._process.wait(timeout=timeout_s))
         self._reading.join(timeout=30)
         return code
 
-    def finish(self, timeout_s: float = 120) -> None:
+    def finish(self, timeout_s: float = LIMIT_S) -> None:
         """Wait for its end and the rest of its output; its exit code must be 0."""
         assert self.wait(timeout_s) == 0, self.lines[-20:]
+
+    def end(self) -> None:
+        """End its input, and wait for its end; its exit code must be 0."""
+        self.close_input()
+        self.finish()
 
     def kill(self) -> None:
         """Kill it and its forks in any state; for the end of a test."""

@@ -34,6 +34,7 @@ from spark_log.facts.metrics.task_runs import TaskRun
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
+from tests.support.loopback import running_server
 from tests.support.waiting import LIMIT_S
 
 SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
@@ -245,11 +246,5 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running_provider() -> Iterator[OidcProvider]:
     provider = OidcProvider()
-    thread = threading.Thread(target=provider.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with running_server(provider):
         yield provider
-    finally:
-        provider.shutdown()
-        provider.server_close()
-        thread.join()

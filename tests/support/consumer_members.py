@@ -6,19 +6,18 @@ after the other in the same place is a rolling restart.
 """
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka as rdkafka
-from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from spark_log.gateway.protocol.schemas import ConsumerGroupHeartbeatRequest
 from spark_log.gateway.protocol.wire import Message
-from tests.support.gateway_wire import WireConnection
-from tests.support.waiting import LIMIT_S
+from tests.support.gateway_wire import WireConnection, commit_request
+from tests.support.waiting import Worker, wait_until
 
 LEAVE, LEAVE_AND_RETURN = -1, -2
 """Member epochs."""
@@ -94,17 +93,11 @@ class ConsumerMember:
         return self.beat(accept=False, member_epoch=epoch, instance_id=self.instance_id)
 
     def commit(self, topic: str, number: int, offset: int, epoch: int | None = None) -> int:
-        kind = OffsetCommitRequest.OffsetCommitRequestTopic
-        part = kind.OffsetCommitRequestPartition(
-            partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
-        )
-        request = OffsetCommitRequest(
-            group_id=self.group_id,
-            generation_id_or_member_epoch=self.epoch if epoch is None else epoch,
-            member_id=self.member_id,
-            group_instance_id=None,
-            topics=[kind(name=topic, partitions=[part])],
-        )
+        member_epoch = self.epoch if epoch is None else epoch
+        request = commit_request(
+            self.group_id, topic, offset, partition=number,
+            generation_id_or_member_epoch=member_epoch, member_id=self.member_id,
+        )  # fmt: skip
         return int(self.wire.exchange(request, 9).topics[0].partitions[0].error_code)
 
     def fetch(self, topic: str, number: int, epoch: int | None = None) -> tuple[int, int | None]:
@@ -127,23 +120,21 @@ MEMBERS_MAX = 2
 """group.consumer.max.size that the steps assume."""
 
 _COORDINATOR_ERRORS = (14, 15, 16)
-_WAIT_S = 60.0
 
 
 def topic_ids(wire: WireConnection, *names: str) -> dict[str, uuid.UUID]:
     """Waits until the server knows the topics."""
     kind = MetadataRequest.MetadataRequestTopic
-    deadline = time.monotonic() + _WAIT_S
-    while True:
+
+    def known() -> dict[str, uuid.UUID]:
         request = MetadataRequest(
             topics=[kind(name=name, topic_id=uuid.UUID(int=0)) for name in names], allow_auto_topic_creation=False,
             include_topic_authorized_operations=False,
         )  # fmt: skip
         found = {each.name: each.topic_id for each in wire.exchange(request, 12).topics if each.error_code == 0}
-        if len(found) == len(names):
-            return found
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        return found if len(found) == len(names) else {}
+
+    return wait_until(known, "the server knows the topics", pause_s=0.1)
 
 
 def observations(port: int) -> list[str]:
@@ -160,18 +151,12 @@ def observations(port: int) -> list[str]:
             return members[-1]
 
         try:
-            _until_coordinated(member("warm-up"))
+            first = member("warm-up")
+            wait_until(lambda: first.join().error_code not in _COORDINATOR_ERRORS, "a coordinator", pause_s=0.2)
             return [f"{step}: {seen}" for step, seen in _steps(member)]
         finally:
             for each in members:
                 each.wire.__exit__(None, None, None)
-
-
-def _until_coordinated(member: ConsumerMember) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while member.join().error_code in _COORDINATOR_ERRORS:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def _seen(member: ConsumerMember, answer: Message) -> str:
@@ -319,16 +304,10 @@ class RollingReader:
         self.name, self.seen = name, []  # type: tuple[str, list[bytes]]
         self._settings, self._topics, self._ownership = settings, topics, ownership
         self._positions: dict[tuple[str, int], int] = {}
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name)
-        self.error: BaseException | None = None
-        self._thread.start()
+        self._worker = Worker(self._run, name)
 
     def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(LIMIT_S)
-        assert not self._thread.is_alive(), f"{self.name} does not close"
-        assert self.error is None, self.error
+        self._worker.finish()
 
     def _take(self, partitions: Sequence[Any]) -> None:
         for each in partitions:
@@ -343,21 +322,18 @@ class RollingReader:
         self._positions[partition] = message.offset() + 1
         return True
 
-    def _run(self) -> None:
+    def _run(self, stop: threading.Event) -> None:
         own = self._ownership
-        try:
-            consumer = rdkafka.Consumer(dict(self._settings))
-            consumer.subscribe(
-                list(self._topics),
-                on_assign=lambda _, got: self._take(got),
-                on_revoke=lambda _, gone: own.drop(self.name, gone),
-                on_lost=lambda _, gone: own.drop_lost(self.name, gone),
-            )
-            while not self._stopped.is_set():
-                for message in consumer.consume(200, _POLL_S):
-                    value = message.value()
-                    if message.error() is None and value is not None and self._is_new(message):
-                        self.seen.append(value)
-            consumer.close()
-        except BaseException as error:
-            self.error = error
+        consumer = rdkafka.Consumer(dict(self._settings))
+        consumer.subscribe(
+            list(self._topics),
+            on_assign=lambda _, got: self._take(got),
+            on_revoke=lambda _, gone: own.drop(self.name, gone),
+            on_lost=lambda _, gone: own.drop_lost(self.name, gone),
+        )
+        while not stop.is_set():
+            for message in consumer.consume(200, _POLL_S):
+                value = message.value()
+                if message.error() is None and value is not None and self._is_new(message):
+                    self.seen.append(value)
+        consumer.close()

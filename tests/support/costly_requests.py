@@ -20,11 +20,10 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from spark_log.gateway.api import Api
-from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.server import APIS
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES
-from tests.support.gateway_wire import request_about
+from tests.support.gateway_wire import frame_of, request_about
 from tests.support.kafka_batches import stored, with_checksum
 
 HOSTILE_ADDRESS = "127.0.0.2"
@@ -34,12 +33,6 @@ _ANSWER_S = 20.0
 _HEADER_BYTES = 14
 """Length, API key, version, correlation id and an empty client id."""
 _LENGTHS = [b"\x80", b"\xff", b"\x7f", b"\x00\x00\x00\x01", b"\x7f\xff\xff\xff", b"\x02"]
-
-
-def frame_of(request: Message, version: int, client_id: str = "") -> bytes:
-    request.API_VERSION = version
-    request.with_header(1, client_id)
-    return request.encode(header=True, framed=True)  # type: ignore[no-any-return]
 
 
 def framed(api: Api, version: int, body: bytes) -> bytes:
@@ -105,9 +98,9 @@ def batch_of(body: bytes, count: int, compression: int) -> bytes:
     return with_checksum(header + body)
 
 
-def produce_of(topic: str, batches: list[bytes], partition: int = 0) -> bytes:
+def produce_of(topic: str, batches: list[bytes]) -> bytes:
     kind = ProduceRequest.TopicProduceData
-    data = [kind.PartitionProduceData(index=partition, records=batch) for batch in batches]
+    data = [kind.PartitionProduceData(index=0, records=batch) for batch in batches]
     return frame_of(
         ProduceRequest(
             transactional_id=None, acks=-1, timeout_ms=1_000, topic_data=[kind(name=topic, partition_data=data)]

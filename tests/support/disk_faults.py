@@ -62,7 +62,8 @@ def fill_disk(folder: Path) -> Path:
     return filler
 
 
-_KEY, _VALUE = 2, 3
+_VALUE = 3
+"""Number of the column."""
 
 
 class StoredFile:

@@ -16,7 +16,7 @@ from spark_log.spark.streams import TransactionalLoop
 from tests.support.child_programs import producer_value
 from tests.support.python_process import PythonProcess
 from tests.support.server_processes import GatewayProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import Worker, wait_until
 
 TOPIC, COPY, COPIERS, READERS = "t", "copy", "copiers", "readers"
 DELIVERY_MS = 120_000
@@ -77,36 +77,6 @@ class ProducerProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(timeout=60)
-
-
-class Worker:
-    """A thread that runs `run` until its event is set. `check` and `finish` raise the error that ended it."""
-
-    def __init__(self, run: Callable[[threading.Event], None]) -> None:
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._run = run
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            self._run(self._stop)
-        except BaseException as error:
-            self._error = error
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def finish(self) -> None:
-        self.stop()
-        self._thread.join(timeout=DELIVERY_MS / 1000)
-        assert not self._thread.is_alive()
-        self.check()
 
 
 class FailoverLoad:

@@ -57,15 +57,11 @@ class WireConnection:
         return self.receive(request, version)
 
     def send(self, request: Message, version: int) -> None:
-        request.API_VERSION = version
-        request.with_header(_CORRELATION_ID, self._client_id)
-        self._socket.sendall(request.encode(header=True, framed=True))
+        self._socket.sendall(frame_of(request, version, self._client_id))
 
     def send_start(self, request: Message, version: int, size: int) -> None:
         """Only the first `size` bytes of the request."""
-        request.API_VERSION = version
-        request.with_header(_CORRELATION_ID, self._client_id)
-        self._socket.sendall(request.encode(header=True, framed=True)[:size])
+        self._socket.sendall(frame_of(request, version, self._client_id)[:size])
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -112,6 +108,13 @@ class WireConnection:
             assert more, "the gateway has closed the connection"
             found += more
         return found
+
+
+def frame_of(request: Message, version: int, client_id: str = "") -> bytes:
+    """A request as it is sent: its length, header and body."""
+    request.API_VERSION = version
+    request.with_header(_CORRELATION_ID, client_id)
+    return request.encode(header=True, framed=True)  # type: ignore[no-any-return]
 
 
 def request_about(name: str, kind: type[Message], version: int) -> Message:
@@ -206,15 +209,17 @@ def fetch_request(
     )  # fmt: skip
 
 
-def commit_request(group: str, topic: str, offset: int = 0, *, metadata: str = "", **member: object) -> Message:
+def commit_request(
+    group: str, topic: str, offset: int = 0, *, partition: int = 0, metadata: str = "", **member: object
+) -> Message:
     """`member` has fields of the request that name the member; by default it has none."""
     kind = OffsetCommitRequest.OffsetCommitRequestTopic
-    partition = kind.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
+    commit = kind.OffsetCommitRequestPartition(
+        partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
     )
     no_member = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
     return OffsetCommitRequest(
-        group_id=group, **{**no_member, **member}, topics=[kind(name=topic, partitions=[partition])]
+        group_id=group, **{**no_member, **member}, topics=[kind(name=topic, partitions=[commit])]
     )  # fmt: skip
 
 

@@ -14,9 +14,8 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import sqlalchemy as sa
 from kafka import OffsetAndMetadata
@@ -33,8 +32,6 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Attempt, Store
 from tests.support.waiting import LIMIT_S
-
-T = TypeVar("T")
 
 LONG_MS = 600_000
 """A session that does not end during a test."""
@@ -85,18 +82,6 @@ def settle(*readers: Reader) -> Sequence[Reader]:
         if all(reader.answer is not None and reader.answer.complete for reader in readers) and len(generations) == 1:
             return readers
         assert time.monotonic() < deadline, [(reader.member.member_id, reader.answer) for reader in readers]
-
-
-def until(condition: Callable[[], T], store: Store) -> T:
-    """Wait for a condition on the contents of the store."""
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        seen = store.changes.current()
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline
-        store.changes.wait(seen, 0.05)
 
 
 def commit(address: str, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:

@@ -35,13 +35,13 @@ from pyiceberg.table import CommitTableRequest, CommitTableResponse, StaticTable
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
-from spark_log.ids import OffsetRange
 from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.tables.publication import delta_tables, publish
 from tests.support import iceberg_spark_process
+from tests.support.loopback import running_server
 from tests.support.python_process import REPOSITORY, run_process
-from tests.support.records import ranges_of
+from tests.support.records import read_rows, topic_rows
 from tests.support.table_checks import duckdb_connection
 from tests.support.topics import append
 
@@ -102,16 +102,10 @@ def values_of(table: pa.Table) -> Values:
 
 def values_in(cluster: Cluster, topic: Topic) -> Values:
     """The values of the log, of each partition that has some."""
-    log = ClientLog(cluster)
-    try:
-        ranges = {each: OffsetRange(*limits) for each, limits in log.positions(topic).items()}
-        values: Values = {}
-        for batch in log.read(ranges):
-            for row in batch.to_pylist():
-                values.setdefault(row["partition"], []).append(row["value"].decode())
-        return values
-    finally:
-        log.close()
+    values: Values = {}
+    for row in topic_rows(cluster, topic.name):
+        values.setdefault(row["partition"], []).append(row["value"].decode())
+    return values
 
 
 def check(cluster: Cluster, topic: Topic, operations: list[str] | None = None) -> None:
@@ -210,8 +204,7 @@ def rows_of(log: ClientLog, topic: Topic) -> Rows:
     typed = None if topic.columns is None else topic.columns.fields
     names = ["partition", "offset", "timestamp", "key", "value", "headers", *(() if typed is None else typed.names)]
     schema = read_schema(include_headers=True, columns=names, typed=typed)
-    batches = list(log.read(ranges_of(log, topic), schema))
-    return ordered([row for batch in batches for row in batch.to_pylist()])
+    return ordered(read_rows(log, topic, schema))
 
 
 def assert_table_is_the_log(spark: IcebergSpark, cluster: Cluster, log: ClientLog, topic: Topic) -> Rows:
@@ -277,14 +270,8 @@ class RestCatalog:
 
     @contextmanager
     def running(self) -> Iterator["RestCatalog"]:
-        thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
-        thread.start()
-        try:
+        with running_server(self._server):
             yield self
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
 
     @contextmanager
     def silent(self) -> Iterator[None]:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.facts.topics import PartitionInfo, describe_topics
 from spark_log.log.append.rules import Appended
@@ -18,7 +17,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.records import table
-from tests.support.replicas import folder_of, inspect_and_elect, topic_on
+from tests.support.replicas import add_brokers, bring_back, inspect_and_elect, take_away, topic_on
 
 
 class Tag(NamedTuple):
@@ -42,11 +41,10 @@ class TaggedLog:
     allowed. `records` is the content of the log, `lineages` are all former and current contents.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, name: str = "t") -> None:
-        self.cluster, self.name = cluster, name
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.name = cluster, "t"
         if {info.broker_id for info in cluster.log_dirs().values()} == {1}:
-            for broker_id in (2, 3):
-                add_broker(cluster, broker_id, [str(folder / f"broker-{broker_id}")])
+            add_brokers(cluster, folder, 2, 3)
         self.log = ClientLog(cluster)
         self.lineages: list[tuple[Tag, ...]] = []
         self._create()
@@ -56,7 +54,8 @@ class TaggedLog:
             self.cluster, self.name, [[2, 3]], unclean_leader_election_enable="true", inline_max_bytes="0"
         )
         self.records: list[Tag] = []
-        self.away: Path | None = None
+        self.away: int | None = None
+        """The broker of the follower that is offline."""
         self.fork_offset = 0
 
     def append(self, count: int = 1) -> None:
@@ -70,7 +69,8 @@ class TaggedLog:
     def fork(self) -> None:
         """The follower goes offline: later records are on the leader only."""
         leader = self._partition().leader
-        self.away = self._take_away(next(broker for broker in (2, 3) if broker != leader))
+        self.away = next(broker for broker in (2, 3) if broker != leader)
+        take_away(self.cluster, self.away)
         self.fork_offset = len(self.records)
 
     def join(self) -> None:
@@ -85,12 +85,13 @@ class TaggedLog:
         """
         leader, follower = self._partition().leader, self.away
         assert leader is not None and follower is not None
-        lost = self._take_away(leader)
-        self._rename_back(follower)
+        take_away(self.cluster, leader)
+        bring_back(self.cluster, follower)
+        inspect_and_elect(self.cluster)
         self.away = None
         del self.records[self.fork_offset :]
         self.lineages.append(tuple(self.records))
-        self._bring_back(lost)
+        self._bring_back(leader)
 
     def recreate(self) -> None:
         if self.away is not None:
@@ -101,23 +102,11 @@ class TaggedLog:
     def _partition(self) -> PartitionInfo:
         return describe_topics(self.cluster, [self.name])[0].partitions[0]
 
-    def _take_away(self, broker_id: int) -> Path:
-        folder = folder_of(self.cluster, broker_id)
-        gone = folder.rename(folder.with_name(f"{folder.name}-away"))
-        self._inspect()
-        return gone
-
-    def _rename_back(self, gone: Path) -> None:
-        gone.rename(gone.with_name(gone.name.removesuffix("-away")))
-        self._inspect()
-
-    def _bring_back(self, gone: Path) -> None:
-        self._rename_back(gone)
-        catch_up(self.cluster.of(self.topic), self.topic, 0, int(gone.name.removesuffix("-away").rpartition("-")[2]))
-        assert len(self._partition().isr) == 2
-
-    def _inspect(self) -> None:
+    def _bring_back(self, broker_id: int) -> None:
+        bring_back(self.cluster, broker_id)
         inspect_and_elect(self.cluster)
+        catch_up(self.cluster.of(self.topic), self.topic, 0, broker_id)
+        assert len(self._partition().isr) == 2
 
 
 class LineageReader:

@@ -1,6 +1,7 @@
-"""Loopback ports for the servers of tests, and a server whose answer never ends."""
+"""Loopback ports and servers for tests, and a server whose answer never ends."""
 
 import contextlib
+import http.server
 import os
 import random
 import socket
@@ -34,6 +35,19 @@ def _ports() -> Iterator[int]:
 
 
 _PORTS = _ports()
+
+
+@contextlib.contextmanager
+def running_server(server: http.server.HTTPServer) -> Iterator[str]:
+    """The URL of a server on loopback that answers during the block."""
+    thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 python -m tests.support.mirroring SOURCE TARGET OFFSETS_PER_STEP
 """
 
+import contextlib
 import pickle
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from spark_log.replication.controller.topic_operations import alter_configs, cre
 from spark_log.spark.datasource.options.topic_choice import SubscribeTopics
 from spark_log.spark.mirror.mirror import Mirror, Step
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
-from tests.support.records import NOON_MS, ranges_of, table
+from tests.support.records import NOON_MS, read_rows, table
 
 PARTITIONS = 4
 
@@ -77,12 +78,9 @@ def compact(cluster: Cluster, topic: Topic, partition: int, stays: Any) -> None:
 
 def everything(cluster: Cluster, name: str = "t") -> list[dict[str, Any]]:
     """Every readable record with all its fields except the topic, by partition and offset."""
-    log = ClientLog(cluster)
     columns = [field for field in read_schema(True).names if field != "topic"]
-    schema = read_schema(True, columns)
-    found = [row for batch in log.read(ranges_of(log, log.find_topic(name)), schema) for row in batch.to_pylist()]
-    log.close()
-    return found
+    with contextlib.closing(ClientLog(cluster)) as log:
+        return read_rows(log, log.find_topic(name), read_schema(True, columns))
 
 
 def without_spark(transfers: Sequence[Transfer]) -> list[Transferred]:

@@ -34,6 +34,7 @@ _HEALTHY = {"leader": "running"}
 """The state of a healthy member by role; of a standby it is streaming."""
 _START_S_MAX = 300.0
 """On a busy machine the copies of the first node alone take a minute."""
+_HEALTHY_S_MAX = 90.0
 
 
 class PatroniNotInstalledError(Exception):
@@ -257,14 +258,14 @@ class PatroniCluster:
         [name] = [name for name, role in self.roles().items() if role == "sync_standby"]
         return self.node(name)
 
-    def wait_until_healthy(self, timeout_s: float = 90.0) -> None:
-        """Wait for one primary and two standbys.
+    def wait_until_healthy(self) -> None:
+        """Wait for one primary and two standbys, `_HEALTHY_S_MAX` at most.
 
-        A standby that does not start within `timeout_s` is copied from the primary, as the guide says: Patroni can run
+        A standby that does not start within this time is copied from the primary, as the guide says: Patroni can run
         pg_rewind before the checkpoint of a new primary ends, and the node then needs a person (its issue 3367).
         """
         try:
-            self._wait(self._is_healthy, timeout_s)
+            self._wait(self._is_healthy, _HEALTHY_S_MAX)
         except TimeoutError:
             roles = self.roles()
             if sorted(roles.values()) != ["leader", "sync_standby"]:
@@ -272,16 +273,16 @@ class PatroniCluster:
             [name] = set(NODES) - set(roles)
             self.reinitialised.append(name)
             self._patronictl("reinit", SCOPE, name, "--force", "--wait")
-            self._wait(self._is_healthy, timeout_s)
+            self._wait(self._is_healthy, _HEALTHY_S_MAX)
 
     def _is_healthy(self) -> bool:
         return sorted(self.roles().values()) == ["leader", "replica", "sync_standby"]
 
-    def wait_for_another_primary(self, old: PatroniNode, timeout_s: float = 90.0) -> None:
+    def wait_for_another_primary(self, old: PatroniNode) -> None:
         def replaced() -> bool:
             return any(role == "leader" and name != old.name for name, role in self.roles().items())
 
-        self._wait(replaced, timeout_s)
+        self._wait(replaced, _HEALTHY_S_MAX)
 
     def switch_over(self) -> None:
         """Let the synchronous standby and the primary change places, by `patronictl switchover`."""

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from spark_log.metadata import store_schema
 from tests.support.loopback import free_port
+from tests.support.waiting import wait_until
 
 USER = "spark_log"
 
@@ -63,16 +64,7 @@ class PostgresServer:
             self._run("cp", "-a", str(base_backup), str(self._data))
             return
         if standby_of is not None:
-            self._run(
-                str(self._programs / "pg_basebackup"),
-                "-D",
-                str(self._data),
-                "-d",
-                standby_of.address,
-                "-R",
-                "-c",
-                "fast",
-            )
+            self._copy(standby_of.address, self._data, "-R")
             return
         initdb = [self._programs / "initdb", "-D", self._data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C"]
         self._run(*map(str, initdb), "--no-instructions")
@@ -148,14 +140,16 @@ class PostgresServer:
         self._run("touch", f"{self._data}/recovery.signal")
         self._run("sh", "-c", f"echo \"restore_command = 'false'\" >> {self._data}/postgresql.auto.conf")
         self.start()
-        while self.query("SELECT pg_is_in_recovery()") != "f":
-            time.sleep(0.05)
+        self._wait_for_the_end_of_recovery()
 
     def base_backup(self) -> Path:
         """Copy the data folder of the running server with pg_basebackup, and return the copy's path."""
         copy = self._root / "base"
-        self._run(str(self._programs / "pg_basebackup"), "-D", str(copy), "-d", self.address, "-c", "fast")
+        self._copy(self.address, copy)
         return copy
+
+    def _copy(self, address: str, folder: Path, *options: str) -> None:
+        self._run(str(self._programs / "pg_basebackup"), "-D", str(folder), "-d", address, "-c", "fast", *options)
 
     def lose(self) -> None:
         """Kill the server and delete its data folder; base backup and archive stay."""
@@ -177,18 +171,18 @@ class PostgresServer:
         now = self.query("SELECT clock_timestamp()")
         self.execute("CREATE TABLE IF NOT EXISTS later (); COMMENT ON TABLE later IS 'a commit at which recovery ends'")
         last = self.query("SELECT pg_walfile_name(pg_switch_wal())")
-        while not (self.archive / last).exists() or last > self.query(
-            "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver"
-        ):
-            time.sleep(0.02)
+        archived = "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver"
+        wait_until(lambda: (self.archive / last).exists() and last <= self.query(archived))
         return now
 
     def recover(self, archive: Path, until: str) -> None:
         """Start on a base backup, apply the archived write-ahead log up to this time, and end recovery there."""
         self._run("touch", f"{self._data}/recovery.signal")
         self.start(restore_command=f"cp {archive}/%f %p", recovery_target_time=until, recovery_target_action="promote")
-        while self.query("SELECT pg_is_in_recovery()") != "f":
-            time.sleep(0.02)
+        self._wait_for_the_end_of_recovery()
+
+    def _wait_for_the_end_of_recovery(self) -> None:
+        wait_until(lambda: self.query("SELECT pg_is_in_recovery()") == "f")
 
     def demote(self) -> None:
         """Restart as a standby that accepts only reads, until `SELECT pg_promote()`."""
@@ -206,8 +200,7 @@ class PostgresServer:
         names = "*" if required else ""
         self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
         self.execute("SELECT pg_reload_conf()")
-        while self.query("SHOW synchronous_standby_names") != names:
-            time.sleep(0.01)
+        wait_until(lambda: self.query("SHOW synchronous_standby_names") == names)
 
     def freeze(self) -> None:
         """Stop every process of the server as a frozen machine does: its sockets stay open, and nothing answers."""
@@ -301,15 +294,17 @@ class PostgresPair:
         self.primary.start()
         self.standby = PostgresServer(standby_of=self.primary)
         self.standby.start()
-        self.primary.require_standby()
-        while not self.has_standby():
-            time.sleep(0.01)
+        self._require_standby()
 
     def address(self, database_url: str) -> str:
         """The URL of a database of the primary, with both hosts."""
         database = database_url.rpartition("/")[2]
         hosts = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}"
         return f"postgresql+psycopg://{USER}@{hosts}/{database}"
+
+    def _require_standby(self) -> None:
+        self.primary.require_standby()
+        wait_until(self.has_standby)
 
     def has_standby(self) -> bool:
         """Whether the primary has a synchronous standby that is connected."""
@@ -324,9 +319,7 @@ class PostgresPair:
         self.standby = PostgresServer(standby_of=self.primary)
         self.standby.port = killed.port
         self.standby.start()
-        self.primary.require_standby()
-        while not self.has_standby():
-            time.sleep(0.01)
+        self._require_standby()
 
     def remove(self) -> None:
         for server in (self.primary, self.standby):

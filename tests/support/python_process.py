@@ -171,10 +171,10 @@ def _server() -> socket.socket:
         return _start_server(os.getpid())
 
 
-def run_python(program: str, *arguments: str, timeout_s: float = 300.0) -> str:
+def run_python(program: str, *arguments: str) -> str:
     """Run `program` text in the repository with this interpreter; its stdout, or an error with all it printed."""
     command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         raise AssertionError(f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
     return done.stdout

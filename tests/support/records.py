@@ -43,20 +43,21 @@ def ranges_of(log: ClientLog, topic: Topic) -> dict[TopicPartition, OffsetRange]
     return {tp: OffsetRange(*positions) for tp, positions in log.positions(topic).items()}
 
 
+def read_rows(log: ClientLog, topic: Topic, schema: pa.Schema | None = None) -> list[dict[str, Any]]:
+    """Every readable record of the topic, in order; `schema` has the columns."""
+    return [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
+
+
 def read_all(log: ClientLog, topic: Topic) -> list[tuple[int, int, str]]:
     """(partition, offset, value) of every readable record of the topic, in order."""
-    schema = read_schema(columns=["partition", "offset", "value"])
-    return [
-        (row["partition"], row["offset"], row["value"].decode())
-        for batch in log.read(ranges_of(log, topic), schema)
-        for row in batch.to_pylist()
-    ]
+    rows = read_rows(log, topic, read_schema(columns=["partition", "offset", "value"]))
+    return [(row["partition"], row["offset"], row["value"].decode()) for row in rows]
 
 
 def topic_rows(cluster: Cluster, name: str) -> list[dict[str, Any]]:
     """Every readable record of the topic, in order, read with a log of its own."""
     with contextlib.closing(ClientLog(cluster)) as log:
-        return [row for batch in log.read(ranges_of(log, log.find_topic(name))) for row in batch.to_pylist()]
+        return read_rows(log, log.find_topic(name))
 
 
 def topic_values(cluster: Cluster, name: str) -> list[bytes | None]:
@@ -99,12 +100,8 @@ def append_keyed(
 
 def rows_of(log: ClientLog, topic: Topic) -> Rows:
     """Every readable record of the topic, by partition and offset."""
-    schema = read_schema(columns=["partition", "offset", "key", "value"])
-    tables = [pa.Table.from_batches([batch]) for batch in log.read(ranges_of(log, topic), schema)]
-    if not tables:
-        return []
-    columns = pa.concat_tables(tables).to_pydict()
-    return list(zip(columns["partition"], columns["offset"], columns["key"], columns["value"], strict=True))
+    rows = read_rows(log, topic, read_schema(columns=["partition", "offset", "key", "value"]))
+    return [(row["partition"], row["offset"], row["key"], row["value"]) for row in rows]
 
 
 SMALL_TAILS = {"inline.max.bytes": "1000", "inline.tail.bytes": "1500"}

@@ -12,14 +12,12 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.lease import unfenced
-from spark_log.cluster.log_dir import LogDir, segment_path
-from spark_log.cluster.topics import Topic, find_topic, find_topics
+from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.topics import Topic, find_topic
 from spark_log.facts.topics import describe_topics
-from spark_log.ids import LogDirId
 from spark_log.log.partitions.partition_rows import lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import fail_over, lose_files
-from spark_log.log.segments.segment_copy import Pace, SegmentFile, copy_segment, is_whole
-from spark_log.metadata import tables as t
+from spark_log.log.segments.segment_copy import Pace, SegmentFile, copy_segment
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.metadata.store import Attempt
 from spark_log.replication.controller import topic_copies
@@ -99,31 +97,6 @@ def copied_segments() -> Iterator[list[str]]:
 
     with patch.object(catch_up, "copy_segment", copy):
         yield copied
-
-
-def every_replica_is_whole(cluster: Cluster) -> None:
-    """Invariant 10: each segment below the LEO of a replica that is online is in its log dir, byte for byte."""
-    in_each_store(cluster, _replicas_of_store_are_whole)
-
-
-def _replicas_of_store_are_whole(cluster: Cluster) -> None:
-    infos = cluster.log_dirs()
-    with cluster.store.snapshot() as connection:
-        folders = {topic.topic_id: topic.folder for topic in find_topics(connection).values()}
-        segments = connection.execute(sa.select(t.segment).where(~t.segment.c.inline)).all()
-        replicas = connection.execute(
-            sa.select(t.replica)
-            .join(t.log_dir, t.log_dir.c.log_dir_id == t.replica.c.log_dir_id)
-            .where(t.log_dir.c.online)
-        ).all()
-    for replica in replicas:
-        log_dir = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
-        for row in segments:
-            same = (row.topic_id, row.partition) == (replica.topic_id, replica.partition)
-            if same and row.end_offset <= replica.log_end_offset:
-                path = segment_path(folders[row.topic_id], row.partition, row.name)
-                file = SegmentFile(path, row.bytes, row.checksum)
-                assert is_whole(log_dir, file), f"{path} in {log_dir}"
 
 
 def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:

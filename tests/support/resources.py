@@ -5,7 +5,6 @@ for in every file that a cluster has written.
 """
 
 import gc
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from spark_log.cluster.topics import find_topics
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.metadata import tables as t
 from tests.support.replicas import folder_of
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import wait_until
 
 _ARROW_BYTES_MAX = 2_000_000
 """Allowance for Arrow's own memory, in bytes."""
@@ -65,10 +64,8 @@ def arrow_memory(bytes_max: int) -> Iterator[None]:
     """
     before = _arrow_bytes(bytes_max // 10)
     yield
-    deadline_s = time.monotonic() + LIMIT_S
-    while min(after := _arrow_bytes(bytes_max), after - before) > bytes_max:
-        assert time.monotonic() < deadline_s, f"{after - before:,} bytes of Arrow are held, {bytes_max:,} are allowed"
-        time.sleep(0.01)
+    allowed = before + bytes_max
+    wait_until(lambda: _arrow_bytes(bytes_max) <= allowed, f"Arrow holds at most {allowed:,} bytes, {before:,} before")
 
 
 def _arrow_bytes(negligible: int) -> int:

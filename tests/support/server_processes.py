@@ -5,14 +5,13 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from tests.support.loopback import free_port
 from tests.support.python_process import PythonProcess
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import wait_until
 
 
 class LoggedProcess:
@@ -79,16 +78,17 @@ class GatewayProcess(LoggedProcess):
         log = folder / f"gateway-{self.port}.log"
         super().__init__(log, "gateway", "--cluster", cluster_address, "--listen", self.address, *options)
 
-    def start(self, failpoint: str | None = None, timeout_s: float = LIMIT_S) -> None:
+    def start(self, failpoint: str | None = None) -> None:
         """Start, and wait until clients can connect."""
         written = f"listens on {self.address}"
         already = self.output.count(written)
         super().start(failpoint)
-        deadline = time.monotonic() + timeout_s
-        while self.output.count(written) == already or not self._listens():
+
+        def listens() -> bool:
             assert self.running, f"the gateway has ended:\n{self.output[-4000:]}"
-            assert time.monotonic() < deadline, f"the gateway does not listen:\n{self.output[-4000:]}"
-            time.sleep(0.02)
+            return self.output.count(written) > already and self._listens()
+
+        wait_until(listens, f"the gateway listens, whose output is in {self._log}", pause_s=0.02)
 
     def memory_mb(self, field: str = "VmRSS") -> float:
         """The resident memory of the process, with `VmHWM` its peak so far."""
@@ -155,8 +155,8 @@ QUICK = {
 class BrokerProcess(LoggedProcess):
     """`spark-log broker start`; its output goes to `<folder>/broker-<id>.log`."""
 
-    def __init__(self, folder: Path, address: str, broker_id: int, settings: dict[str, int] = QUICK) -> None:
+    def __init__(self, folder: Path, address: str, broker_id: int) -> None:
         self.broker_id = broker_id
-        options = [part for name, value in settings.items() for part in ("--setting", f"{name}={value}")]
+        options = [part for name, value in QUICK.items() for part in ("--setting", f"{name}={value}")]
         log = folder / f"broker-{broker_id}.log"
         super().__init__(log, "broker", "start", "--id", str(broker_id), "--cluster", address, *options)

@@ -1,6 +1,5 @@
 """Members of share groups: in this process without a client, and at a gateway, byte by byte."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +27,7 @@ from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata.store import Attempt
 from tests.support.gateway_wire import WireConnection
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import wait_until
 
 
 def set_lock_ms(cluster: Cluster, lock_ms: int) -> None:
@@ -93,13 +92,13 @@ class ShareMember:
         leave_share_group(self.cluster.store, self.group, self.member)
 
 
-def move_lock_ends(cluster: Cluster, by_ms: int, group: str = "workers") -> None:
-    """Let the group's locks end so much earlier, as if this time had passed for them."""
+def move_lock_ends(cluster: Cluster, by_ms: int) -> None:
+    """Let the locks of group "workers" end so much earlier, as if this time had passed for them."""
 
     def move(connection: sa.Connection, _attempt: Attempt) -> None:
         now = cluster.store.clock(connection)
-        for key in rows.offers_of(rows.ask_offers(connection, group)):
-            row = rows.row_of(rows.ask_row(connection, group, key, lock=True), group, key, now)
+        for key in rows.offers_of(rows.ask_offers(connection, "workers")):
+            row = rows.row_of(rows.ask_row(connection, "workers", key, lock=True), "workers", key, now)
             assert row is not None
             ranges = tuple(r._replace(until_ms=r.until_ms - by_ms) if r.lock > 0 else r for r in row.window.ranges)
             rows.save(connection, [replace(row, window=replace(row.window, ranges=ranges))], now)
@@ -113,10 +112,10 @@ AcknowledgementBatch = tuple[int, int, Sequence[int]]
 
 
 class WireShareMember:
-    """Reads partition 0 of a topic. `epoch` is that of the next request of its share session."""
+    """Reads partition 0 of a topic in group "workers". `epoch` is that of the next request of its share session."""
 
-    def __init__(self, connection: WireConnection, topic: Topic, group: str = "workers", member: str = "m1") -> None:
-        self.connection, self.topic, self.group, self.member = connection, topic, group, member
+    def __init__(self, connection: WireConnection, topic: Topic, member: str = "m1") -> None:
+        self.connection, self.topic, self.group, self.member = connection, topic, "workers", member
         self.epoch = 0
 
     def join(self, topics: Sequence[str] = ()) -> None:
@@ -167,13 +166,13 @@ class WireShareMember:
 
     def acquire(self) -> list[tuple[int, int, int]]:
         """Fetch until records come: first and last offset and delivery count of each range."""
-        deadline_s = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline_s:
+
+        def fetch() -> list[tuple[int, int, int]]:
             answer = self.send(self.fetch_request(max_wait_ms=500))
             assert answer.error_code == 0, answer
-            if found := acquired(answer):
-                return found
-        raise AssertionError("no records came")
+            return acquired(answer)
+
+        return wait_until(fetch, "records")
 
     def acknowledge(self, *acks: AcknowledgementBatch) -> int:
         """Return the error code of the request, or of the partition."""

@@ -196,10 +196,9 @@ class StandaloneSpark:
     Every process runs this environment's Spark, with `environment` added to what the executors inherit.
     """
 
-    def __init__(self, folder: Path, workers: int = 2, cores: int = 1, memory: str = "1g", **environment: str) -> None:
+    def __init__(self, folder: Path, workers: int = 2, **environment: str) -> None:
         self._folder = folder
         self._worker_count = workers
-        self._resources = ["--cores", str(cores), "--memory", memory]
         self._environment = environment
         self.daemons: list[Daemon] = []
         self.master_url = ""
@@ -228,7 +227,9 @@ class StandaloneSpark:
     def add_worker(self, name: str) -> Daemon:
         """Start one more Worker. It has registered once its log says so: `.wait_for("registered")`."""
         work = self._folder / name
-        return self._start(name, "worker.Worker", *self._resources, "--work-dir", str(work), self.master_url)
+        return self._start(
+            name, "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", str(work), self.master_url
+        )
 
     def _start(self, name: str, main_class: str, *arguments: str) -> Daemon:
         home = Path(pyspark.__file__).parent

@@ -5,6 +5,7 @@ the metadata; Delta and Iceberg tables with the records in files; the table of t
 records.
 """
 
+import contextlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
@@ -25,13 +26,13 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topics
-from spark_log.log.records.schema import read_schema
+from spark_log.ids import LogDirId
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
 from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication_state import CURRENT, table_folder
-from tests.support.records import ranges_of
+from tests.support.records import rows_of
 
 
 def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> None:
@@ -44,12 +45,7 @@ def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> No
 
 def _assert_delta_of_store(cluster: Cluster, twice: Collection[int]) -> None:
     topics = _topics(cluster)
-    online = sa.select(t.log_dir.c.log_dir_id).where(t.log_dir.c.online)
-    log_dirs = cluster.store.read(lambda connection: set(connection.execute(online).scalars()))
-    for log_dir_id, info in cluster.log_dirs().items():
-        if log_dir_id not in log_dirs:
-            continue
-        log_dir = LogDir(info.uri)
+    for log_dir_id, log_dir in _online_log_dirs(cluster).items():
         for topic in topics:
             limit = sa.case(
                 (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark),
@@ -58,7 +54,7 @@ def _assert_delta_of_store(cluster: Cluster, twice: Collection[int]) -> None:
             query = _segments_of(topic.topic_id, log_dir_id).where(SEGMENT.end_offset <= limit)
             rows = cluster.store.read(lambda connection, query=query: connection.execute(query).all())  # type: ignore[misc]
             wanted = sorted(f"_segments/{row.partition}/{row.name}" for row in rows)
-            where = f"topic {topic.name}, log dir {info.uri}"
+            where = f"topic {topic.name}, {log_dir}"
             try:
                 table = DeltaTable(log_dir.location(topic.folder), storage_options=log_dir.storage_options)
             except TableNotFoundError:
@@ -76,6 +72,12 @@ def _assert_delta_of_store(cluster: Cluster, twice: Collection[int]) -> None:
 def _topics(cluster: Cluster) -> list[Topic]:
     """The topics of the cluster's store."""
     return [topic for topic in cluster.store.read(find_topics).values() if topic.store_id == cluster.store_id]
+
+
+def _online_log_dirs(cluster: Cluster) -> dict[LogDirId, LogDir]:
+    query = sa.select(t.log_dir.c.log_dir_id).where(t.log_dir.c.online)
+    online = cluster.store.read(lambda connection: set(connection.execute(query).scalars()))
+    return {number: LogDir(info.uri) for number, info in cluster.log_dirs().items() if number in online}
 
 
 def assert_stream_sees_each_record_once(
@@ -140,16 +142,9 @@ def assert_replicas_are_whole(cluster: Cluster) -> None:
 
 
 def _assert_replicas_of_store(cluster: Cluster) -> None:
-    topics = _topics(cluster)
-    infos = cluster.log_dirs()
-    online = cluster.store.read(
-        lambda connection: (
-            connection.execute(sa.select(t.log_dir.c.log_dir_id).where(t.log_dir.c.online)).scalars().all()
-        )
-    )
-    for topic in topics:
-        for log_dir_id in online:
-            log_dir = LogDir(infos[log_dir_id].uri)
+    log_dirs = _online_log_dirs(cluster)
+    for topic in _topics(cluster):
+        for log_dir_id, log_dir in log_dirs.items():
             query = _segments_of(topic.topic_id, log_dir_id).where(SEGMENT.end_offset <= REPLICA.log_end_offset)
             for row in cluster.store.read(lambda connection, query=query: connection.execute(query).all()):  # type: ignore[misc]
                 path = segment_path(topic.folder, row.partition, row.name)
@@ -181,11 +176,11 @@ def location_of(cluster: Cluster, topic: Topic, log_dir_id: int = 1) -> str:
     return LogDir(infos[log_dir_id].uri).location(table_folder(topic, CURRENT))
 
 
-def ends_of(cluster: Cluster, topic: Topic, log_dir_id: int = 1) -> dict[int, int]:
-    """The offset below which the table shows each partition, as recorded."""
+def ends_of(cluster: Cluster, topic: Topic) -> dict[int, int]:
+    """The offset below which the table in the first log dir shows each partition, as recorded."""
     cursor = t.publication_cursor.c
     query = sa.select(cursor.partition, cursor.seen_offset).where(
-        cursor.topic_id == topic.topic_id, cursor.target == CURRENT, cursor.log_dir_id == log_dir_id
+        cursor.topic_id == topic.topic_id, cursor.target == CURRENT, cursor.log_dir_id == 1
     )
     return cluster.store.read(lambda connection: {number: end for number, end in connection.execute(query)})  # noqa: C416
 
@@ -237,17 +232,8 @@ def in_log(cluster: Cluster, topic: Topic, ends: dict[int, int]) -> list[Row]:
 
 def _read(cluster: Cluster, topic: Topic) -> list[Row]:
     """All readable records of the log, in order."""
-    log = ClientLog(cluster)
-    try:
-        schema = read_schema(columns=["partition", "offset", "key", "value"])
-        rows = (
-            (row["partition"], row["offset"], row["key"], row["value"])
-            for batch in log.read(ranges_of(log, topic), schema)
-            for row in batch.to_pylist()
-        )
-        return sorted(rows, key=lambda row: row[:2])
-    finally:
-        log.close()
+    with contextlib.closing(ClientLog(cluster)) as log:
+        return sorted(rows_of(log, topic), key=lambda row: row[:2])
 
 
 def _event(value: bytes | None) -> tuple[str, int | None]:

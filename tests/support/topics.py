@@ -25,7 +25,7 @@ from spark_log.maintenance.report import Report
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.records import NOON_MS, ranges_of, table
+from tests.support.records import NOON_MS, read_rows, table
 from tests.support.stores import change
 
 
@@ -82,18 +82,14 @@ def write(frame: DataFrame, cluster: Cluster, mode: str = "append", **options: A
 
 def stored(cluster: Cluster, topic: str) -> dict[int, list[str]]:
     """The values ("null" for null) of each partition in offset order, read without Spark; offsets must be dense."""
-    log = ClientLog(cluster)
-    try:
-        positions = log.positions(log.find_topic(topic))
-        found: dict[int, list[str]] = {}
-        for tp, (start, end) in positions.items():
+    found: dict[int, list[str]] = {}
+    with contextlib.closing(ClientLog(cluster)) as log:
+        for tp, (start, end) in log.positions(log.find_topic(topic)).items():
             rows = [row for batch in log.read({tp: OffsetRange(start, end)}) for row in batch.to_pylist()]
             assert [row["offset"] for row in rows] == list(range(start, end))
             if rows:
                 found[tp.partition] = ["null" if row["value"] is None else row["value"].decode() for row in rows]
-        return found
-    finally:
-        log.close()
+    return found
 
 
 def all_stored(cluster: Cluster, topic: str) -> list[str]:
@@ -160,7 +156,7 @@ with Producer(cluster=sys.argv[1], transactional_id="x") as producer:
 def dense_rows(log: ClientLog, topic: str) -> list[dict[str, Any]]:
     """Every record of a topic by partition and offset; offsets must be dense."""
     found = log.find_topic(topic)
-    read = [row for batch in log.read(ranges_of(log, found)) for row in batch.to_pylist()]
+    read = read_rows(log, found)
     for partition in range(found.partition_count):
         offsets = [row["offset"] for row in read if row["partition"] == partition]
         assert offsets == list(range(len(offsets)))

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from spark_log.metadata import migrations
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections.schema_fence import number_of
 from tests.support.python_process import PythonProcess
+from tests.support.waiting import LIMIT_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -89,7 +89,6 @@ def upgrade():
 
 
 _DEFINITIONS = "spark_log/metadata/tables/__init__.py"
-_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -140,15 +139,16 @@ class VersionProcess:
 
     def wait_for(self, text: str) -> None:
         """Wait until the output has `text`."""
-        deadline = time.monotonic() + _WAIT_S
-        while text not in self.output:
-            assert self.running, self.output
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.01)
+
+        def printed() -> bool:
+            assert text in self.output or self.running, self.output
+            return text in self.output
+
+        wait_until(printed, f"{text} in {self._log}")
 
     def wait(self) -> int:
         """Wait for the end; returns the exit code."""
-        return self._process.wait(timeout=_WAIT_S)
+        return self._process.wait(timeout=LIMIT_S)
 
     def end_input(self) -> None:
         assert self._process.stdin is not None
@@ -156,7 +156,7 @@ class VersionProcess:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(timeout=_WAIT_S)
+        self._process.wait(timeout=LIMIT_S)
 
     def end(self) -> int:
         """Send SIGTERM; returns the exit code."""

@@ -1,4 +1,4 @@
-"""Waits for conditions, for the end of a process, and for the end of its input."""
+"""Waits for conditions, for the end of a process, and for the end of its input; and threads that run until a stop."""
 
 import subprocess
 import sys
@@ -40,3 +40,33 @@ def end_of_input() -> threading.Event:
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     return ended
+
+
+class Worker:
+    """A thread that runs `run` until its event is set. `check` and `finish` raise the error that ended it."""
+
+    def __init__(self, run: Callable[[threading.Event], None], name: str | None = None) -> None:
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._run = run
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._run(self._stop)
+        except BaseException as error:
+            self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def finish(self) -> None:
+        self.stop()
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive(), f"{self._thread.name} does not end"
+        self.check()

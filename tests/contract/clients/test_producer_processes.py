@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -22,6 +21,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.child_programs import producer_value
+from tests.support.children import Child
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.records import SMALL_TAILS
 from tests.support.topics import contents
@@ -30,31 +30,9 @@ from tests.support.waiting import LIMIT_S
 PARTITIONS = 3
 
 
-class Process:
-    """A process with a numbered producer. It writes to a file: a full pipe without a reader would block it."""
-
-    def __init__(self, folder, address, name, count, *settings, failpoint=None):
-        program = ("-m", "tests.support.child_programs", "numbered_producer")
-        self._out = folder / f"{name}.out"
-        with self._out.open("w") as out:
-            self._process = PythonProcess(
-                *program, address, "t", name, count, *settings, failpoint=failpoint, stdout=out
-            )
-
-    def acked(self):
-        """{number: (partition, offset)} of the acknowledged records; no record may have failed."""
-        words = [line.split() for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        assert not [line for line in words if line[0] == "failed"]
-        return {int(n): (int(p), int(offset)) for _, n, p, offset in words}
-
-    def wait_until_acked(self, count):
-        while len(self.acked()) < count and self._process.poll() is None:
-            time.sleep(0.005)
-
-    def finish(self):
-        """Its exit code, and the acknowledged records."""
-        code = self._process.wait(timeout=120)
-        return code, self.acked()
+def numbered_producer(address, name, count, *settings, failpoint=None):
+    program = ("tests.support.child_programs", "numbered_producer")
+    return Child(*program, address, "t", name, count, *settings, failpoint=failpoint)
 
 
 def check(log, acked, sent):
@@ -76,13 +54,15 @@ def check(log, acked, sent):
     return len(everything)
 
 
-def test_four_processes_at_once(cluster, cluster_address, log, tmp_path):
+def test_four_processes_at_once(cluster, cluster_address, log):
     create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
     count = 300
-    crowd = {f"w{n}": Process(tmp_path, cluster_address, f"w{n}", count, f"linger_ms={n}") for n in range(4)}
-    done = {name: process.finish() for name, process in crowd.items()}
-    assert all(code == 0 and len(acked) == count for code, acked in done.values())
-    total = check(log, {name: acked for name, (_, acked) in done.items()}, dict.fromkeys(done, count))
+    crowd = {f"w{n}": numbered_producer(cluster_address, f"w{n}", count, f"linger_ms={n}") for n in range(4)}
+    for process in crowd.values():
+        process.finish()
+    acked = {name: process.acked() for name, process in crowd.items()}
+    assert {len(each) for each in acked.values()} == {count}
+    total = check(log, acked, dict.fromkeys(acked, count))
     assert total == 4 * count
 
 
@@ -95,15 +75,17 @@ POINTS = ["file.temporary-written:12", "append.decided", "append.decided:4", "ap
     [*(("sqlite", point) for point in POINTS), *(("postgres", point) for point in POINTS[2:])],
     indirect=["cluster_address"],
 )
-def test_a_killed_producer_loses_no_acknowledged_record(cluster, cluster_address, log, tmp_path, point):
+def test_a_killed_producer_loses_no_acknowledged_record(cluster, cluster_address, log, point):
     create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
-    code, acked = Process(tmp_path, cluster_address, "w", 2_000, failpoint=point).finish()
-    assert code == -signal.SIGKILL, "it never came to the point"
+    killed = numbered_producer(cluster_address, "w", 2_000, failpoint=point)
+    assert killed.wait() == -signal.SIGKILL, "it never came to the point"
+    acked = killed.acked()
     assert len(acked) < 2_000
     assert acked or point == "append.decided"
-    code, more = Process(tmp_path, cluster_address, "next", 100).finish()
-    assert code == 0 and len(more) == 100
-    check(log, {"w": acked, "next": more}, {"w": 2_000, "next": 100})
+    process = numbered_producer(cluster_address, "next", 100)
+    process.finish()
+    assert len(process.acked()) == 100
+    check(log, {"w": acked, "next": process.acked()}, {"w": 2_000, "next": 100})
 
 
 def test_postgresql_crashes_under_idempotent_producers(own_postgres_server, tmp_path):
@@ -112,16 +94,17 @@ def test_postgresql_crashes_under_idempotent_producers(own_postgres_server, tmp_
         create_topic(cluster, "t", PARTITIONS, configs=SMALL_TAILS)
         names = ["a", "b", "c"]
         count = 1_000
-        crowd = {name: Process(tmp_path, address, name, count, "retry_backoff_ms=20") for name in names}
+        crowd = {name: numbered_producer(address, name, count, "retry_backoff_ms=20") for name in names}
         for at in (count // 5, count // 2):
-            crowd["a"].wait_until_acked(at)
+            crowd["a"].waits_for(lambda process, at=at: process.count("acked") >= at)
             own_postgres_server.kill()
             own_postgres_server.start()
-        done = {name: process.finish() for name, process in crowd.items()}
-        assert [code for code, _ in done.values()] == [0, 0, 0]
-        assert [len(acked) for _, acked in done.values()] == [count] * 3
+        for process in crowd.values():
+            process.finish()
+        acked = {name: process.acked() for name, process in crowd.items()}
+        assert {len(each) for each in acked.values()} == {count}
         log = ClientLog(cluster)
-        total = check(log, {name: acked for name, (_, acked) in done.items()}, dict.fromkeys(names, count))
+        total = check(log, acked, dict.fromkeys(names, count))
         assert total == 3 * count
         log.close()
 

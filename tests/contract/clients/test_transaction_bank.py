@@ -20,10 +20,10 @@ from spark_log.metadata.sql_columns import PARTITION, TRANSACTION_SEGMENT
 from tests.support.bank import BRANCHES, Auditor, group_of, legs_of, open_bank, value
 from tests.support.children import Child
 from tests.support.disk_faults import Unforced
-from tests.support.group_members import until
-from tests.support.replicas import every_replica_is_whole
 from tests.support.stores import TWO_STORES, change
+from tests.support.table_checks import assert_replicas_are_whole
 from tests.support.transaction_programs import at_work
+from tests.support.waiting import wait_until
 
 BUSY = ClusterSettings(
     transaction_abort_interval_ms=200,
@@ -128,7 +128,7 @@ def test_transfers_are_atomic_when_clients_are_stopped_with_an_open_transaction(
             client.stop(cluster.store)
         for name in ("late", "both"):
             let_time_out(cluster, name)
-        until(lambda: state_of(cluster, "late") == state_of(cluster, "both") == "CompleteAbort", cluster.store)
+        wait_until(lambda: state_of(cluster, "late") == state_of(cluster, "both") == "CompleteAbort")
         assert state_of(cluster, "old") == "Ongoing"
         heirs = [heir_of_old, heir_of_both]
         for heir in heirs:
@@ -203,7 +203,7 @@ def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_b
         follower = leader_of_pending_file(cluster, group_of("b")) % 3 + 1
         lose_and_get_back(cluster, a, tmp_path / f"d{follower}", new_disk=True)
         b.producer.commit_transaction()
-        every_replica_is_whole(cluster)  # before a reader repairs a missing file, or a merge replaces it
+        assert_replicas_are_whole(cluster)  # before a reader repairs a missing file, or a merge replaces it
         leader = leader_of_pending_file(cluster, group_of("c"))
         change(cluster, t.write_id.update().values(until_ms=0))  # pending files are kept without a write id
         lose_and_get_back(cluster, a, tmp_path / f"d{leader}", new_disk=False)
@@ -211,7 +211,7 @@ def test_transfers_are_atomic_when_log_dirs_are_lost_one_after_the_other(three_b
         c.producer.commit_transaction()
         a.finish()
         assert auditor.audit().following == {"a": COUNT, "b": large("b") + 1, "c": large("c") + 1}
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 def lose_and_get_back(cluster, client, log_dir, *, new_disk):
@@ -220,13 +220,13 @@ def lose_and_get_back(cluster, client, log_dir, *, new_disk):
     log_dir.rename(away)
     more = client.count("done") + 3
     client.waits_for(lambda child: child.count("done") >= more or child.printed("done", f"a-{COUNT - 1}"))
-    until(lambda: not in_sync(cluster, 3), cluster.store)
+    wait_until(lambda: not in_sync(cluster, 3))
     shutil.rmtree(log_dir, ignore_errors=True)  # a writer may have created the folder again
     if new_disk:
         log_dir.mkdir(exist_ok=True)
     else:
         away.rename(log_dir)
-    until(lambda: in_sync(cluster, 3), cluster.store)
+    wait_until(lambda: in_sync(cluster, 3))
 
 
 @pytest.mark.slow

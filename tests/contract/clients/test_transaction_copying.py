@@ -11,10 +11,10 @@ from spark_log.ids import TopicPartition
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.child_programs import producer_value
 from tests.support.children import Child
-from tests.support.group_members import until
 from tests.support.records import SMALL_TAILS
 from tests.support.topics import contents
 from tests.support.transaction_programs import GROUP, SOURCE, TARGET, transformed
+from tests.support.waiting import wait_until
 
 PARTITIONS = 2
 LONG_MS, SHORT_MS = 30_000, 1_500
@@ -89,23 +89,23 @@ def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluste
 def test_each_record_is_copied_once_when_a_copier_is_stopped_beyond_its_session(cluster, log, fill, copiers):
     """Another copier gets its partition meanwhile, and has copied the records that it had not committed."""
     one, two = (copiers(name, session_ms=SHORT_MS) for name in ("one", "two"))
-    until(lambda: settled(cluster), cluster.store)
+    wait_until(lambda: settled(cluster))
     one.say("pause")
     one.waits_for(lambda child: child.printed("pausing"))
     fill(10)
     one.waits_for(lambda child: child.printed("paused"))
     one.stop(cluster.store)
-    until(lambda: committed_offsets(cluster.store, GROUP) == all_at(10), cluster.store)
+    wait_until(lambda: committed_offsets(cluster.store, GROUP) == all_at(10))
     check_copy(cluster, log, 10)
     before = one.count("copied")
     one.go_on()
     one.waits_for(lambda child: child.printed("again") or child.count("copied") > before)
     assert one.printed("again", "CommitFailedError")
     assert one.count("copied") == before
-    until(lambda: settled(cluster), cluster.store)
+    wait_until(lambda: settled(cluster))
     check_copy(cluster, log, 10)
     fill(5)
-    until(lambda: committed_offsets(cluster.store, GROUP) == all_at(15), cluster.store)
+    wait_until(lambda: committed_offsets(cluster.store, GROUP) == all_at(15))
     for copier in (one, two):
         copier.close_input()
         copier.finish()

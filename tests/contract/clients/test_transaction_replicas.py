@@ -13,14 +13,8 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.replication.replicas.replica_moves import switch_reassignments
-from tests.support.replicas import (
-    add_brokers,
-    bring_back,
-    every_replica_is_whole,
-    inspect_and_elect,
-    take_away,
-    topic_on,
-)
+from tests.support.replicas import add_brokers, bring_back, inspect_and_elect, take_away, topic_on
+from tests.support.table_checks import assert_replicas_are_whole
 from tests.support.topics import contents
 from tests.support.waiting import LIMIT_S
 
@@ -57,7 +51,7 @@ def committed_up_to(cluster, log, number):
     assert contents(log, FILE) == {0: [LARGE + b"%d" % n for n in range(1, number + 1)]}
     assert contents(log, BLOB) == {0: [b"%d" % n for n in range(1, number + 1)]}
     assert committed_offsets(cluster.store, "g") == {INPUT: number}
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 def isr(cluster):

@@ -24,10 +24,9 @@ from spark_log.maintenance.coordinator.coordinator import controller_status, coo
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.console import running_console
-from tests.support.group_members import until
 from tests.support.python_process import PythonProcess
 from tests.support.topics import fill
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -47,7 +46,7 @@ def test_the_overview_and_its_json_show_the_same_facts(three_brokers, tmp_path):
         assert "The cluster is healthy." in console.page("/")
         assert 'class="bad"' not in console.page("/maintenance").partition("<h2>")[0]
         BrokerSession(three_brokers.store, 3, 60_000).register()  # a process serves it
-        until(lambda: "There is no active coordinator" in "".join(console.facts("/")["problems"]), three_brokers.store)
+        wait_until(lambda: "There is no active coordinator" in "".join(console.facts("/")["problems"]))
         assert "no active coordinator" in console.page("/")
         assert "run <code>spark-log coordinator</code>" in console.page("/maintenance")
 
@@ -163,8 +162,8 @@ def test_the_command_serves_the_console_and_metrics_until_it_is_stopped(cluster_
                 assert 'spark_log_lease_held{lease="coordinator",store="home"}' in client.get(metrics).text
                 own = urljoin(login, "/api/v1/throughput")
                 tables = urljoin(login, "/api/v1/topics/t")
-                until(lambda: client.get(own).json()["times"], cluster.store)
-                until(lambda: client.get(tables).json()["tables"][0]["version"] is not None, cluster.store)
+                wait_until(lambda: client.get(own).json()["times"])
+                wait_until(lambda: client.get(tables).json()["tables"][0]["version"] is not None)
                 assert coordinator_status(cluster).left_ms > 0
                 assert client.get(metrics.replace("/metrics", "/ready")).status_code == 200
             process.send_signal(signal.SIGTERM)

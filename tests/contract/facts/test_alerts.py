@@ -21,11 +21,11 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from tests.support.alerts import firing, metrics_of_alerts, samples
-from tests.support.group_members import commit, until
+from tests.support.group_members import commit
 from tests.support.replicas import folder_of, topic_on
 from tests.support.share_members import ShareMember
 from tests.support.topics import append_to
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.delta
 
@@ -45,7 +45,7 @@ def running(tmp_path):
         topic = topic_on(cluster, "t", [[1, 2]], delta_max_lag_ms="0")
         topic_on(cluster, "single", [[3]])
         process = stack.enter_context(Coordinator(cluster))
-        until(lambda: process.acting and process.controller.acting, cluster.store)
+        wait_until(lambda: process.acting and process.controller.acting)
         append(cluster, topic, 3)
         commit(address, "g", {TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)})
         published(cluster, process)
@@ -71,13 +71,13 @@ def published(cluster, process):
             if name == "spark_log_publication_age_seconds"
         ]
 
-    until(lambda: not any(ages()), cluster.store)
+    wait_until(lambda: not any(ages()))
 
 
 def shows(cluster, process, name, at_least=1, **labels):
     """Wait until a metric has this value."""
     key = (name, tuple(sorted(labels.items())))
-    until(lambda: scraped(cluster, process).get(key, 0) >= at_least, cluster.store)
+    wait_until(lambda: scraped(cluster, process).get(key, 0) >= at_least)
 
 
 def fires(cluster, process, *expected):
@@ -185,7 +185,7 @@ def test_a_store_that_is_down(own_postgres_server, tmp_path, monkeypatch):
         process = Coordinator(cluster)
         process.start()
         try:
-            until(lambda: process.acting and process.controller.acting, cluster.store)
+            wait_until(lambda: process.acting and process.controller.acting)
             own_postgres_server.kill()
             for module in (cluster_snapshot, exporter):
                 monkeypatch.setattr(module, "ASK_TIMEOUT_MS", 200)

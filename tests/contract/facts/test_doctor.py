@@ -35,10 +35,10 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from tests.support.disk_faults import fill_disk, mounted, needs_root
-from tests.support.group_members import until
 from tests.support.records import table
 from tests.support.replicas import folder_of, take_away, topic_on
 from tests.support.share_members import ShareMember
+from tests.support.waiting import wait_until
 
 LIMIT_S = 12.0
 """Only a test of something that hangs takes this long, and has a shorter limit."""
@@ -140,7 +140,7 @@ def test_settings_and_connections_and_standbys_of_a_server(own_postgres_server, 
             session.close()
             session.engine.dispose()
         clients = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
-        until(lambda: int(own_postgres_server.query(clients)) <= 5, cluster.store)
+        wait_until(lambda: int(own_postgres_server.query(clients)) <= 5)
         own_postgres_server.require_standby()
         try:
             check, text = problem(cluster)
@@ -454,7 +454,7 @@ def test_a_task_that_fails(tmp_path):
         delta_log.parent.mkdir(exist_ok=True)
         delta_log.write_text("no folder")
         with Coordinator(cluster):
-            until(lambda: any(run.task == "maintenance: delta" for run in failed_runs(cluster)), cluster.store)
+            wait_until(lambda: any(run.task == "maintenance: delta" for run in failed_runs(cluster)))
             found = problems(cluster)
         assert "tasks" in {check for check, _ in found}
         assert any("maintenance: delta" in text for _, text in found)

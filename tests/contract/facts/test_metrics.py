@@ -33,14 +33,14 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.alerts import ALERTS, samples
-from tests.support.group_members import commit, until
+from tests.support.group_members import commit
 from tests.support.loopback import free_port
 from tests.support.replicas import take_away, topic_on
 from tests.support.server_processes import GatewayProcess
 from tests.support.share_members import ShareMember
 from tests.support.stores import also_on_two_stores, change
 from tests.support.topics import append, append_to, fill, make, make_older
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 _CONF = Path(__file__).parents[3] / "conf"
 DASHBOARD = _CONF / "grafana/spark-log.json"
@@ -232,7 +232,7 @@ def test_only_the_active_coordinator_exports_the_cluster(cluster):
     alter_settings(cluster, {"controller.lease.ms": "60000"})  # it ends in no pause of this process
     alter_settings(cluster, {"offsets.retention.check.interval.ms": "100"})  # the first run comes after it
     with Coordinator(cluster) as first:
-        until(lambda: acts(first), cluster.store)
+        wait_until(lambda: acts(first))
         with Coordinator(cluster) as second:
             one, other = found_by(first), found_by(second)
             assert value(one, "kafka_controller_kafkacontroller_activecontrollercount") == 1
@@ -252,7 +252,7 @@ def test_only_the_active_coordinator_exports_the_cluster(cluster):
 def test_every_metric_passes_prometheus_lint_and_is_in_the_alerts_and_the_dashboard(cluster):
     create_topic(cluster, "t")
     with Coordinator(cluster) as process:
-        until(lambda: process.acting and process.controller.acting, cluster.store)
+        wait_until(lambda: process.acting and process.controller.acting)
         tasks, queries = TaskCollector(process.runners), QueryCollector(lambda: [])
         collectors = (ClusterCollector(cluster, lambda: True), tasks, queries)
         text = generate_latest(registry_of(*collectors))

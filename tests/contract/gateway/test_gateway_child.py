@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from pathlib import Path
 
 import kafka
@@ -12,7 +11,7 @@ from spark_log.errors import InvalidConfigurationError
 from spark_log.gateway import serve
 from tests.support.python_process import PythonProcess
 from tests.support.topics import make, stored
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -61,8 +60,7 @@ def test_it_ends_when_its_program_is_killed(cluster, cluster_address):
     program.kill()
     program.wait()
     assert program.stdout.read() == "", "the gateway has the program's stdout no more"
-    while listens(servers):
-        time.sleep(0.05)
+    wait_until(lambda: not listens(servers))
 
 
 def test_a_gateway_that_cannot_start_is_an_error(cluster):

@@ -21,13 +21,14 @@ from spark_log.errors import InvalidConfigurationError
 from spark_log.gateway.gateway_settings import limits_of
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES
-from tests.support.costly_requests import HOSTILE_ADDRESS, batch_of, costly_fetches, frame_of, produce_of
+from tests.support.costly_requests import HOSTILE_ADDRESS, batch_of, costly_fetches, produce_of
 from tests.support.gateway_wire import (
     WireConnection,
     WireProducer,
     commit_request,
     committed,
     fetch_request,
+    frame_of,
     produce_request,
     produced,
     transactional_batch,

@@ -30,8 +30,7 @@ from spark_log.errors import InvalidConfigurationError
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.metadata import tables as t
 from tests.support.certificates import Authority
-from tests.support.costly_requests import frame_of
-from tests.support.gateway_wire import WireConnection
+from tests.support.gateway_wire import WireConnection, frame_of
 from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until

@@ -12,8 +12,7 @@ from spark_log.clients.admin.audit import read_changes
 from spark_log.cluster.quotas.quota_rows import delete_old_use, read_quotas, record_use, write_quotas
 from spark_log.cluster.quotas.rules import BURST_S, Bucket, entity_of
 from spark_log.log.records.kafka_batch.encode import encode
-from tests.support.costly_requests import frame_of
-from tests.support.gateway_wire import WireConnection, fetch_request, produce_request
+from tests.support.gateway_wire import WireConnection, fetch_request, frame_of, produce_request
 from tests.support.kafka_batches import stored
 from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make

@@ -10,8 +10,8 @@ from kafka.protocol.consumer import JoinGroupRequest, OffsetCommitRequest, Offse
 from kafka.protocol.metadata import MetadataRequest
 
 from spark_log import Cluster
-from tests.support.costly_requests import HOSTILE_ADDRESS, frame_of
-from tests.support.gateway_wire import WireConnection
+from tests.support.costly_requests import HOSTILE_ADDRESS
+from tests.support.gateway_wire import WireConnection, frame_of
 from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until

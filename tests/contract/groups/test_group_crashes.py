@@ -19,7 +19,7 @@ from spark_log.maintenance.coordinator.lease_runner import PeriodicTask
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.children import Child
-from tests.support.group_members import Reader, move_session_end, settle, until
+from tests.support.group_members import Reader, move_session_end, settle
 from tests.support.stores import change
 from tests.support.waiting import wait_until
 
@@ -29,7 +29,7 @@ PARTITIONS = 4
 
 
 class Process(Child):
-    """A process of group_process or coordinator_process. Its end may be that of a failpoint."""
+    """A member of the group, or a coordinator. Its end may be that of a failpoint."""
 
     killed_s = None
 
@@ -180,7 +180,7 @@ def test_a_member_killed_during_a_rebalance(point, cluster, cluster_address, sta
             settle_once(a, b)
         return third.ended
 
-    until(killed, cluster.store)
+    wait_until(killed)
     assert third.wait() == -signal.SIGKILL
 
     for member in describe_groups(cluster.store, ["g"])[0].members:
@@ -208,14 +208,14 @@ def test_a_coordinator_killed_during_its_work(point, cluster, cluster_address, s
     first = coordinator_status(cluster)
     change(cluster, t.lease.update().values(until_ms=0))
     with Coordinator(cluster, settings=ClusterSettings(controller_lease_ms=LEASE_MS)):
-        until(lambda: coordinator_status(cluster).epoch > first.epoch, cluster.store)
+        wait_until(lambda: coordinator_status(cluster).epoch > first.epoch)
         everything = frozenset(TopicPartition("t", n) for n in range(PARTITIONS))
 
         def targets_are_of_a_alone():
             (found,) = describe_groups(cluster.store, ["g"])
             return [m.target for m in found.members] == [everything] and found.state == "Reconciling"
 
-        until(targets_are_of_a_alone, cluster.store)
+        wait_until(targets_are_of_a_alone)
     with pytest.raises(UnknownMemberIdError):
         b.beat()
     assert a.beat().partitions == everything
@@ -241,13 +241,13 @@ def test_exactly_one_coordinator_acts(cluster):
     one = Coordinator(cluster, settings=ClusterSettings(controller_lease_ms=30_000), tasks=[act("one")])
     two = Coordinator(cluster, settings=ClusterSettings(controller_lease_ms=6_000), tasks=[act("two")])
     one.start()
-    until(lambda: acted[-1:] == ["one"], cluster.store)
+    wait_until(lambda: acted[-1:] == ["one"])
     two.start()
     epoch = coordinator_status(cluster).epoch
-    until(lambda: len(acted) > 50, cluster.store)
+    wait_until(lambda: len(acted) > 50)
     assert set(acted) == {"one"} and one.acting and not two.acting
     one.close()
-    until(lambda: acted[-1:] == ["two"], cluster.store)
+    wait_until(lambda: acted[-1:] == ["two"])
     status = coordinator_status(cluster)
     assert status.epoch == epoch + 1 and 0 < status.left_ms <= 6_000
     two.close()
@@ -259,7 +259,7 @@ def test_a_coordinator_whose_lease_has_expired_changes_nothing(cluster):
     (a,) = settle(Reader(cluster))
     old = Lease(cluster.store, "coordinator", 1)
     assert old.take_or_renew()
-    until(lambda: coordinator_status(cluster).left_ms == 0, cluster.store)
+    wait_until(lambda: coordinator_status(cluster).left_ms == 0)
     new = Lease(cluster.store, "coordinator", 60_000)
     assert new.take_or_renew()
     assert new.epoch == old.epoch + 1
@@ -297,4 +297,4 @@ def test_a_coordinator_ends_sessions_and_assigns_without_any_heartbeat(cluster, 
             (found,) = describe_groups(cluster.store, ["g"])
             return len(found.members) == 1 and len(found.members[0].target) == 2
 
-        until(one_left, cluster.store)
+        wait_until(one_left)

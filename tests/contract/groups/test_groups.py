@@ -51,10 +51,11 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET, TOPIC
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.transactions.transaction_rows import insert_empty_transaction, write_pending_offsets
-from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms, settle, until
+from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms, settle
 from tests.support.records import NOON_MS
 from tests.support.stores import change
 from tests.support.topics import append
+from tests.support.waiting import wait_until
 
 
 def tp(number, topic="t"):
@@ -191,7 +192,7 @@ def test_concurrent_members(cluster):
         found = described(cluster)
         return failures or (found.state == "Stable" and len(found.members) == 5)
 
-    until(stable, cluster.store)
+    wait_until(stable)
     done.set()
     for thread in threads:
         thread.join(timeout=30)
@@ -217,7 +218,7 @@ def test_a_silent_member_is_replaced_and_may_not_commit(cluster):
         b.beat()
         return b.numbers == [0, 1, 2, 3]
 
-    until(taken_over, cluster.store)
+    wait_until(taken_over)
     with pytest.raises(UnknownMemberIdError):
         a.member.commit({p: at(8) for p in a.held})
     assert set(committed_offsets(cluster.store, "g").values()) == {3}

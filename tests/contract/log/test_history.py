@@ -37,12 +37,12 @@ from spark_log.maintenance.coordinator.recorder import Recorder, record_task_run
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
-from tests.support.group_members import commit, until
+from tests.support.group_members import commit
 from tests.support.python_process import PythonProcess
 from tests.support.records import table
 from tests.support.replicas import take_away
 from tests.support.topics import append_to
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -215,7 +215,7 @@ def test_a_coordinator_records_by_itself(cluster):
     alter_settings(cluster, {"metrics.interval.ms": "50", "table.loop.poll.ms": "50"})
     append(cluster, create_topic(cluster, "t"), 3)
     with Coordinator(cluster):
-        until(lambda: total(cluster, Kind.TOPIC, "t")["records"] == 3, cluster.store)
+        wait_until(lambda: total(cluster, Kind.TOPIC, "t")["records"] == 3)
     alter_settings(cluster, {"metrics.interval.ms": "-1"})
     with pytest.raises(InvalidConfigurationError, match=r"table\.loop\.poll\.ms"):
         alter_settings(cluster, {"table.loop.poll.ms": "-1"})

@@ -28,8 +28,9 @@ from spark_log.spark.datasource.write import write_commit
 from spark_log.spark.datasource.write.task_writer import TaskWriter
 from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
 from tests.support.records import read_all, table
-from tests.support.replicas import every_replica_is_whole, inspect_and_elect
+from tests.support.replicas import inspect_and_elect
 from tests.support.stores import topics_view
+from tests.support.table_checks import assert_replicas_are_whole
 
 pytestmark = pytest.mark.usefixtures("resource_oracle")
 
@@ -83,7 +84,7 @@ def test_the_leader_is_lost_before_the_commit(cluster, cluster_address, log, tmp
     write.commit()
     assert values(log, topic) == ["a", "b"]
     assert partition(cluster).high_watermark == 2
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 @pytest.mark.on_sqlite
@@ -133,7 +134,7 @@ def test_a_replica_joins_the_isr_before_the_commit(cluster, cluster_address, log
     write.commit()
     assert partition(cluster).high_watermark == 2
     assert {replica.log_end_offset for replica in partition(cluster).replicas} == {2}
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 @pytest.mark.parametrize("before", [(), ("a",)], ids=["nothing was there", "something was there"])
@@ -148,7 +149,7 @@ def test_a_log_dir_is_replaced_by_an_empty_one_before_the_commit(cluster, cluste
     inspect_and_elect(cluster)
     write.commit()
     assert values(log, topic) == [*before, "b"]
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tmp_path):
@@ -165,7 +166,7 @@ def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tm
     write.commit()
     assert values(log, topic) == ["a", "b"]
     assert {replica.log_end_offset for replica in partition(cluster).replicas} == {2}
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 def test_nothing_is_appended_if_too_few_replicas_are_left_at_the_commit(
@@ -199,7 +200,7 @@ def test_sealing_does_not_wait_for_a_failed_log_dir(cluster, log, tmp_path):
     (tmp_path / "away2").rename(tmp_path / "d2")
     inspect_and_elect(cluster)
     assert catch_up(cluster.of(topic), topic, 0, 2).in_sync
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 def test_two_logs_of_one_process_are_independent(cluster, cluster_address, tmp_path):
@@ -217,4 +218,4 @@ def test_two_logs_of_one_process_are_independent(cluster, cluster_address, tmp_p
         assert values(second, topic) == ["a", "b", "c", "d"]
         first.close()
         second.close()
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)

@@ -23,7 +23,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import delta_tables
 from tests.support.python_process import killed_at
-from tests.support.records import NOON_MS, ranges_of, table
+from tests.support.records import NOON_MS, read_rows, table
 from tests.support.schemas import (
     KEYS,
     SCHEMA,
@@ -264,7 +264,7 @@ def test_a_reset_gives_a_field_another_column_and_every_reader_sees_both(cluster
 
     def read():
         schema = read_schema(columns=["offset", "record"], typed=log.find_topic("orders").columns.fields)
-        rows = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
+        rows = read_rows(log, topic, schema)
         return {row["offset"]: (row["record"]["price"], row["record"]["price__v2"]) for row in rows}
 
     text = SCHEMA.replace("price DOUBLE", "price STRING")

@@ -33,10 +33,10 @@ from spark_log.tables.seen_offsets import listed_above_tail
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS
 from tests.support.records import keyed as keyed_rows
-from tests.support.replicas import bring_back, every_replica_is_whole, inspect_and_elect, take_away, topic_on
+from tests.support.replicas import bring_back, inspect_and_elect, take_away, topic_on
 from tests.support.s3 import also_on_s3
 from tests.support.stores import topics_view
-from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import make
 
 pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
@@ -141,7 +141,7 @@ def test_readers_skip_gaps_and_empty_segments(cluster, cluster_address, log):
     append(log, topic, "a4")
     assert read(log, topic) == "4:a3 5:b3 8:a4"
     assert_delta_is_the_log(cluster)
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 @pytest.mark.delta
@@ -160,7 +160,7 @@ def test_a_follower_copies_the_compacted_files(three_brokers):
     followers.close()
     ends = topics_view(cluster).store.read(lambda c: c.execute(sa.select(t.replica.c.log_end_offset)).scalars().all())
     assert ends == [5, 5, 5]
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
     assert read(log, topic) == "1:b1 3:a3 4:c1"
     append(log, topic, "d1")
     assert_delta_is_the_log(cluster)
@@ -227,7 +227,7 @@ def test_a_killed_pass_loses_nothing_and_the_next_one_continues(cluster, cluster
     whole = "5:a3 6:c2 8:d2"
     assert set(whole.split()) <= set(read(log, topic).split()) <= set(before.split())
     assert passes(cluster, topic) == noted
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
     compact(cluster, force=False)
     assert read(log, topic) == whole
     assert_delta_is_the_log(cluster)
@@ -454,7 +454,7 @@ def test_a_log_dir_that_returns_lists_what_was_compacted_above_its_files(three_b
     compact(cluster)
     assert read(log, topic) == "3:c1 6:a4 7:b3"
     append(log, topic, "d1")
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
     assert_delta_is_the_log(cluster)
     log.close()
 
@@ -513,4 +513,4 @@ def test_two_concurrent_passes_have_the_result_of_one(local, local_log):
     task._run(context, late, compacting)
     assert compacting.report().notes == ("t-0: the log or its replicas changed meanwhile; the next pass continues",)
     assert read(local_log, topic) == "2:a2 3:b2"
-    every_replica_is_whole(local)
+    assert_replicas_are_whole(local)

@@ -30,11 +30,12 @@ from spark_log.tables.publication import delta_tables
 from spark_log.tables.table_changes import TopicTable
 from tests.support.python_process import killed_at, output_of
 from tests.support.records import table
-from tests.support.replicas import bring_back, copied_segments, every_replica_is_whole, take_away, topic_on
+from tests.support.replicas import bring_back, copied_segments, take_away, topic_on
 from tests.support.s3 import also_on_s3
 from tests.support.stores import change, topics_view
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append, dense_rows, make
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
@@ -285,14 +286,14 @@ def test_a_merge_reaches_every_replica_in_sync_and_the_others_later(three_broker
     query = sa.select(REPLICA.broker_id, REPLICA.log_end_offset).order_by(REPLICA.broker_id)
     found = topics_view(cluster).store.read(lambda connection: connection.execute(query).all())
     assert list(map(tuple, found)) == [(1, 24), (2, 24), (3, 0)], "it is whole up to where the merged range begins"
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
     bring_back(cluster, 3)
     with copied_segments() as copied:
         catch_up(cluster.of(topic), topic, 0, 3)
     assert len(copied) == 2
     append_files(log, topic, 8)
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
     in_sync = sa.select(REPLICA.in_sync)
     assert set(topics_view(cluster).store.read(lambda c: c.execute(in_sync).scalars().all())) == {True}
     assert dense_rows(log, "t")[: len(before)] == before
@@ -406,10 +407,7 @@ def test_the_coordinator_runs_the_tasks_on_its_schedule(cluster, log):
             append(log, topic, f"{number}")
             if number % 10 == 5:
                 run(cluster, "seal", "merge")
-        deadline_s = clock.monotonic_s() + 120
-        while not is_done():
-            assert clock.monotonic_s() < deadline_s, shape(cluster, topic)
-            clock.sleep_s(0.05)
+        wait_until(is_done, "the merge of all files", pause_s=0.05)
     assert [row["value"] for row in dense_rows(log, "t")] == [str(number).encode() for number in range(30)]
     run(cluster, "delta")
     assert_delta_is_the_log(cluster)

@@ -16,10 +16,10 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables.publication import publish
 from tests.support.records import read_all, table
-from tests.support.replicas import every_replica_is_whole, take_away
+from tests.support.replicas import take_away
 from tests.support.s3 import also_on_s3
 from tests.support.stores import topics_view
-from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
@@ -74,7 +74,7 @@ def test_one_file_replaces_three_in_every_replica(case):
     with case.cluster.store.snapshot() as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(t.segment)).scalar() == 1
         assert connection.execute(sa.select(sa.func.count()).select_from(t.retired_file)).scalar() == 3
-    every_replica_is_whole(case.cluster)
+    assert_replicas_are_whole(case.cluster)
     publish(case.cluster, case.topic)
     assert_delta_is_the_log(case.cluster)
 

@@ -22,14 +22,13 @@ from spark_log.maintenance.rewrite.table_loop import TableLoop
 from spark_log.maintenance.rewrite.table_schedule import Attempts
 from spark_log.metadata import tables as t
 from spark_log.tables.lag_measurement import delta_lags
-from tests.support.group_members import until
 from tests.support.python_process import output_of, run_process
 from tests.support.records import read_all
 from tests.support.replicas import folder_of, take_away, topic_on
 from tests.support.stores import topics_view
 from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, make, make_older, tail
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.delta
 
@@ -49,10 +48,10 @@ def test_the_longest_lag_does_not_end_the_thread(cluster, busy_log):
     topic = make(cluster, "t", delta_max_lag_ms=str(2**63 - 1), inline_tail_bytes="2000")
     append(busy_log, topic, "small")
     [touched] = busy_log._loop._touched.values()
-    until(lambda: touched.due_s > clock.monotonic_s() + 10, cluster.store)
+    wait_until(lambda: touched.due_s > clock.monotonic_s() + 10)
     busy_log._loop._thread.join(0.1)
     append(busy_log, topic, "x" * 1000, "y" * 1000)
-    until(lambda: tail(cluster) == 0, cluster.store)
+    wait_until(lambda: tail(cluster) == 0)
 
 
 @sqlite_only
@@ -68,7 +67,7 @@ def test_an_append_during_a_round_is_seen_by_the_next_one(cluster, busy_log, mon
 
     monkeypatch.setattr(table_loop, "try_publish", try_publish)
     append(busy_log, topic, "first")
-    until(lambda: _end(cluster) == 2 and tail(cluster) == 0, cluster.store)
+    wait_until(lambda: _end(cluster) == 2 and tail(cluster) == 0)
 
 
 def _end(cluster):
@@ -81,10 +80,10 @@ def _end(cluster):
 def test_full_tails_are_sealed_by_the_client_although_there_is_a_coordinator(cluster, busy_log):
     topic = make(cluster, "t", inline_tail_bytes="2000")
     with Coordinator(cluster, settings=ClusterSettings(table_loop_poll_ms=3_600_000)) as coordinator:
-        until(lambda: coordinator.acting, cluster.store)
+        wait_until(lambda: coordinator.acting)
         append(busy_log, topic, "small")
         append(busy_log, topic, "x" * 1000, "y" * 1000)
-        until(lambda: tail(cluster) == 0, cluster.store)
+        wait_until(lambda: tail(cluster) == 0)
 
 
 @sqlite_only
@@ -107,10 +106,10 @@ def test_a_failed_seal_is_retried_within_the_lag(cluster, log, busy_log, monkeyp
     folder = Path(info.uri.removeprefix("file://"))
     away = folder.rename(folder.with_name("away"))
     append(busy_log, topic, "b")
-    until(lambda: waits_s, cluster.store)
+    wait_until(lambda: waits_s)
     assert waits_s[0] == pytest.approx(2.0)
     away.rename(folder)
-    until(lambda: topics_view(cluster).store.read(delta_lags) == {}, cluster.store)
+    wait_until(lambda: topics_view(cluster).store.read(delta_lags) == {})
     assert tail(cluster) == 0
 
 
@@ -366,7 +365,7 @@ def test_no_append_waits_for_a_publication_of_the_thread(cluster, busy_log, monk
         append(busy_log, topic, "during the publication")
     assert waited == [], "the publication has not ended"
     may_end.set()
-    until(lambda: topics_view(cluster).store.read(delta_lags) == {}, cluster.store)
+    wait_until(lambda: topics_view(cluster).store.read(delta_lags) == {})
     assert all(waited)
     busy_log.close()
     assert_delta_is_the_log(cluster)

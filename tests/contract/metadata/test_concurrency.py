@@ -20,6 +20,7 @@ from spark_log.tables.publication import publish
 from tests.support.child_programs import writer_value
 from tests.support.python_process import forkserver
 from tests.support.records import read_all, table
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.delta
 
@@ -134,8 +135,7 @@ def test_appends_survive_crashes_of_postgresql_under_load(own_postgres_server, t
 
         def crash(progress):
             for share in (0.2, 0.5):
-                while sum(progress) < share * 4 * FLUSHES:
-                    time.sleep(0.01)
+                wait_until(lambda share=share: sum(progress) >= share * 4 * FLUSHES)
                 own_postgres_server.kill()
                 own_postgres_server.start()
 

@@ -28,10 +28,10 @@ from spark_log.metadata.address import SQLITE_FILE, refuse_network_file_system
 from spark_log.metadata.connections import write_ahead_log
 from spark_log.metadata.prepared import Prepared, in_list, in_pairs, one_message
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.group_members import until
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.stores import rows_of
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])
@@ -185,7 +185,7 @@ def test_a_coordinator_ends_the_session_of_a_stopped_process_for_which_nobody_wa
             connection.execute(slow, [{"seconds": 0.1}] * 2)
             is_there = lambda other: other.execute(sessions, {"pid": pid}).scalar_one()  # noqa: E731
             with Coordinator(postgres_cluster):
-                until(lambda: not store.read(is_there), store)
+                wait_until(lambda: not store.read(is_there))
         return connection.execute(sa.text("SELECT 1")).scalar_one(), attempt.number
 
     assert store.transact(stopped) == (1, 1), "the first try has lost its session"

@@ -17,7 +17,7 @@ from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
-from tests.support.records import ranges_of, table
+from tests.support.records import read_rows, table
 from tests.support.topics import make
 
 KINDS = {"long": 7, "string": "x", "double": 0.5, "boolean": True}
@@ -75,7 +75,7 @@ class History:
             assert {*definition.schemas_by_id} == {*self.by_id}
             assert {*definition.fields.names} == {*self.fields}
         schema = read_schema(columns=["offset", "value", *TYPED], typed=topic.columns.fields)
-        found = [row for batch in self.log.read(ranges_of(self.log, topic), schema) for row in batch.to_pylist()]
+        found = read_rows(self.log, topic, schema)
         assert [row["value"] for row in found] == self.sent
         for row in found:
             assert row["key_record"] == row["record"] and row["key_record_error"] == row["record_error"]

@@ -54,7 +54,7 @@ from spark_log.registry.schemas import SchemaText
 from spark_log.replication.controller.topic_operations import alter_configs, check_new_topic, create_topic
 from tests.contract.registry.test_registry import COUNT, ITEM, ONE, PROTO, TWO, avro
 from tests.support.python_process import PythonProcess
-from tests.support.records import ranges_of
+from tests.support.records import read_rows
 from tests.support.schemas import Order, request
 from tests.support.topics import append, make, make_older, tail
 from tests.support.waiting import LIMIT_S
@@ -199,7 +199,7 @@ def rows(cluster, log, name):
     versions = {*cluster.store.read(lambda connection: connection.execute(query).scalars().all())}
     assert versions == {topic.columns.version}
     schema = read_schema(columns=["offset", *topic.columns.fields.names], typed=topic.columns.fields)
-    read = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
+    read = read_rows(log, topic, schema)
     of_key, of_value = (
         [row[part.record] if row[part.error] is None else row[part.error] for row in read if part.record in row]
         for part in PARTS

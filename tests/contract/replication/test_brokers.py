@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import subprocess
 from collections import Counter
 
 import pytest
@@ -17,9 +16,9 @@ from spark_log.replication.controller.reassignment_rows import list_reassignment
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.child_programs import producer_value
-from tests.support.python_process import PythonProcess
-from tests.support.replicas import every_replica_is_whole
+from tests.support.children import Child
 from tests.support.server_processes import BrokerProcess
+from tests.support.table_checks import assert_replicas_are_whole
 from tests.support.topics import contents
 from tests.support.waiting import wait_until
 
@@ -27,29 +26,9 @@ pytestmark = pytest.mark.xdist_group("test_brokers.py")
 """One after the other: each has seven busy processes, and followers do not catch up if three tests share two cores."""
 
 PARTITIONS = 3
+PROGRAMS = "tests.support.child_programs"
 CONFIGS = {"inline.max.bytes": "1500", "inline.tail.bytes": "20000"}
 """Every tenth record of a steady producer is a file, and the tails between them are sealed from time to time."""
-
-
-class Steady:
-    """A producer or consumer process that runs until it is told to end. It writes to a file."""
-
-    def __init__(self, folder, name, program, *arguments):
-        self._out = folder / f"{name}.out"
-        with self._out.open("w") as out:
-            command = ("-m", "tests.support.child_programs", program, *arguments)
-            self.process = PythonProcess(*command, stdin=subprocess.PIPE, stdout=out)
-
-    def lines(self, word):
-        whole = [line.split() for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return [line[1:] for line in whole if line[0] == word]
-
-    def acked(self):
-        return {int(number): (int(partition), int(offset)) for number, partition, offset in self.lines("acked")}
-
-    def end(self):
-        self.process.stdin.close()
-        assert self.process.wait(timeout=120) == 0
 
 
 class World:
@@ -68,18 +47,17 @@ class World:
         wait_until(lambda: self.controller() is not None, "one of them is the controller")
 
     def close(self):
-        for one in self.steady:
-            one.process.kill()
-            one.process.wait(timeout=60)
+        for child in self.steady:
+            child.kill()
         for broker in self.brokers.values():
             broker.kill()
 
     def produce(self, name):
-        self.steady.append(Steady(self.folder, name, "numbered_producer", self.address, "t", name))
+        self.steady.append(Child(PROGRAMS, "numbered_producer", self.address, "t", name))
         return self.steady[-1]
 
     def consume(self, name):
-        self.steady.append(Steady(self.folder, name, "numbered_consumer", self.address, "t", name, "1", "30000"))
+        self.steady.append(Child(PROGRAMS, "numbered_consumer", self.address, "t", name, 1, 30_000))
         return self.steady[-1]
 
     def partitions(self):
@@ -123,27 +101,26 @@ def check(world, log, producers, consumer):
     """Each acknowledged record is in the log once, in order, at its offset; the consumer has processed each once."""
     for one in producers.values():
         one.end()
-        assert not one.lines("failed")
     found = contents(log, "t")
     everything = [text for values in found.values() for text in values]
     assert max(Counter(everything).values()) == 1, "nothing twice"
     for name, one in producers.items():
         acked = one.acked()
-        ((sent,),) = one.lines("sent")
+        ((sent,),) = one.said("sent")
         assert len(acked) == int(sent), "every record was acknowledged"
         for number, (partition, offset) in acked.items():
             assert found[partition][offset] == producer_value(name, number)
         for values in found.values():
             mine = [int(text.split(b"-")[1]) for text in values if text.startswith(name.encode() + b"-")]
             assert mine == sorted(mine), "a producer's records keep their order in a partition"
-    wait_until(lambda: len(consumer.lines("processed")) >= len(everything), "the consumer comes to the end")
-    processed = [(int(p), int(offset), text.encode()) for p, offset, text in consumer.lines("processed")]
+    wait_until(lambda: consumer.count("processed") >= len(everything), "the consumer comes to the end")
+    processed = [(int(p), int(offset), text.encode()) for p, offset, text in consumer.said("processed")]
     expected = {(p, offset, text) for p, values in found.items() for offset, text in enumerate(values)}
     assert len(processed) == len(expected) and set(processed) == expected
     for partition in found:
         offsets = [offset for p, offset, _ in processed if p == partition]
         assert offsets == sorted(offsets)
-    every_replica_is_whole(world.cluster)
+    assert_replicas_are_whole(world.cluster)
 
 
 @pytest.mark.slow
@@ -239,7 +216,7 @@ def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
     for broker in world.brokers.values():
         broker.kill()  # at once: no process is left to shrink the ISR or to copy
     world.cluster.store.transact(lambda c, _: c.execute(t.partition.update().values(leader=1)))
-    producer = Steady(tmp_path, "a", "numbered_producer", world.address, "files", "a", "acks=1")
+    producer = Child(PROGRAMS, "numbered_producer", world.address, "files", "a", "acks=1")
     world.steady.append(producer)
     wait_until(lambda: len(producer.acked()) >= 20, "acknowledged by the leader alone")
     producer.end()

@@ -32,12 +32,12 @@ from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
 from spark_log.replication.replicas.followers import Followers
 from spark_log.replication.replicas.replicas_to_copy import find_lagging_replicas
 from spark_log.replication.replicas.throttle import Throttle
-from tests.support.group_members import until
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers, copied_segments
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
@@ -608,7 +608,7 @@ def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster,
         assert not followers.drain(0.3)
         for partition in range(3):
             replicated.append(large("x"), partition=partition)
-        until(lambda: behind(cluster, 3) == [(1, 3, 2, True, None)], cluster.store)
+        wait_until(lambda: behind(cluster, 3) == [(1, 3, 2, True, None)])
         assert not followers.drain(0.3)
     assert [record for record in caplog.records if "t-1 on broker 3 does not catch up" in record.getMessage()]
     told = [record.getMessage() for record in caplog.records]

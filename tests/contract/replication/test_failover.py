@@ -1,7 +1,6 @@
 """Log dirs and brokers that fail and return: leaders, ISR and truncations, on both stores."""
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,9 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.disk_faults import fill_disk, mounted, needs_root
 from tests.support.records import read_all, table
-from tests.support.replicas import copied_segments, every_replica_is_whole
+from tests.support.replicas import copied_segments
+from tests.support.table_checks import assert_replicas_are_whole
+from tests.support.waiting import wait_until
 
 FILES = {"inline.max.bytes": "0"}
 """Every append is a file."""
@@ -213,7 +214,7 @@ def test_the_old_disk_may_replace_the_new_one_again(cluster, log, tmp_path):
         catch_up(cluster, topic, 0, 2)
     assert len(copied) == 1
     assert set(partition(cluster, topic).isr) == {1, 2, 3}
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
 
 
 def test_a_log_dir_that_shows_the_id_of_another_stays_offline(cluster, log, tmp_path):
@@ -407,10 +408,7 @@ def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_continue(cluste
     assert partition(cluster, topic).high_watermark == 0 and len(partition(cluster, topic).isr) == 3
     leader = partition(cluster, topic).leader
     with Coordinator(cluster, settings=ClusterSettings(replica_lag_time_max_ms=100)):
-        deadline = time.monotonic() + 60
-        while partition(cluster, topic).isr != (leader,):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: partition(cluster, topic).isr == (leader,))
     assert [value for _, _, value in read_all(log, topic)] == ["a"]
     log.close()
 

@@ -19,13 +19,13 @@ from spark_log.replication.replicas import followers, replica_moves
 from spark_log.replication.replicas.replica_moves import run_reassignments
 from spark_log.replication.replicas.throttle import Throttle
 from spark_log.tables.publication import try_publish
-from tests.support.group_members import until
 from tests.support.python_process import killed_at
 from tests.support.records import read_all
 from tests.support.replicas import add_brokers, assigned, topic_on
 from tests.support.stores import change
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
@@ -152,7 +152,7 @@ def test_the_controller_copies_and_switches_replicas(brokers, cluster_address, l
     topic = topic_on(brokers, "t", [[1, 2]], **SMALL_TAILS)
     partition = TopicPartition("t", 0)
     with Cluster.open(cluster_address) as own, Coordinator(own) as coordinator:
-        until(lambda: coordinator.controller.acting, brokers.store)
+        wait_until(lambda: coordinator.controller.acting)
         term = controller_status(brokers).epoch
         with Traffic(cluster_address, "t") as traffic:
             traffic.wait_for_progress()

@@ -18,9 +18,9 @@ from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas import replicated_append
 from spark_log.replication.replicas.followers import Followers
 from tests.support.records import read_all, table
-from tests.support.replicas import every_replica_is_whole
 from tests.support.resources import assert_only_named_files
 from tests.support.stores import change
+from tests.support.table_checks import assert_replicas_are_whole
 
 
 def take_offline(cluster, topic):
@@ -53,7 +53,7 @@ def test_a_batch_whose_replica_cannot_catch_up_does_not_delay_the_others(three_b
     assert_only_named_files(cluster)
     assert log.append_each([(slow, b), (slow, c)]) == [Appended(1, 2), Appended(2, 3)], "the client sends them again"
     assert [value for _, _, value in read_all(log, slow)] == ["a", "b", "c"]
-    every_replica_is_whole(cluster)
+    assert_replicas_are_whole(cluster)
     log.close()
 
 

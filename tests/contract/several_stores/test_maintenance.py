@@ -33,6 +33,7 @@ from spark_log.tables.verification import verify
 from tests.support.records import append_keyed, read_all, rows_of, table
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import make_older
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.delta
 
@@ -195,10 +196,8 @@ def test_a_coordinator_maintains_both_stores(stores, log, folder):
         make_older(stores.of(topic), 60_000)
     delete_topic(stores, "gone")
     with Coordinator(stores) as coordinator:
-        deadline_s = clock.monotonic_s() + 60
-        while not all(files_of(folder, topic) for topic in topics):
-            assert clock.monotonic_s() < deadline_s and coordinator.health() is None
-            clock.sleep_s(0.05)
+        wait_until(lambda: all(files_of(folder, topic) for topic in topics), "files of each topic", pause_s=0.05)
+        assert coordinator.health() is None
     list(run_tasks(stores, ["delta"]))
     kept = [Path(each.location) for each in list_unnamed_files(stores)]
     assert kept == files_of(folder, gone) and len(kept) == 1, "for its readers"

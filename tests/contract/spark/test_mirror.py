@@ -34,10 +34,10 @@ from spark_log.spark.mirror.mirror_groups import copy_groups
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
 from tests.support.python_process import killed_at
-from tests.support.records import ranges_of, read_all
-from tests.support.replicas import every_replica_is_whole, truncate
+from tests.support.records import read_all, read_rows
+from tests.support.replicas import truncate
 from tests.support.share_members import ShareMember
-from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append_to
 
 pytestmark = pytest.mark.on_sqlite
@@ -119,7 +119,7 @@ def test_the_target_has_every_record_at_its_offset_and_continues(source, target,
     assert everything(target) == everything(source)
     log.seal(made, range(4))
     assert everything(target) == everything(source)
-    every_replica_is_whole(target)
+    assert_replicas_are_whole(target)
     assert_delta_is_the_log(target)
     log.close()
 
@@ -250,7 +250,7 @@ def test_columns_that_follow_a_subject_are_those_of_the_source(source, target, m
     log = ClientLog(target)
     topic = log.find_topic("typed")
     schema = read_schema(columns=["key_record", "record_error", "record"], typed=topic.columns.fields)
-    rows = [row for batch in log.read(ranges_of(log, topic), schema) for row in batch.to_pylist()]
+    rows = read_rows(log, topic, schema)
     assert rows == [
         {"key_record": {"n": 1}, "record_error": None, "record": {"a": "x", "b": None}},
         {"key_record": None, "record_error": None, "record": {"a": "x", "b": "y"}},

@@ -17,13 +17,12 @@ from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables
-from tests.support.group_members import until
 from tests.support.python_process import run_process
 from tests.support.records import table
 from tests.support.s3 import also_on_s3
 from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, make, make_older, tail
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.delta
 
@@ -68,9 +67,9 @@ def test_a_producer_that_stays_open_and_idle_keeps_the_lag(cluster, produce):
     for value in (b"a", b"b"):
         producer.send("t", value)
         producer.flush()
-    until(lambda: sorted(in_table(cluster, topic)) == ["a", "b"], cluster.store)
+    wait_until(lambda: sorted(in_table(cluster, topic)) == ["a", "b"])
     producer.send("t", b"c")  # a new tail after the sealed one
-    until(lambda: len(in_table(cluster, topic)) == 3, cluster.store)
+    wait_until(lambda: len(in_table(cluster, topic)) == 3)
     producer.close()  # the publication that added the record has also recorded it in the store
     assert_delta_is_the_log(cluster)
 
@@ -87,14 +86,14 @@ def test_the_next_client_seals_the_tail_of_a_killed_one(cluster, cluster_address
     alter_configs(cluster, "t", {"delta.max.lag.ms": None})
     producer = produce()
     producer.send("t", b"next").get(timeout=LIMIT_S)
-    until(lambda: sorted(in_table(cluster, topic))[:1] == ["left"], cluster.store)
+    wait_until(lambda: sorted(in_table(cluster, topic))[:1] == ["left"])
 
 
 def test_an_append_seals_a_tail_that_has_reached_its_lag(cluster, log):
     """A process without a sealing thread that appends for long, as a mirror does."""
     topic = make(cluster, "t", **SOON)
     append(log, topic, "first")
-    until(lambda: append(log, topic, "more") or "first" in in_table(cluster, topic), cluster.store)
+    wait_until(lambda: append(log, topic, "more") or "first" in in_table(cluster, topic))
 
 
 def test_a_coordinator_keeps_the_lag(cluster):
@@ -104,11 +103,11 @@ def test_a_coordinator_keeps_the_lag(cluster):
     # its lease ends in no pause of this process: a closing client would seal the tails of all topics
     settings = ClusterSettings(table_loop_poll_ms=50, controller_lease_ms=60_000)
     with Coordinator(cluster, settings=settings) as coordinator:
-        until(lambda: coordinator.acting, cluster.store)
+        wait_until(lambda: coordinator.acting)
         append(log, fast, "a")
         append(log, slow, "b")
         log.close()
-        until(lambda: in_table(cluster, fast) == ["a"], cluster.store)
+        wait_until(lambda: in_table(cluster, fast) == ["a"])
         assert in_table(cluster, slow) == [] and tail(cluster) == 1, "a closing client leaves it to the coordinator"
     assert_delta_is_the_log(cluster)
 
@@ -120,7 +119,7 @@ def test_a_tail_that_comes_while_the_tails_are_read_is_not_old(cluster, log, mon
 
     def appended_meanwhile(connection):
         at_ms = cluster.store.now().wall_ms
-        until(lambda: cluster.store.now().wall_ms > at_ms + 2 * interval_ms, cluster.store)
+        wait_until(lambda: cluster.store.now().wall_ms > at_ms + 2 * interval_ms)
         append(log, topic, "new")
         return tails(connection)
 
@@ -136,7 +135,7 @@ def test_a_coordinator_publishes_records_that_an_append_could_not_publish(cluste
     append(log, topic, "a")
     make_older(cluster, 500)
     with Coordinator(cluster, settings=ClusterSettings(table_loop_poll_ms=50)):
-        until(lambda: in_table(cluster, topic) == ["a"], cluster.store)
+        wait_until(lambda: in_table(cluster, topic) == ["a"])
 
 
 def test_all_tails_of_a_topic_are_one_delta_commit(cluster, log):

@@ -24,7 +24,8 @@ from spark_log.gateway.limits.quota_budgets import QuotaBudgets
 from spark_log.gateway.limits.request_memory import RequestMemory
 from spark_log.gateway.protocol.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS, RECORDS
 from spark_log.gateway.protocol.wire import MalformedRequestError
-from tests.support.costly_requests import frame_of, produce_of
+from tests.support.costly_requests import produce_of
+from tests.support.gateway_wire import frame_of
 from tests.support.waiting import LIMIT_S
 
 

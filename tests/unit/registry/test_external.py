@@ -14,7 +14,7 @@ from spark_log import clock
 from spark_log.errors import InvalidSchemaError, SchemaRegistryError, SchemaRegistryUnavailableError
 from spark_log.registry import bounded_requests, references
 from spark_log.registry.external import find_id, find_subject
-from tests.support.loopback import endless_answer
+from tests.support.loopback import endless_answer, running_server
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -32,15 +32,8 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with running_server(HTTPServer(("127.0.0.1", 0), Answers)) as url:
+        yield url
 
 
 @pytest.mark.parametrize("versions", ["5", "{}", "null", '["a"]', "[]", "[" * 100_000])
