@@ -8,7 +8,7 @@ import json
 import os
 import re
 import uuid as uuids
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,11 +136,16 @@ class LogDir(LogDirFolder):
         return RemoteCopy(self._fs, self._path(relative))
 
     def _local_file(self, relative: str, suffix: str = "") -> LocalFile:
+        return LocalFile(Path(self._path(relative)), Path(self._root), suffix, self._check_of(relative))
+
+    def _check_of(self, relative: str) -> Callable[[], None]:
+        """Return the look at the disk before a file is written: at symbolic links, and at a folder that was swapped."""
+
         def check() -> None:
             self._resolve(relative)
             self._verify_again()
 
-        return LocalFile(Path(self._path(relative)), Path(self._root), suffix, check)
+        return check
 
     @property
     def creates_whole(self) -> bool:
@@ -161,10 +166,8 @@ class LogDir(LogDirFolder):
         """
         if not self.local:
             return create_object(self.uri, relative, data)
-        path = self._resolve(relative)
-        self._verify_again()
         with self._storage_errors(relative):
-            return create_whole(Path(path), Path(self._root), data)
+            return create_whole(Path(self._path(relative)), Path(self._root), data, self._check_of(relative))
 
     def read_blocks(self, relative: str) -> Generator[memoryview, None, None]:
         """Yield a file's bytes from first to last. Each block is valid until the next one is requested.
@@ -317,9 +320,10 @@ class LogDir(LogDirFolder):
         """Raise LogDirMismatchError unless the marker has this uuid, which the metadata store has for the log dir, and
         StorageUnavailableError if it cannot be read, or a local folder hangs.
         """
-        self.in_time(Use.READS, lambda: self._verify(uuid))
+        self.in_time(Use.READS, lambda: self.verify_now(uuid))
 
-    def _verify(self, uuid: str) -> None:
+    def verify_now(self, uuid: str) -> None:
+        """Do what `verify` does, without its limit, for a caller that has one of its own."""
         marker = self.read_marker()
         if marker is None:
             raise LogDirMismatchError(
@@ -336,7 +340,7 @@ class LogDir(LogDirFolder):
     def _verify_again(self) -> None:
         """Verify again if the folder was unmounted or swapped, so that no file is written to the wrong one."""
         if self._verified is not None and self._verified[1] != self._identity():
-            self._verify(self._verified[0])
+            self.verify_now(self._verified[0])
 
     def _identity(self) -> tuple[int, int] | None:
         try:

@@ -9,10 +9,13 @@ from spark_log.metadata.store import Attempt, Store
 
 
 def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
-    """Ask the controller to inspect an online log dir in which a file of `size` bytes could not be written."""
+    """Ask the controller to inspect an online log dir in which a file of `size` bytes could not be written. The report
+    of a larger file stays.
+    """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> None:
-        change_log_dirs(connection, [log_dir_id], LOG_DIR.online, suspect_bytes=size)
+        smaller = LOG_DIR.suspect_bytes.is_(None) | (LOG_DIR.suspect_bytes < size)
+        change_log_dirs(connection, [log_dir_id], LOG_DIR.online & smaller, suspect_bytes=size)
 
     store.transact(body, announce=True)
 

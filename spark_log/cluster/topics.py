@@ -5,6 +5,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -99,28 +100,32 @@ class StatedTopic(NamedTuple):
 
 
 def topic_config(configs: str) -> TopicConfig:
-    """Return the configs of a topic from column topic.configs. Every append needs them. Raises
-    InvalidConfigurationError if the column is damaged: defaults would let retention delete records.
+    """Return the configs of a topic from column topic.configs. Raises InvalidConfigurationError if it is damaged: with
+    defaults, retention would delete records.
     """
     return _stored_configs(configs)
 
 
 def _overrides(configs: str) -> dict[str, str]:
+    overrides: Any = None
+    with suppress(ValueError):
+        overrides = json.loads(configs)
+    if not isinstance(overrides, dict) or not all(isinstance(text, str) for text in overrides.values()):
+        raise InvalidConfigurationError(f"the configs of a topic in the store are damaged: {configs[:200]!r}")
+    return canonical(overrides)
+
+
+def undamaged_config(configs: str, name: str = "a topic") -> TopicConfig | None:
+    """Return the configs of a topic; None, which is logged, if the column is damaged."""
     try:
-        return {} if configs == "{}" else canonical(json.loads(configs))
-    except (ValueError, AttributeError) as error:
-        raise InvalidConfigurationError(f"its configs in the store are damaged: {configs[:200]!r}") from error
+        return topic_config(configs)
+    except InvalidConfigurationError as error:
+        return _log_once(f"{name} is left out: {redact(str(error))}")
 
 
 def undamaged(topics: Iterable[Topic]) -> Iterator[Topic]:
-    """Yield the topics whose configs can be read. The others, which do not stop work on several topics, are logged."""
-    for topic in topics:
-        try:
-            topic.config  # noqa: B018
-        except InvalidConfigurationError as error:
-            _log_once(topic.name, redact(str(error)))
-        else:
-            yield topic
+    """Return the topics whose configs can be read. The others, which do not stop work on several, are logged."""
+    return (topic for topic in topics if undamaged_config(topic.configs, f"topic {topic.name}") is not None)
 
 
 def _from_text(text: str) -> "TopicColumns":
@@ -130,11 +135,9 @@ def _from_text(text: str) -> "TopicColumns":
 
 
 _stored_configs: Callable[[str], TopicConfig] = Remembered(
-    lambda configs: TopicConfig.from_stored(_overrides(configs)),
-    lambda _config, configs: 200 + 2 * len(configs),
-    32 << 20,
+    lambda configs: TopicConfig.from_stored(_overrides(configs)), lambda _, configs: 200 + 2 * len(configs), 32 << 20
 )
-_log_once = lru_cache(maxsize=1_000)(lambda name, reason: logger.error("topic %s is left out: %s", name, reason))
+_log_once = lru_cache(maxsize=1_000)(logger.error)
 _columns = Remembered(_from_text, lambda _columns, text: 4 * len(text), 128 << 20)
 
 

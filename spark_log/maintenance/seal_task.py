@@ -3,7 +3,7 @@ nothing.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -91,6 +91,9 @@ class TableRounds:
 
     def run(self, context: MaintenanceContext) -> Iterator[Report]:
         """Do one round (the task `seal`)."""
+        if self._takes is not None and not self._takes:
+            return
+        taken = frozenset(self._takes or ())
         began_s = clock.monotonic_s()
         searches = self._takes is None and began_s >= self._lags_from_s
         if searches:
@@ -98,7 +101,7 @@ class TableRounds:
         try:
             costs_ms = {topic_id: attempt.cost_ms or 0.0 for topic_id, attempt in dict(self._attempts).items()}
             due = _due_topics(context, costs_ms, searches_lags=searches, catalogs=self._catalogs)
-            own = self._own(due.tails)
+            own = self._own(due.tails, taken)
             with FirstFailure() as failure:
                 with failure.attempt():
                     yield from self._seal(context, self._chosen(own, lambda each: each[0]), due.cuts)
@@ -117,12 +120,14 @@ class TableRounds:
                     topic_id: attempt for topic_id, attempt in list(self._attempts.items()) if attempt.failures
                 }
 
-    def _own(self, due: Sequence[tuple[Topic, list[Tail]]]) -> list[tuple[Topic, list[Tail]]]:
-        """Return the due tails of the topics that these rounds seal."""
+    def _own(self, due: Sequence[tuple[Topic, list[Tail]]], taken: Set[TopicId]) -> list[tuple[Topic, list[Tail]]]:
+        """Return the due tails of the topics that these rounds seal. `taken` are those of `takes` before `due` was
+        read.
+        """
         if self._takes is None:
             return [each for each in due if each[0].topic_id not in (self._leaves or ())]
-        own = [each for each in due if each[0].topic_id in self._takes]
-        self._takes.intersection_update({topic.topic_id for topic, _ in own})  # others have been sealed, or deleted
+        own = [each for each in due if each[0].topic_id in taken]
+        self._takes.difference_update(taken - {topic.topic_id for topic, _ in own})  # they are sealed, or deleted
         return own
 
     def _chosen(self, due: Sequence[T], topic_of: Callable[[T], Topic]) -> list[T]:
@@ -217,7 +222,7 @@ def publish_to_catalog(context: MaintenanceContext) -> Sequence[Report]:
     store = context.cluster.store
     if store.settings.iceberg_catalog:
         behind = store.read(lambda connection: topics_of_ids(connection, topics_behind(connection, ICEBERG)))
-        for topic in behind.values():
+        for topic in undamaged(behind.values()):
             if ICEBERG in targets(topic) and not has_time(topic, ICEBERG) and not context.stopping():
                 publish_all(context.cluster, [topic], folders=False)
     return ()

@@ -119,7 +119,9 @@ class SchemaLookups:
             new = {source: {each for each in numbers if (source, each) not in asked} for source, numbers in ids.items()}
             if any(new.values()):
                 self._learnt[topic.topic_id] = learn_schemas(cluster, topic, new)
-                asked.update((source, each) for source, numbers in new.items() for each in numbers)
+                asked.update(
+                    (source, each) for source, numbers in new.items() if len(numbers) <= _IDS_MAX for each in numbers
+                )  # of more, only some were requested
             return self._learnt[topic.topic_id]
 
 

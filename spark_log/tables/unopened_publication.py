@@ -69,6 +69,7 @@ def _verified(tables: Sequence[TopicTable]) -> list[TopicTable]:
     for table in tables:
         if table.info.log_dir_id not in good:
             try:
+                table.log_dir.check_that_no_call_hangs()
                 table.log_dir.verify(table.info.uuid)
             except (SparkLogError, OSError):
                 good[table.info.log_dir_id] = False

@@ -64,7 +64,7 @@ def test_lines_with_keys_are_consumed_in_the_order_produced(events: Path) -> Non
 
 
 def test_produce_keeps_the_digits_of_json_numbers(events: Path) -> None:
-    line = '{"key": 1.50, "value": {"price" : 12345678901234567.250}, "headers": {"h": 1e400}}'
+    line = '\ufeff{"key": 1.50, "value": {"price" : 12345678901234567.250}, "headers": {"h": 1e400}}'
     ok("produce", "events", "--format", "json", stdin=line, cluster=events)
     [record] = consumed(events)
     assert (record["key"], record["value"]) == ("1.50", '{"price":12345678901234567.250}')

@@ -63,7 +63,8 @@ class LineFormat:
 def parse_json(line: bytes, number: int) -> Record:
     """Return the record of one line of JSON. Raises InvalidRecordError that names the line and the field."""
     try:
-        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        text = line.decode("utf-8-sig")  # as a whole: what is kept as it is is not looked at again
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
         raise InvalidRecordError(f"line {number}: expected a JSON object with a value, got {_cut(line)}") from None
     except (ValueError, RecursionError) as error:

@@ -5,6 +5,7 @@ forever.
 import threading
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
@@ -34,11 +35,10 @@ class DiskCalls:
     def __init__(self, root: str, use: Use, undo: Callable[[], object] = lambda: None) -> None:
         """`undo` is called in the thread of a call that was left, should it return."""
         self.left = False
-        self.hangs = False
+        self.refused = False
         """Whether `run` has raised because this call or another one hangs."""
         self._folder = root, use
         self._undo = undo
-        self._turn = threading.Lock()
         self._working = False
 
     def run(self, work: Callable[[], R], size: int = 0) -> R:
@@ -49,22 +49,22 @@ class DiskCalls:
 
     def begin(self, work: Callable[[], R], size: int = 0) -> Callable[[], R]:
         """Begin the call. The function that is returned waits for its end."""
-        pause = _hanging.get(self._folder)
-        if self.left or (pause is not None and clock.monotonic_s() < pause.until_s):
-            self.hangs = True
-            raise StorageUnavailableError(f"{redact(self._folder[0])}: an earlier call has not returned yet")
-        tried = pause is not None
-        if tried:  # only this call is
-            _hanging[self._folder] = Pause.after(pause)
-        self._working = True
+        with _lock:
+            folder = _folders.get(self._folder)
+            if self.left or (folder is not None and folder.refuses()):
+                self.refused = True
+                raise StorageUnavailableError(f"{redact(self._folder[0])}: an earlier call has not returned yet")
+            tried = folder is not None and not folder.answers
+            if folder is not None and tried:  # only this call is
+                folder.pause = Pause.after(folder.pause)
+            self._working = True
         limit_s = CALL_S_MAX + size / _BYTES_PER_S_MIN
         answer = begin_or_run(lambda: self._run(work, tried), f"spark-log-disk-{self._folder[1].value}")
 
         def end() -> R:
             wait([answer], limit_s)
             if self.leave():
-                self.hangs = True
-                _hanging.setdefault(self._folder, Pause.after(None))
+                self.refused = True
                 where = redact(self._folder[0])
                 raise StorageUnavailableError(f"{where}: no answer in {limit_s:.0f} s, its disk may hang")
             return answer.result()
@@ -73,28 +73,63 @@ class DiskCalls:
 
     def leave(self) -> bool:
         """Leave a call that is running. Return whether one was left, now or before."""
-        with self._turn:
-            self.left = self.left or self._working
+        with _lock:
+            if self._working and not self.left:
+                self.left = True
+                folder = _folders.get(self._folder)
+                if folder is None:
+                    _folders[self._folder] = _Folder(Pause.after(None), 1)
+                else:
+                    folder.leave_one()
             return self.left
 
     def _run(self, work: Callable[[], R], tried: bool) -> R:
         try:
             return work()
         finally:
-            with self._turn:
+            with _lock:
                 self._working = False
-            if self.left or tried:
-                _hanging.pop(self._folder, None)
+                folder = _folders.get(self._folder)
+                if folder is not None and (self.left or tried):
+                    folder.answers = True
+                    folder.left -= self.left
+                    if self.left and not folder.left:
+                        del _folders[self._folder]
             if self.left:
                 self._undo()
 
 
+@dataclass
+class _Folder:
+    """A folder in which `left` calls were left and have not returned. During the pause all calls fail at once, and then
+    one is tried. If it `answers`, others follow, until one hangs: then a longer pause begins, since not all kinds of
+    calls need hang.
+    """
+
+    pause: Pause
+    left: int
+    answers: bool = False
+
+    def refuses(self) -> bool:
+        return not self.answers and clock.monotonic_s() < self.pause.until_s
+
+    def leave_one(self) -> None:
+        self.left += 1
+        if self.answers:
+            self.answers, self.pause = False, Pause.after(self.pause)
+
+
 def hangs(root: str) -> bool:
     """Whether a call below the folder `root` was left that has not returned."""
-    return any((root, use) in _hanging for use in Use)
+    with _lock:
+        return any((folder := _folders.get((root, use))) is not None and folder.left > 0 for use in Use)
 
 
-_hanging: dict[tuple[str, Use], Pause] = {}
-"""The folders in which a call was left, and neither it nor one that was tried later has returned. During the pause all
-calls there fail at once, and then one is tried.
-"""
+def refuses(root: str) -> bool:
+    """Whether calls below the folder `root` fail at once."""
+    with _lock:
+        return any((folder := _folders.get((root, use))) is not None and folder.refuses() for use in Use)
+
+
+_folders: dict[tuple[str, Use], _Folder] = {}
+_lock = threading.Lock()

@@ -184,12 +184,12 @@ class LogDirFolder:
         return DiskCalls(self.uri if use is Use.READS else self._root, use).run(call, size)
 
     def check_that_no_call_hangs(self) -> None:
-        """Raise StorageUnavailableError if a call into this local folder has not returned in time."""
-        if self.hangs():
+        """Raise StorageUnavailableError if calls into this local folder fail at once, because an earlier one hangs."""
+        if self.local and (disk_calls.refuses(self.uri) or disk_calls.refuses(self._root)):
             raise StorageUnavailableError(f"log dir {redact(self.uri)}: an earlier call has not returned yet")
 
     def hangs(self) -> bool:
-        """Whether a call into this local folder has not returned in time."""
+        """Whether a call into this local folder was left that has not returned: it may still have its effect."""
         return self.local and (disk_calls.hangs(self.uri) or disk_calls.hangs(self._root))
 
     def _path(self, relative: str) -> str:

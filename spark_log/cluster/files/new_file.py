@@ -135,8 +135,8 @@ class LocalFile:
                 self._temporary.unlink()
 
 
-def create_whole(path: Path, root: Path, data: bytes) -> bool:
-    """Create a file: temp file -> fsync -> link, which never replaces a file -> fsync the folder.
+def create_whole(path: Path, root: Path, data: bytes, check: Callable[[], object]) -> bool:
+    """Create a file: `check` -> temp file -> fsync -> link, which never replaces a file -> fsync the folder.
 
     Returns False if the file exists already. Raises StorageUnavailableError after the limit of DiskCalls; if the link
     hangs, the file may be created later.
@@ -145,6 +145,7 @@ def create_whole(path: Path, root: Path, data: bytes) -> bool:
     calls = DiskCalls(str(root), Use.WRITES)
 
     def create() -> bool:
+        check()
         try:
             with open(temporary, "xb") as file:
                 file.write(data)

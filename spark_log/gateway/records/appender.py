@@ -358,7 +358,7 @@ class Appender(threading.Thread):
         def outcome_of(batch: Accepted, answer: Appended | Rejected) -> Outcome:
             if isinstance(answer, Appended):
                 return Outcome(None, answer.base_offset, batch.append_time_ms)
-            topic = now.get(batch.topic.name)
+            topic = now.get(batch.topic.name) if isinstance(answer.error, UnknownTopicOrPartitionError) else None
             if topic is not None and topic.topic_id == batch.topic.topic_id:
                 return Outcome(TopicMovedError(f"topic {topic.name!r}: it was moved to another store"))
             return Outcome(answer.error)

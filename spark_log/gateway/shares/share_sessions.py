@@ -228,7 +228,7 @@ class Shares:
 
     def _end_one_of_another(self, client: str) -> None:
         counts = Counter(each.memory.client for each in self._sessions.values())
-        largest = max(counts, key=lambda name: counts[name])
+        largest = max(counts, key=lambda name: counts[name], default=client)
         if counts[largest] <= counts[client] + 1:
             raise SessionError(SESSION_LIMIT_REACHED)
         self.end(next(each for each in self._sessions.values() if each.memory.client == largest))

@@ -237,17 +237,15 @@ def list_running_reassignments(services: Services, request: Message, _client: Cl
 def _running(
     services: Services, requested: Collection[TopicPartition] | None
 ) -> dict[TopicPartition, ReassignmentStatus]:
-    """Return the running reassignments of the stores of the requested topics, or of all stores that answer. Raises the
-    error of a store that has a requested topic.
+    """Return the running reassignments of the stores of the requested topics, or of all stores. Raises the error of one
+    of these: to a tool, a reassignment that is missing is one that has ended.
     """
     stores = services.stores
     running: dict[TopicPartition, ReassignmentStatus] = {}
-    if requested is None:
-        for statuses in stores.in_all(lambda cluster: list_reassignments(cluster.store)):
-            running |= statuses
-        return running
-    asked = dict.fromkeys(stores.of(name) for name in {tp.topic for tp in requested})
-    for outcome in stores.in_each(asked, lambda cluster, _: list_reassignments(cluster.store), CHANGE_S).values():
+    ids = stores.ids() if requested is None else {stores.of(name) for name in {tp.topic for tp in requested}}
+    for outcome in stores.in_each(
+        dict.fromkeys(ids), lambda cluster, _: list_reassignments(cluster.store), CHANGE_S
+    ).values():
         if isinstance(outcome, SparkLogError):
             raise outcome
         running |= outcome

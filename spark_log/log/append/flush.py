@@ -6,7 +6,7 @@ force data too: each ends with a durable commit, and one durable commit forces t
 
 import sqlalchemy as sa
 
-from spark_log.cluster.topics import topic_config
+from spark_log.cluster.topics import undamaged_config
 from spark_log.config import TopicConfig
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
@@ -45,7 +45,7 @@ def partitions_to_flush(store: Store) -> list[Key]:
         return [
             (topic_id, partition)
             for topic_id, partition, configs, oldest_ms in connection.execute(_UNFORCED)
-            if is_due(oldest_ms, topic_config(configs), now_ms)
+            if (config := undamaged_config(configs)) is not None and is_due(oldest_ms, config, now_ms)
         ]
 
     return store.read(read)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import LogDirInfo
-from spark_log.cluster.topics import Topic, topic_config
+from spark_log.cluster.topics import Topic, undamaged_config
 from spark_log.errors import NotControllerError, NotCoordinatorError, SparkLogError, redact
 from spark_log.ids import LogDirId
 from spark_log.log.partitions.partition_rows import Key, lock_partitions
@@ -112,7 +112,11 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
         return [
             row
             for row in rows
-            if row.deleting or row.retired_ms + topic_config(row.configs).file_delete_delay_ms <= now_ms
+            if row.deleting
+            or (
+                (config := undamaged_config(row.configs)) is not None
+                and row.retired_ms + config.file_delete_delay_ms <= now_ms
+            )
         ]
 
     rows = store.read(due)

@@ -179,7 +179,7 @@ class Fetcher:
             try:
                 held, ended = calls.run(partial(_some, items))
             except StorageUnavailableError as error:
-                if calls.hangs:
+                if calls.refused:
                     self._open.pop(log_dir_id, None)  # no repair there
                     self._note_away(log_dir_id, str(error))
                 raise

@@ -47,6 +47,8 @@ THREAD_NAME = "spark-log-tables"
 _DUE_PUBLICATIONS_MAX = 1_000
 _TAILS_MAX = 4
 """Multiple of inline.tail.bytes at which the appending thread seals a tail itself, as the loop does not keep up."""
+_LONG_S = 1.0
+"""A seal takes some milliseconds."""
 _KNOWN_MAX = 10_000
 """The number of topics of which the attempts are remembered."""
 _MERGE_BYTES_MAX = 16 * 2**20
@@ -99,6 +101,8 @@ class TableLoop:
         """The number of publications since then. After _DUE_PUBLICATIONS_MAX an append writes the checkpoints."""
         self._merges_from_s = -math.inf
         """The time before which no merge begins."""
+        self._sealing: tuple[tuple[TopicId, int], float] | None = None
+        """The partition whose tail a round is sealing, and when that began."""
         self._stopped = False
         self._until_s = math.inf
         self._thread: threading.Thread | None = None
@@ -111,7 +115,7 @@ class TableLoop:
             if "inline.tail.bytes" not in topic.overrides:
                 full_bytes = max(full_bytes, self._tail_bytes_min)
             if state.tail_bytes >= full_bytes:
-                if self._is_late(topic, state.tail_bytes) and self._seal(topic, partition):
+                if self._is_late(topic, partition, state.tail_bytes) and self._seal(topic, partition):
                     self._touch(topic, has_files=True)
                 else:
                     self._touch(topic, full=partition)
@@ -122,18 +126,19 @@ class TableLoop:
         if not self._in_thread:
             self._work_due()
 
-    def _is_late(self, topic: Topic, tail_bytes: int) -> bool:
+    def _is_late(self, topic: Topic, partition: int, tail_bytes: int) -> bool:
         """Return whether the appending thread is to seal this tail, so that appends wait for the loop. A small
         inline.tail.bytes of one topic does not make the clients of a gateway wait (`tail_bytes_min`); nor does a topic
-        that cannot be sealed now, that the loop works on (its disk may hang), or whose schemas another server has.
+        that cannot be sealed now, or whose schemas another server has. None waits while the loop seals this tail, or
+        needs long for another one: a disk may hang.
         """
         most = _TAILS_MAX * max(topic.config.inline_tail_bytes, self._tail_bytes_min)
         if not self._in_thread or tail_bytes < most or self._attempts_of(topic).failures:
             return False
-        with self._changed:
-            touched = self._touched.get(topic.topic_id)
-        if touched is not None and touched.working.locked():
-            return False
+        if (sealing := self._sealing) is not None:
+            place, began_s = sealing
+            if place == (topic.topic_id, partition) or clock.monotonic_s() - began_s >= _LONG_S:
+                return False
         return not (self._tail_bytes_min and topic.config.schema_registry_url)
 
     def watch(self, topics: Iterable[Topic]) -> None:
@@ -255,7 +260,14 @@ class TableLoop:
     ) -> _Round | None:
         """Seal tails and publish; merge small files without a coordinator. Returns None if there was nothing to do."""
         numbers, began_s = sorted(partitions), clock.monotonic_s()
-        sealed = [number for number in numbers if self._time_is_left() and self._seal(topic, number)]
+        sealed = []
+        for number in numbers:
+            self._sealing = (topic.topic_id, number), clock.monotonic_s()
+            try:
+                if self._time_is_left() and self._seal(topic, number):
+                    sealed.append(number)
+            finally:
+                self._sealing = None
         all_sealed = len(sealed) == len(numbers)
         if not numbers and not publish and not (alone and self._is_unpublished(topic)):
             return None
@@ -263,7 +275,7 @@ class TableLoop:
         if ICEBERG in topic.config.table_formats:
             self._in_iceberg[topic.topic_id] = topic
         outcome = _Round(done, clock.monotonic_s() - began_s)
-        if not all_sealed and self._cluster.store.read(suspected_log_dirs):
+        if not all_sealed and self._time_is_left() and self._cluster.store.read(suspected_log_dirs):
             self._fallback.detect_failures()
         if not alone or not sealed or not self._time_is_left() or clock.monotonic_s() < self._merges_from_s:
             return outcome

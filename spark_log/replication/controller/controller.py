@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import alive_log_dirs
 from spark_log.cluster.lease import Fence, Lease
-from spark_log.cluster.topics import Topic, find_topics, topic_config
+from spark_log.cluster.topics import Topic, find_topics, undamaged_config
 from spark_log.config import ClusterSettings
 from spark_log.errors import RetriableError
 from spark_log.failpoints import failpoint
@@ -149,7 +149,7 @@ def _partitions_to_change(
     keys.update(
         (topic_id, partition)
         for topic_id, partition, in_sync, configs in connection.execute(waiting)
-        if in_sync or topic_config(configs).unclean_leader_election_enable
+        if in_sync or ((config := undamaged_config(configs)) is not None and config.unclean_leader_election_enable)
     )
     return sorted(keys)
 

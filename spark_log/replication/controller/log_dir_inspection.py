@@ -226,7 +226,7 @@ def _ask(log_dir: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> 
             and marker.uuid not in uuids
         )
         if not formerly:
-            directory.verify(log_dir.uuid)
+            directory.verify_now(log_dir.uuid)
         if log_dir.suspect_bytes is not None:
             directory.try_writing(log_dir.suspect_bytes)
         elif directory.local:

@@ -204,7 +204,7 @@ def _create(data: Cluster, topic: Topic) -> None:
 
 
 def _copy(home: Cluster, data: Cluster, topic: Topic, copy: Topic) -> None:
-    if (topic.overrides, topic.typed_columns) != (copy.overrides, copy.typed_columns):
+    if (topic.configs, topic.typed_columns) != (copy.configs, copy.typed_columns):
         data.store.transact(lambda c, _: set_overrides(c, topic.topic_id, topic.overrides, topic.typed_columns))
 
     def take_numbers(connection: sa.Connection, _attempt: Attempt) -> None:

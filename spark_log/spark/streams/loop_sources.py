@@ -14,10 +14,7 @@ from spark_log.clients.produce.producer import Producer
 from spark_log.cluster.topics import Topic, find_topic
 from spark_log.errors import SparkLogError
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.spark.streams.record_retries import Polled
-
-POLL_MS = 200
-"""The time that a poll waits for records. A loop notices a `stop` within this time."""
+from spark_log.spark.streams.record_retries import POLL_MS, Polled
 
 
 class GroupSource:
@@ -39,6 +36,15 @@ class GroupSource:
         records = [record for found in polled.values() for record in found]
         starts = {partition: found[0].offset for partition, found in polled.items()}
         return Polled(records, len(records), starts, self.consumer.offsets_to_commit(starts)) if records else None
+
+    def is_at_end(self, partition: TopicPartition) -> bool:
+        """Whether a partition has no record for this member. False if the store does not answer."""
+        with suppress(SparkLogError, KafkaError):
+            if partition not in self.consumer.assignment():
+                return True
+            position = self.consumer.position(partition)
+            return position is not None and position >= (self.consumer.highwater(partition) or 0)
+        return False
 
     def poll_table(self) -> Polled | None:
         """Return the records of one poll as one table."""

@@ -9,9 +9,9 @@ are in memory: a process that starts again begins at the first try.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from kafka.errors import KafkaError
@@ -42,6 +42,9 @@ COPY_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers
 _CAUSE = {"key": DEAD_LETTER_CAUSE, "value": b"failed"}
 _MESSAGE_MAX = 1_000
 
+POLL_MS = 200
+"""The time that a poll waits for records. A loop notices a `stop` within this time."""
+
 Place = tuple[TopicPartition, int]
 
 
@@ -68,6 +71,15 @@ class Polled:
     """The offset of the first record of each partition."""
     ends: Mapping[TopicPartition, Commit]
     """The offsets to commit once the records are processed."""
+
+
+class NextPoll(NamedTuple):
+    """A poll without some partitions. `tried` is the partition that it tries again."""
+
+    without: Set[TopicPartition]
+    timeout_ms: float
+    max_records: int | None = None
+    tried: TopicPartition | None = None
 
 
 class RecordRetries:
@@ -101,32 +113,44 @@ class RecordRetries:
         """The end offsets of polls that kept failing: records before them run one by one."""
         self._due_s: dict[TopicPartition, float] = {}
         """When the partitions are tried again whose last poll failed, or whose records run one by one."""
+        self._tries_again = False
+        """Whether the last poll with a partition that was due was a try of it."""
 
-    def held(self, assigned: Collection[TopicPartition]) -> Collection[TopicPartition]:
-        """Return the partitions that a poll of the others leaves out. Those that are not assigned any more are
-        forgotten.
+    @property
+    def waits(self) -> bool:
+        """Whether a partition is tried again later."""
+        return bool(self._due_s)
+
+    def next_poll(self, assigned: Set[TopicPartition]) -> NextPoll:
+        """Return how to poll: in turn a partition that is due, and the others, if there are any. What is known about
+        partitions that are not assigned any more is forgotten.
         """
-        for partition in [partition for partition in self._due_s if partition not in assigned]:
-            self.forget(partition)
-        return self._due_s.keys()
+        for partition in {*self._due_s, *(partition for partition, _ in self._errors)} - assigned:
+            self._forget(partition)
+        now_s = clock.monotonic_s()
+        due = min(self._due_s, key=self._due_s.__getitem__, default=None)
+        wait_s = math.inf if due is None else self._due_s[due] - now_s
+        if due is None or wait_s > 0:
+            return NextPoll(frozenset(self._due_s), min(POLL_MS, 1000 * wait_s))
+        self._tries_again = not self._tries_again or assigned <= self._due_s.keys()
+        if not self._tries_again:
+            return NextPoll(frozenset(self._due_s), 0)
+        return NextPoll(assigned - {due}, POLL_MS, 1 if due in self._alone else None, due)
 
-    def due(self) -> TopicPartition | None:
-        """Return the partition to try now, if there is one."""
-        partition = min(self._due_s, key=self._due_s.__getitem__, default=None)
-        return partition if self.wait_s() <= 0 else None
+    def try_later(self, partition: TopicPartition, pause_s: float) -> None:
+        self._due_s[partition] = clock.monotonic_s() + pause_s
 
-    def wait_s(self) -> float:
-        """Return the time until a partition is due; infinite if none waits."""
-        return min(self._due_s.values(), default=math.inf) - clock.monotonic_s()
-
-    def is_alone(self, partition: TopicPartition) -> bool:
-        """Return whether the next poll of the partition takes one record."""
-        return partition in self._alone
-
-    def forget(self, partition: TopicPartition) -> None:
+    def go_on(self, partition: TopicPartition) -> None:
         """Poll the partition like the others."""
         self._due_s.pop(partition, None)
         self._alone.pop(partition, None)
+
+    def _forget(self, lost: TopicPartition) -> None:
+        self.go_on(lost)
+        for counts in (self._polls, self._single, self._errors):
+            for place in [place for place in counts if place[0] == lost]:
+                del counts[place]
+        self._refused = {place for place in self._refused if place[0] != lost}
 
     def failed(self, polled: Polled, error: BaseException) -> bool:
         """Count a failure. Returns whether the records are tried again; else the error is to be raised."""
@@ -143,7 +167,8 @@ class RecordRetries:
             for partition, commit in polled.ends.items():
                 self._alone[partition] = max(commit.offset, self._alone.get(partition, 0))
         pause_s = min(self._first_ms * 2 ** (failures - 1), self._most_ms) / 1000
-        self._due_s.update(dict.fromkeys(polled.starts, clock.monotonic_s() + pause_s))
+        for partition in polled.starts:
+            self.try_later(partition, pause_s)
         return True
 
     def succeeded(self, polled: Polled) -> None:
@@ -153,9 +178,9 @@ class RecordRetries:
             self._refused.discard(place)
         for partition, commit in polled.ends.items():
             if commit.offset < self._alone.get(partition, 0):
-                self._due_s[partition] = clock.monotonic_s()
+                self.try_later(partition, 0.0)
             else:
-                self.forget(partition)
+                self.go_on(partition)
 
     def letter(self, polled: Polled) -> Callable[[Any, Producer], object] | None:
         """Return a transform that sends the dead letter of the only record, if it has failed often enough. After the

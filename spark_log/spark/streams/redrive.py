@@ -22,8 +22,8 @@ from spark_log.groups.share.dead_letters import PREFIX
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
 from spark_log.log.records.schema import DEAD_LETTER_CAUSE, read_schema
-from spark_log.spark.streams.loop_sources import POLL_MS, GroupSource
-from spark_log.spark.streams.record_retries import COPY_SCHEMA, Polled
+from spark_log.spark.streams.loop_sources import GroupSource
+from spark_log.spark.streams.record_retries import COPY_SCHEMA, POLL_MS, Polled
 from spark_log.spark.streams.transactional_loop import TransactionalLoop
 
 _TOGETHER = 500
@@ -328,9 +328,10 @@ def _origin(letter: Row) -> Origin | None:
     facts = {header["key"]: header["value"] for header in letter["headers"] or ()}
     try:
         topic, partition, offset = ((facts[PREFIX + name] or b"").decode() for name in ("topic", "partition", "offset"))
-        return Origin(TopicPartition(topic, int(partition)), int(offset))
+        origin = Origin(TopicPartition(topic, int(partition)), int(offset))
     except (KeyError, ValueError):
         return None
+    return origin if 0 <= origin.partition.partition < 2**31 and origin.offset >= 0 else None
 
 
 def _is_pointer(letter: Row) -> bool:

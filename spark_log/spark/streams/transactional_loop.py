@@ -15,7 +15,7 @@ consumed records, which would be skipped. The records of a share group are relea
 """
 
 import logging
-import math
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -23,6 +23,7 @@ from typing import Any, cast
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
 
 from spark_log import clock
 from spark_log.clients.consume.consumer import Consumer
@@ -35,7 +36,7 @@ from spark_log.errors import (
     TransactionCommitPendingError,
 )
 from spark_log.process import Stop
-from spark_log.spark.streams.loop_sources import POLL_MS, GroupSource, ShareSource
+from spark_log.spark.streams.loop_sources import GroupSource, ShareSource
 from spark_log.spark.streams.record_retries import (
     LetterRefusedError,
     NotRunError,
@@ -130,8 +131,8 @@ class TransactionalLoop:
         self._settings = consumer.settings
         self._producer, self._retries = producer, retries
         self._record_retries: RecordRetries | None = None
-        self._tries_again = False
-        """Whether the last poll was that of a partition that is tried again."""
+        self._tried: TopicPartition | None = None
+        """The partition that the last poll tried again."""
         self._stop = Stop()
         self._logged_s = clock.monotonic_s()
         self.totals = Totals()
@@ -190,12 +191,12 @@ class TransactionalLoop:
         if not callable(transform):
             raise TypeError(f"transform: expected a function of (records, producer), got {transform!r}")
         self._producer.init_transactions()
-        failures, active_s = 0, clock.monotonic_s()
+        failures, active_s = Counter[TopicPartition | None](), clock.monotonic_s()
         while not self._stop.is_set():
             polled = poll()
             if polled is None:
                 now_s = clock.monotonic_s()
-                waits = self._record_retries is not None and self._record_retries.wait_s() < math.inf
+                waits = self._record_retries is not None and self._record_retries.waits
                 active_s = now_s if waits or not self._source.has_assignment() else active_s
                 if self._is_over(now_s - active_s):
                     break
@@ -211,13 +212,17 @@ class TransactionalLoop:
                 if retries and not letter and retries.failed(polled, error):
                     logger.warning("%s: the function failed: %s: %s", self._name, type(error).__name__, error)
                     continue
-                if failures == self._retries or not is_worth_a_retry(error):
+                tried = self._tried
+                if failures[tried] == self._retries or not is_worth_a_retry(error):
                     raise
-                failures += 1
-                logger.warning("%s: retry %d of %d follows: %s", self._name, failures, self._retries, error)
-                self._pause(failures)
+                failures[tried] += 1
+                logger.warning("%s: retry %d of %d follows: %s", self._name, failures[tried], self._retries, error)
+                if retries is None or tried is None:
+                    self._pause(failures[tried])
+                else:
+                    retries.try_later(tried, self._pause_s(failures[tried]))
             else:
-                failures = 0
+                del failures[self._tried]
                 self._count(polled, letter is not None)
                 if retries is not None:
                     retries.succeeded(polled)
@@ -297,19 +302,17 @@ class TransactionalLoop:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _poll_records(self) -> Polled | None:
-        """Poll, with `attempts` in turn a partition that is tried again, and the others."""
         source, retries = self._source, self._record_retries
         if retries is None or isinstance(source, ShareSource):
             return source.poll_records()
-        assigned = source.assignment()
-        held, due = retries.held(assigned), retries.due()
-        self._tries_again = due is not None and not self._tries_again
-        if due is None or not self._tries_again:
-            timeout_ms = 0 if due is not None else min(POLL_MS, 1000 * retries.wait_s())
-            return source.poll_records(timeout_ms, without=held)
-        polled = source.poll_records(max_records=1 if retries.is_alone(due) else None, without=assigned - {due})
-        if polled is None:  # its records are gone
-            retries.forget(due)
+        poll = retries.next_poll(source.assignment())
+        self._tried = poll.tried
+        polled = source.poll_records(poll.timeout_ms, max_records=poll.max_records, without=poll.without)
+        if polled is None and poll.tried is not None:
+            if source.is_at_end(poll.tried):  # its records are gone
+                retries.go_on(poll.tried)
+            else:
+                retries.try_later(poll.tried, self._settings.retry_backoff_ms / 1000)
         return polled
 
     def _poll_table(self) -> Polled | None:
@@ -321,7 +324,10 @@ class TransactionalLoop:
 
     def _pause(self, failures: int) -> None:
         """Wait, longer with every failure. A stop ends the wait."""
-        self._stop.wait(self._settings.retry_backoff_ms / 1000 * 2 ** (failures - 1))
+        self._stop.wait(self._pause_s(failures))
+
+    def _pause_s(self, failures: int) -> float:
+        return float(self._settings.retry_backoff_ms / 1000 * 2 ** (failures - 1))
 
     def _log_progress(self) -> None:
         self._logged_s = clock.monotonic_s()

@@ -13,7 +13,7 @@ from spark_log.groups.committed_offsets import Commit, committed_offsets
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.streams import TransactionalLoop, record_retries
-from spark_log.spark.streams.record_retries import Polled, RecordRetries
+from spark_log.spark.streams.record_retries import NextPoll, Polled, RecordRetries
 from spark_log.spark.streams.redrive import Redrive
 from tests.support.python_process import PythonProcess
 from tests.support.stores import change
@@ -225,21 +225,27 @@ def test_a_letter_and_its_offset_are_one_transaction(cluster, cluster_address, l
     assert stored(cluster, "out") == {0: ["a", "c"]} and all_stored(cluster, "dlq.in") == ["bad"]
 
 
-def test_pauses_double_up_to_the_largest(monkeypatch):
+def test_pauses_double_up_to_the_largest_and_the_partitions_take_turns(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(record_retries.clock, "monotonic_s", lambda: now_s[0])
-    settings = SimpleNamespace(
-        max_poll_interval_ms=300_000, group_id="g", key_deserializer=None, value_deserializer=None
+    settings = SimpleNamespace(max_poll_interval_ms=300_000, group_id="g")
+    retries, bad, other = (
+        RecordRetries(settings, 4, (1000, 3000), None),
+        TopicPartition("in", 0),
+        TopicPartition("in", 1),
     )
-    retries, partition = RecordRetries(settings, 4, (1000, 3000), None), TopicPartition("in", 0)
-    polled = Polled([], 2, {partition: 0}, {partition: Commit(2, "", -1)})
-    pauses = []
-    for _ in range(4):
-        assert retries.failed(polled, ZeroDivisionError()) and retries.due() is None
-        pauses.append(retries.wait_s())
-        now_s[0] += pauses[-1]
-        assert retries.due() == partition
-    assert pauses == [1, 2, 3, 3] and retries.is_alone(partition)
+    polled = Polled([], 2, {bad: 0}, {bad: Commit(2, "", -1)})
+    for pause_s in (1, 2, 3, 3):
+        assert retries.failed(polled, ZeroDivisionError())
+        assert retries.next_poll({bad, other}) == NextPoll({bad}, 200)
+        now_s[0] += pause_s - 0.125
+        assert retries.next_poll({bad, other}).timeout_ms == 125
+        now_s[0] += 0.125
+        assert retries.next_poll({bad, other}).tried == bad
+        assert retries.next_poll({bad, other}) == NextPoll({bad}, 0), "the turn of the others"
+    assert retries.next_poll({bad, other}) == NextPoll({other}, 200, 1, bad), "record by record"
+    assert retries.next_poll({bad}).tried == retries.next_poll({bad}).tried == bad, "there are no others"
+    assert retries.next_poll({other}) == NextPoll(set(), 200) and not retries.waits, "it was lost"
 
 
 @pytest.mark.on_sqlite

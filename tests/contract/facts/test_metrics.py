@@ -35,7 +35,7 @@ from spark_log.tables.publication import delta_tables, publish
 from tests.support.alerts import ALERTS, samples
 from tests.support.group_members import commit
 from tests.support.loopback import free_port
-from tests.support.replicas import take_away, topic_on
+from tests.support.replicas import bring_back, take_away, topic_on
 from tests.support.server_processes import GatewayProcess
 from tests.support.share_members import ShareMember
 from tests.support.stores import also_on_two_stores, change
@@ -88,6 +88,21 @@ def test_partitions_and_lags_of_a_topic_that_is_not_live_have_no_facts(cluster, 
     assert "t" in {each.topic for each in facts.partitions} and {each.topic for each in facts.groups} == {"t"}
     assert "copied" not in {each.topic for each in facts.partitions}
     assert value(scraped(cluster), "kafka_consumergroup_lag_sum", consumergroup="g", topic="t") == 0
+
+
+def test_a_topic_with_damaged_configs_stops_no_scrape_and_no_election_of_another(three_brokers):
+    cluster = three_brokers
+    damaged = topic_on(cluster, "damaged", [[1, 2]])
+    take_away(cluster, 2)
+    append_to(cluster, damaged, "a")
+    take_away(cluster, 1)
+    bring_back(cluster, 2)  # it lacks the record: only the configs say whether it may lead
+    topic_on(cluster, "other", [[3, 2]])
+    change(cluster, t.topic.update().where(t.topic.c.name == "damaged").values(configs='{"flush.ms": "1'))
+    take_away(cluster, 3)
+    leaders = {each.topic: each.leader for each in read_cluster(cluster).partitions}
+    assert (leaders["other"], leaders.keys() & {"damaged"}) == (2, set())
+    assert value(scraped(cluster), "kafka_topic_partitions", topic="other") == 1
 
 
 def test_the_metrics_are_the_facts_of_the_cluster(three_brokers, cluster_address):

@@ -256,8 +256,16 @@ def test_calls_that_hang_at_the_same_time_count_once_and_one_is_tried_later(monk
         begin(tried)
     tried.set()
     assert trial() and begin(tried)(), "the threads that wait for the old mount do not count any more"
+    assert disk_calls.hangs("/mnt/replaced") and not disk_calls.refuses("/mnt/replaced")
+    with monkeypatch.context() as short:
+        short.setattr(disk_calls, "CALL_S_MAX", 0.05)
+        with pytest.raises(StorageUnavailableError, match="no answer in"):
+            begin(answers)()
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s + 61 + 239)
+    assert disk_calls.refuses("/mnt/replaced"), "some kinds of calls answer: the next pause is longer all the same"
     answers.set()
     wait_until(no_calls)
+    assert not disk_calls.hangs("/mnt/replaced") and not disk_calls.refuses("/mnt/replaced")
 
 
 def test_a_file_of_which_a_block_could_not_be_written_gets_no_name(tmp_path, monkeypatch):
