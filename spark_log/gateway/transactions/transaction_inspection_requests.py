@@ -20,7 +20,7 @@ from spark_log.gateway.protocol.error_codes import outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Needed, Services
-from spark_log.groups.consumer.topic_patterns import matching_ids
+from spark_log.groups.consumer.topic_patterns import compile_pattern
 from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.transactions.rules import TransactionState
 
@@ -114,8 +114,10 @@ def _list_transactions(services: Services, request: Message, held: int) -> Messa
 
     def matching() -> list[inspection.TransactionListing]:
         transactions = inspection.list_transactions(services.cluster)
-        ids = matching_ids(pattern, {each.transactional_id for each in transactions})
-        return [each for each in transactions if each.transactional_id in ids]
+        if not pattern:
+            return transactions
+        compiled = compile_pattern(pattern, "TransactionalIdPattern")
+        return [each for each in transactions if compiled.fullmatch(each.transactional_id)]
 
     outcome = outcome_of(matching)
     size = sum(ELEMENT_BYTES + len(transaction.transactional_id) for transaction in outcome.result or ())

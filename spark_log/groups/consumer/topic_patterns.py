@@ -1,4 +1,4 @@
-"""Regular expressions of requests, in RE2's syntax, like those of Kafka's brokers (KIP-848, KIP-1152)."""
+"""Matches subscriptions by a regular expression in RE2's syntax, like Kafka's brokers (KIP-848)."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -13,25 +13,18 @@ _PATTERN_BYTES_MAX = 1 << 20
 
 def check_pattern(regex: str) -> None:
     """Raise InvalidRegularExpressionError if the expression is not valid."""
-    _compiled(regex, "SubscribedTopicRegex")
+    compile_pattern(regex, "SubscribedTopicRegex")
 
 
 def matching(regex: str, names: Iterable[str]) -> frozenset[str]:
     """Return the topics whose whole name matches, without internal ones."""
-    compiled = _compiled(regex, "SubscribedTopicRegex")
+    compiled = compile_pattern(regex, "SubscribedTopicRegex")
     return frozenset(name for name in names if not is_internal(name) and compiled.fullmatch(name))
 
 
-def matching_ids(regex: str, transactional_ids: Iterable[str]) -> frozenset[str]:
-    """Return the transactional ids that match as a whole, or all for an empty expression."""
-    if not regex:
-        return frozenset(transactional_ids)
-    compiled = _compiled(regex, "TransactionalIdPattern")
-    return frozenset(each for each in transactional_ids if compiled.fullmatch(each))
-
-
 @lru_cache(maxsize=256)
-def _compiled(regex: str, field: str) -> Any:
+def compile_pattern(regex: str, field: str) -> Any:
+    """Return the expression that a request has in this field. Raises InvalidRegularExpressionError."""
     import re2
 
     options = re2.Options()

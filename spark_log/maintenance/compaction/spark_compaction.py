@@ -70,11 +70,12 @@ def compact_on_spark(
     """
     reports: list[Report] = []
     try:
-        for report in work_in_each_store(
-            cluster, "compact_on_spark", topics, lambda context: _compact(spark, context, force, progress),
-            on_spark=True,
-        ):  # fmt: skip
-            reports.append(report)
+        reports.extend(
+            work_in_each_store(
+                cluster, "compact_on_spark", topics, lambda context: _compact(spark, context, force, progress),
+                on_spark=True,
+            )
+        )  # fmt: skip
     except Exception:
         for report in reports:
             progress(str(report))

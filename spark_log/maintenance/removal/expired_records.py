@@ -5,6 +5,7 @@ Retention deletes whole segments from the start of a log, by their largest times
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ from sqlalchemy import bindparam
 
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.config.values import DAY_MS
+from spark_log.errors import SparkLogError
 from spark_log.ids import OffsetRange
 from spark_log.log.append.companions import Append
 from spark_log.log.append.rules import Appended
@@ -127,15 +129,16 @@ class ExpiredWatch:
         self._untold: list[Expired] = []
 
     def appended(self, append: Append) -> None:
-        """Detect expired records of an append."""
-        for topic_id, written in expired_batches(append, self._store.now().wall_ms).items():
-            if topic_id in self._noticed:
-                continue
-            expired = find_expired(self._store, append.topics[topic_id], written)
-            if expired is not None:
-                with self._lock:
-                    self._noticed.add(topic_id)
-                    self._untold.append(expired)
+        """Detect expired records of an append, unless the store fails now."""
+        with suppress(SparkLogError):
+            for topic_id, written in expired_batches(append, self._store.now().wall_ms).items():
+                if topic_id in self._noticed:
+                    continue
+                expired = find_expired(self._store, append.topics[topic_id], written)
+                if expired is not None:
+                    with self._lock:
+                        self._noticed.add(topic_id)
+                        self._untold.append(expired)
 
     def take(self) -> list[Expired]:
         """Return the findings since the last call, at most one per topic."""
