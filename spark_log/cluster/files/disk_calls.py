@@ -40,6 +40,8 @@ class DiskCalls:
         self._folder = root, use
         self._undo = undo
         self._working = False
+        self._counted = False
+        """Whether the call that was left counts as one that hangs."""
 
     def run(self, work: Callable[[], R], size: int = 0) -> R:
         """Call `work`, which reads or writes `size` bytes. Raises StorageUnavailableError after its limit, and at once
@@ -63,7 +65,7 @@ class DiskCalls:
 
         def end() -> R:
             wait([answer], limit_s)
-            if self.leave():
+            if self._leave(hangs=True):
                 self.refused = True
                 where = redact(self._folder[0])
                 raise StorageUnavailableError(f"{where}: no answer in {limit_s:.0f} s, its disk may hang")
@@ -73,14 +75,18 @@ class DiskCalls:
 
     def leave(self) -> bool:
         """Leave a call that is running. Return whether one was left, now or before."""
+        return self._leave(hangs=False)
+
+    def _leave(self, *, hangs: bool) -> bool:
         with _lock:
-            if self._working and not self.left:
-                self.left = True
+            self.left = self.left or self._working
+            if hangs and self._working and not self._counted:
+                self._counted = True
                 folder = _folders.get(self._folder)
                 if folder is None:
                     _folders[self._folder] = _Folder(Pause.after(None), 1)
                 else:
-                    folder.leave_one()
+                    folder.add_left()
             return self.left
 
     def _run(self, work: Callable[[], R], tried: bool) -> R:
@@ -90,10 +96,10 @@ class DiskCalls:
             with _lock:
                 self._working = False
                 folder = _folders.get(self._folder)
-                if folder is not None and (self.left or tried):
+                if folder is not None and (self._counted or tried):
                     folder.answers = True
-                    folder.left -= self.left
-                    if self.left and not folder.left:
+                    folder.left -= self._counted
+                    if self._counted and not folder.left:
                         del _folders[self._folder]
             if self.left:
                 self._undo()
@@ -113,7 +119,7 @@ class _Folder:
     def refuses(self) -> bool:
         return not self.answers and clock.monotonic_s() < self.pause.until_s
 
-    def leave_one(self) -> None:
+    def add_left(self) -> None:
         self.left += 1
         if self.answers:
             self.answers, self.pause = False, Pause.after(self.pause)

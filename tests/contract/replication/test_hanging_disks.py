@@ -268,6 +268,19 @@ def test_calls_that_hang_at_the_same_time_count_once_and_one_is_tried_later(monk
     assert not disk_calls.hangs("/mnt/replaced") and not disk_calls.refuses("/mnt/replaced")
 
 
+def test_a_call_that_is_left_before_its_limit_refuses_no_other(monkeypatch):
+    """As of a file in a healthy log dir whose batch fails in another one."""
+    answers, done = threading.Event(), threading.Event()
+    calls = DiskCalls("/mnt/slow", Use.WRITES, undo=done.set)
+    calls.begin(lambda: answers.wait(LIMIT_S))
+    assert calls.leave()
+    assert not disk_calls.refuses("/mnt/slow") and not disk_calls.hangs("/mnt/slow")
+    assert DiskCalls("/mnt/slow", Use.WRITES).run(lambda: True)
+    answers.set()
+    assert done.wait(LIMIT_S)
+    wait_until(no_calls)
+
+
 def test_a_file_of_which_a_block_could_not_be_written_gets_no_name(tmp_path, monkeypatch):
     monkeypatch.setattr(new_file, "_WRITE_BYTES", 1)
     file = LocalFile(tmp_path / "a", tmp_path)
