@@ -366,11 +366,9 @@ def delete_topic_row(connection: sa.Connection, topic_id: int, state: str) -> No
     connection.execute(t.topic.delete().where(TOPIC.topic_id == topic_id, TOPIC.state == state))
 
 
-def set_overrides(
-    connection: sa.Connection, topic_id: int, overrides: Mapping[str, str], typed_columns: str | None
-) -> None:
-    """Store the configs that differ from the defaults, and the typed columns that follow from them."""
-    _update(connection, topic_id, configs=configs_json(overrides), typed_columns=typed_columns)
+def set_configs(connection: sa.Connection, topic_id: int, configs: str, typed_columns: str | None) -> None:
+    """Store the configs that differ from the defaults (`configs_json`), and the typed columns that follow from them."""
+    _update(connection, topic_id, configs=configs, typed_columns=typed_columns)
 
 
 def set_typed_columns(connection: sa.Connection, topic_id: int, typed_columns: str) -> None:

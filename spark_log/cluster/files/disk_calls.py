@@ -2,6 +2,7 @@
 forever.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -139,3 +140,12 @@ def refuses(root: str) -> bool:
 
 _folders: dict[tuple[str, Use], _Folder] = {}
 _lock = threading.Lock()
+
+
+def _forget_calls_of_parent() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _folders.clear()
+
+
+os.register_at_fork(after_in_child=_forget_calls_of_parent)

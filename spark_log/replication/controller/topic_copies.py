@@ -36,9 +36,9 @@ from spark_log.cluster.topics import (
     delete_topic_row,
     delete_topic_rows,
     insert_copy,
+    set_configs,
     set_deleting,
     set_live,
-    set_overrides,
     set_partition_count,
     set_replication_factor,
     stated_topic,
@@ -205,7 +205,7 @@ def _create(data: Cluster, topic: Topic) -> None:
 
 def _copy(home: Cluster, data: Cluster, topic: Topic, copy: Topic) -> None:
     if (topic.configs, topic.typed_columns) != (copy.configs, copy.typed_columns):
-        data.store.transact(lambda c, _: set_overrides(c, topic.topic_id, topic.overrides, topic.typed_columns))
+        data.store.transact(lambda c, _: set_configs(c, topic.topic_id, topic.configs, topic.typed_columns))
 
     def take_numbers(connection: sa.Connection, _attempt: Attempt) -> None:
         set_partition_count(connection, topic.topic_id, copy.partition_count)

@@ -18,8 +18,8 @@ from spark_log.cluster.topics import (
     delete_topic_rows,
     find_topic,
     insert_topic_row,
+    set_configs,
     set_deleting,
-    set_overrides,
     set_partition_count,
 )
 from spark_log.config import TopicConfig, canonical
@@ -266,7 +266,7 @@ def alter_configs(
         columns = new_columns(connection, topic)
         if validate_only:
             return replace(topic, configs=configs_json(overrides), typed_columns=columns)
-        set_overrides(connection, topic.topic_id, overrides, columns)
+        set_configs(connection, topic.topic_id, configs_json(overrides), columns)
         return find_topic(connection, name)
 
     return _followed(cluster, cluster.store.transact(alter))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import Topic, find_topic, set_overrides
+from spark_log.cluster.topics import Topic, configs_json, find_topic, set_configs
 from spark_log.config import SOURCES
 from spark_log.log.columns.topic_columns import to_text
 from spark_log.registry.topic_schemas import subject_name
@@ -44,7 +44,7 @@ def copy_columns(cluster: Cluster, source: Topic, target: Topic, *, missing: boo
     def copy(connection: sa.Connection, _attempt: object) -> Topic:
         present = find_topic(connection, target.name, lock=True)
         if present.topic_id == target.topic_id:
-            set_overrides(connection, present.topic_id, {**present.overrides, **configs}, to_text(columns))
+            set_configs(connection, present.topic_id, configs_json({**present.overrides, **configs}), to_text(columns))
         return find_topic(connection, target.name)
 
     changed = cluster.store.transact(copy)

@@ -42,8 +42,8 @@ class GroupSource:
         with suppress(SparkLogError, KafkaError):
             if partition not in self.consumer.assignment():
                 return True
-            position = self.consumer.position(partition)
-            return position is not None and position >= (self.consumer.highwater(partition) or 0)
+            position, end = self.consumer.position(partition, timeout_ms=0), self.consumer.highwater(partition)
+            return position is not None and end is not None and position >= end
         return False
 
     def poll_table(self) -> Polled | None:

@@ -222,7 +222,8 @@ class TransactionalLoop:
                 else:
                     retries.try_later(tried, self._pause_s(failures[tried]))
             else:
-                del failures[self._tried]
+                for each in (self._tried, *polled.starts):
+                    del failures[each]
                 self._count(polled, letter is not None)
                 if retries is not None:
                     retries.succeeded(polled)

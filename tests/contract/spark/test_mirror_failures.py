@@ -3,7 +3,7 @@
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.topics import find_topic, find_topics, set_overrides
+from spark_log.cluster.topics import find_topic, find_topics, set_configs
 from spark_log.errors import (
     CorruptRecordError,
     DataLossError,
@@ -145,7 +145,7 @@ def illegal_name(source, target):
 def unknown_config(source, target):
     with source.store.engine.begin() as connection:  # as a newer version of spark-log sets it
         topic = find_topic(connection, "b")
-        set_overrides(connection, topic.topic_id, {"new.config": "1"}, None)
+        set_configs(connection, topic.topic_id, '{"new.config": "1"}', None)
 
 
 @pytest.mark.parametrize(
