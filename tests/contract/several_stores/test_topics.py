@@ -182,9 +182,9 @@ def test_readers_do_not_poll_while_the_changes_of_a_data_store_are_not_received(
     changes.current()
     while not (changes._listening and east._listening):
         changes.wait(changes.current(), 0.1)
-    east.close()  # its listener ends, as after the loss of its connection
-    while east._listening:
-        changes.wait(changes.current(), 0.1)
+    listener = east._listener
+    east.close()  # its listener ends, as after the loss of its connection, and tells home at last
+    listener.join(LIMIT_S)
     assert not changes.wait(changes.current(), 0.3)
 
 
