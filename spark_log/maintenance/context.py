@@ -40,8 +40,8 @@ class MaintenanceContext:
 
     def topics(self) -> Iterator[Topic]:
         """Yield the topics to work on, by name: those of the store, without internal ones that have no files."""
-        found = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
-        for topic in undamaged(found[name] for name in sorted(found)):
+        topics = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
+        for topic in undamaged(topics[name] for name in sorted(topics)):
             if not is_kept_by_store(topic.name) and topic.store_id == self.cluster.store_id:
                 yield topic
 

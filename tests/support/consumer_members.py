@@ -41,7 +41,7 @@ class ConsumerMember:
         self.member_id, self.epoch = str(uuid.uuid4()), 0
         self.subscription = {"rebalance_timeout_ms": 60_000, **subscription}
         self.owned: dict[str, list[int]] = {}
-        """What it was told that it has, and has not given up."""
+        """The partitions that the last answers assigned to it, without those that it has given up."""
         self.told: dict[str, list[int]] = {}
         """The last assignment."""
         self._ids = dict(topic_ids)

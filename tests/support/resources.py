@@ -1,7 +1,7 @@
-"""What a cluster has on disk and in memory: the resource oracle, and searches for the bytes of erased records.
+"""The resource oracle, and searches for erased records.
 
-The oracle: it has only what its metadata names, and little more. A canary: bytes of records that were erased, searched
-for in every file that a cluster has written.
+The oracle checks that a cluster has on disk and in memory only what its metadata names, and little more. A canary is a
+text in records that were erased; it is searched for in every file that a cluster has written.
 """
 
 import gc

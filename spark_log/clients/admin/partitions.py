@@ -148,8 +148,8 @@ class PartitionCalls:
         """
         chosen, replicas = self._cluster.store.read(lambda c: (_chosen(c, topic_partitions), load_replicas(c)))
         replicas += replicas_of_data_stores(self._cluster)
-        wanted = None if topic_partitions is None else set(chosen)
-        return describe_log_dirs(self._cluster, replicas, wanted, brokers)
+        requested = None if topic_partitions is None else set(chosen)
+        return describe_log_dirs(self._cluster, replicas, requested, brokers)
 
     @kafka_errors()
     def elect_leaders(

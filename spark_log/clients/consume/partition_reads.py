@@ -110,9 +110,9 @@ class Fetching:
         states = subscription.partitions
 
         def fetch(
-            view: Cluster, wanted: Collection[TopicPartition], looked_up: Collection[str]
+            view: Cluster, partitions: Collection[TopicPartition], looked_up: Collection[str]
         ) -> tuple[Collection[TopicPartition], bool]:
-            return self._fetch_from(view, wanted, looked_up, states, bytes_min)
+            return self._fetch_from(view, partitions, looked_up, states, bytes_min)
 
         return any(self._in_each_store(states, fetch))
 
@@ -147,12 +147,12 @@ class Fetching:
         states = subscription.partitions
 
         def settle_in(
-            view: Cluster, wanted: Collection[TopicPartition], looked_up: Collection[str]
+            view: Cluster, partitions: Collection[TopicPartition], looked_up: Collection[str]
         ) -> tuple[Collection[TopicPartition], bool]:
             with view.store.snapshot() as connection:
-                found = _positions_here(connection, wanted, looked_up)
-                self._settle(connection, states, found)
-            return found, False
+                positions = _positions_here(connection, partitions, looked_up)
+                self._settle(connection, states, positions)
+            return positions, False
 
         self._in_each_store(states, settle_in)
 
