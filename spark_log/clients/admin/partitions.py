@@ -2,7 +2,9 @@
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,6 +46,8 @@ def describe_log_dirs(
         if chosen is None or facts.tp in chosen:
             by_dir.setdefault(facts.log_dir_id, []).append(facts)
     asked = None if broker_ids is None else set(broker_ids)
+    brokers = [each for each in list_brokers(cluster) if asked is None or each.broker_id in asked]
+    spaces = space_of_log_dirs([log_dir for broker in brokers for log_dir in broker.log_dirs])
     return [
         {
             "broker": broker.broker_id,
@@ -52,14 +56,13 @@ def describe_log_dirs(
                     "error_code": 0 if log_dir.online else KafkaStorageError.errno,
                     "log_dir": redact(cluster.absolute(log_dir.uri)),
                     "topics": _by_topic(by_dir.get(log_dir.log_dir_id, [])),
-                    **log_dir_space(log_dir),
+                    **spaces[log_dir.log_dir_id],
                     "is_cordoned": False,
                 }
                 for log_dir in broker.log_dirs
             ],
         }
-        for broker in list_brokers(cluster)
-        if asked is None or broker.broker_id in asked
+        for broker in brokers
     ]
 
 
@@ -88,21 +91,30 @@ def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
     return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
 
 
-def log_dir_space(log_dir: LogDirStatus) -> dict[str, int]:
-    """Return the total and free bytes of the volume of a local folder; -1 if unknown: it is offline, or hangs."""
+def space_of_log_dirs(log_dirs: Sequence[LogDirStatus]) -> dict[int, dict[str, int]]:
+    """Return the total and free bytes of the volumes of local folders, which are asked side by side; -1 if unknown: the
+    log dir is offline, or hangs.
+    """
 
-    def ask() -> dict[str, int]:
-        folder = LogDir(log_dir.uri)
+    def ask(uri: str) -> dict[str, int]:
+        folder = LogDir(uri)
         if not folder.local:
             return unknown
         usage = shutil.disk_usage(folder.location(""))
         return {"total_bytes": usage.total, "usable_bytes": usage.free}
 
     unknown = {"total_bytes": -1, "usable_bytes": -1}
-    if log_dir.online:
+    spaces = {each.log_dir_id: unknown for each in log_dirs}
+    answers = {
+        each.log_dir_id: ask_in_thread("spark-log-space", each.uri, partial(ask, each.uri))
+        for each in log_dirs
+        if each.online
+    }
+    wait(answers.values(), ANSWER_S_MAX)
+    for log_dir_id, answer in answers.items():
         with contextlib.suppress(SparkLogError, OSError):  # a TimeoutError is an OSError
-            return ask_in_thread("spark-log-space", log_dir.uri, ask).result(ANSWER_S_MAX)
-    return unknown
+            spaces[log_dir_id] = answer.result(0)
+    return spaces
 
 
 def _chosen(connection: sa.Connection, topic_partitions: Any) -> list[TopicPartition]:

@@ -1,9 +1,9 @@
 """Page `/brokers`, with the brokers, their log dirs, the balance, the reassignments in progress, and the gateways."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_log.clients.admin.partitions import log_dir_space
+from spark_log.clients.admin.partitions import space_of_log_dirs
 from spark_log.cluster.brokers import LogDirStatus
 from spark_log.cluster.lease import lease_status
 from spark_log.console.routes import Call, View
@@ -104,6 +104,7 @@ def _facts(call: Call) -> Brokers:
     snapshot, balance = call.snapshot(), call.snapshots.balance.get()
     coordinator = lease_status(store, "coordinator")
     found = {broker.broker_id: broker for broker in balance.brokers}
+    spaces = space_of_log_dirs([log_dir for broker in snapshot.brokers for log_dir in broker.log_dirs])
     brokers = []
     for status in snapshot.brokers:
         own = found.get(status.broker_id)
@@ -125,7 +126,10 @@ def _facts(call: Call) -> Brokers:
                 own.imbalance_percent if own else 0.0,
                 own.records_deviation_percent if own else 0.0,
                 own.bytes_deviation_percent if own else 0.0,
-                [_log_dir(call, log_dir, loads.get(log_dir.log_dir_id, Load())) for log_dir in status.log_dirs],
+                [
+                    _log_dir(call, each, loads.get(each.log_dir_id, Load()), spaces[each.log_dir_id])
+                    for each in status.log_dirs
+                ],
             )
         )
     skewed = [
@@ -152,8 +156,7 @@ def _facts(call: Call) -> Brokers:
     )
 
 
-def _log_dir(call: Call, status: LogDirStatus, load: Load) -> LogDirRow:
-    space = log_dir_space(status)
+def _log_dir(call: Call, status: LogDirStatus, load: Load, space: Mapping[str, int]) -> LogDirRow:
     return LogDirRow(
         status.log_dir_id,
         redact(status.uri),

@@ -521,6 +521,12 @@ def test_sizes_of_log_dirs_that_hang_are_unknown(admin, brokers, monkeypatch):
     assert asked == [online], "one thread waits"
 
 
+def test_log_dirs_are_asked_for_their_sizes_side_by_side(admin, brokers, monkeypatch):
+    all_asked, usage = threading.Barrier(3), shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (all_asked.wait(LIMIT_S), usage(path))[1])
+    assert all(broker["log_dirs"][0]["total_bytes"] > 0 for broker in admin.describe_log_dirs())
+
+
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_a_call_waits_for_the_store_no_longer_than_request_timeout_ms(cluster, cluster_address, admin):
     admin.create_topics({"t": {"num_partitions": 1}})
