@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.log.columns.key_and_value import PARTS
@@ -30,8 +29,6 @@ ROW_GROUP_RECORDS_MAX = 1 << 20
 FOOTER_BYTES_MAX = 64 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
 """Bytes of the first read, from the end of the file. Most footers are smaller, so one request opens a remote file."""
-
-_COPY_BYTES = 1024 * 1024
 
 _READ_BYTES = 256 * 1024
 """Buffer size for reading a column of a local file. The file is not memory-mapped: the mapped pages would count as
@@ -91,20 +88,6 @@ def _is_segment(schema: pa.Schema) -> bool:
         if part.record in schema.names:
             typed += [pa.field(part.error, pa.string()), schema.field(part.record)]
     return bool(schema.equals(segment_schema(pa.struct(typed))))
-
-
-def verify_checksum(source: pa.NativeFile, path: str, checksum: str) -> None:
-    """Read a whole file and raise CorruptRecordError if its xxh3_128 (hex) is not `checksum`.
-
-    Raises StorageUnavailableError if the file cannot be read.
-    """
-    content = xxhash.xxh3_128()
-    with corrupt_on_bad_bytes(path):
-        source.seek(0)
-        while block := source.read(_COPY_BYTES):
-            content.update(block)
-    if content.hexdigest() != checksum:
-        raise CorruptRecordError(f"{path}: checksum {content.hexdigest()}, expected {checksum}")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spark_log.errors import CorruptRecordError, StorageUnavailableError
 from spark_log.log.records import segment_footer, segment_open, segment_write
 from spark_log.log.records.schema import SEGMENT_SCHEMA
-from spark_log.log.records.segment_open import ExpectedSegment, open_segment, verify_checksum
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment
 from tests.unit.log.records.strategies import example_table, read_back, segment_of
 
 CODECS = ["zstd", "none", "lz4", "snappy", "gzip"]
@@ -174,12 +174,3 @@ def test_large_footers_are_read_with_a_second_request(monkeypatch: pytest.Monkey
 def test_missing_is_unavailable_and_not_corrupt(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailableError, match=r"a\.parquet"):
         open_segment(tmp_path / "a.parquet", ExpectedSegment("a.parquet", 100, 1))
-
-
-def test_whole_file_checksum() -> None:
-    content, facts = segment_of(example_table())
-    verify_checksum(pa.BufferReader(content), "a.parquet", facts.checksum)
-    with pytest.raises(CorruptRecordError, match=r"a\.parquet"):
-        verify_checksum(
-            pa.BufferReader(content[:50] + bytes([content[50] ^ 1]) + content[51:]), "a.parquet", facts.checksum
-        )

@@ -18,7 +18,7 @@ from spark_log.log.records import segment_write
 from spark_log.log.records.compression_codecs import codec_name
 from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import RECORD_SCHEMA, SEGMENT_SCHEMA, TimestampType, read_schema
-from spark_log.log.records.segment_open import ExpectedSegment, open_segment, verify_checksum
+from spark_log.log.records.segment_open import ExpectedSegment, open_segment
 from spark_log.log.records.segment_read import first_offset_at_or_after, read_slice
 from spark_log.log.records.segment_write import SegmentWriter
 from tests.unit.log.records.strategies import as_read, example_table, read_back, record_tables, segment_of, table_of
@@ -82,8 +82,6 @@ def test_local_file_is_not_memory_mapped(tmp_path: Path) -> None:
     opened = open_segment(tmp_path / "a.parquet", ExpectedSegment("a.parquet", facts.bytes, 100))
     assert opened.read().column("value").equals(example_table().column("value"))
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
-    with pa.OSFile(str(tmp_path / "a.parquet")) as file:
-        verify_checksum(file, "a.parquet", facts.checksum)
 
 
 def test_layout_of_the_file() -> None:
