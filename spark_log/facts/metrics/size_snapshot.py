@@ -1,9 +1,10 @@
 """Reads the sizes of the partitions of a cluster, and counts records that could not be decoded."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
@@ -13,6 +14,9 @@ from spark_log.ids import TopicPartition
 from spark_log.log.columns.key_and_value import PARTS
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT, TOPIC
+
+_ROWS_A_FETCH = 1_000
+"""The rows of statistics, each of some KB, that are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,15 @@ def _read_sizes(connection: sa.Connection) -> SizeSnapshot:
     bad_records = {
         row.name: 0 for row in connection.execute(sa.select(TOPIC.name).where(TOPIC.typed_columns.is_not(None)))
     }
-    for topic, record_count, stats in connection.execute(typed):
+    for topic, record_count, stats in connection.execute(typed, execution_options={"yield_per": _ROWS_A_FETCH}):
         bad_records[topic] = bad_records.get(topic, 0) + _bad_records(record_count, stats)
     return SizeSnapshot(sizes, bad_records)
+
+
+class _Statistics(msgspec.Struct):
+    """The part of a segment's statistics that is needed here. Decoding skips the others."""
+
+    nullCount: dict[str, Any]  # noqa: N815 - Delta's name
 
 
 def _bad_records(record_count: int, stats: str) -> int:
@@ -61,7 +71,10 @@ def _bad_records(record_count: int, stats: str) -> int:
     row must not end the metrics of the cluster.
     """
     try:
-        nulls = json.loads(stats)["nullCount"]
+        nulls = _DECODER.decode(stats).nullCount
         return sum(record_count - nulls.get(part.error, record_count) for part in PARTS)
-    except (ValueError, TypeError, LookupError, AttributeError):
+    except (msgspec.MsgspecError, TypeError):
         return 0
+
+
+_DECODER = msgspec.json.Decoder(_Statistics)
