@@ -9,8 +9,9 @@ Tests that are `on_sqlite` run there only with the mark `on_data_store`: those l
 client, whose rules do not depend on the store, or have a cluster of their own.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -113,3 +114,20 @@ ONE_STORE_TESTS = frozenset(
 def change(cluster: Cluster, statement: Any) -> None:
     """Run a statement on each metadata store: the rows of a table are in the store of their topic, or at home."""
     in_each_store(cluster, lambda view: view.store.transact(lambda connection, _: connection.execute(statement)))
+
+
+@contextlib.contextmanager
+def scanned_tables(cluster: Cluster) -> Iterator[set[str]]:
+    """Yield the tables of which statements in the block read all rows. The cluster must be on SQLite."""
+    scanned: set[str] = set()
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
+        if not many and statement.startswith(("SELECT", "DELETE", "UPDATE")):
+            steps = cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+            scanned.update(str(step[3]).split()[1] for step in steps if str(step[3]).startswith("SCAN "))
+
+    sa.event.listen(cluster.store.engine, "before_cursor_execute", explain)
+    try:
+        yield scanned
+    finally:
+        sa.event.remove(cluster.store.engine, "before_cursor_execute", explain)

@@ -20,7 +20,7 @@ from spark_log.errors import SparkLogError, redact
 from spark_log.ids import WriteId
 from spark_log.log.append.rules import Batch
 from spark_log.log.append.write_ids import take
-from spark_log.log.partitions.partition_rows import read_partition, topic_here
+from spark_log.log.partitions.partition_rows import Key, read_partition, topic_here
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import LOG_DIR, RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 from spark_log.process import begin_or_run
@@ -108,9 +108,16 @@ def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
     elsewhere = {batch.name for batch in doubt.batches if batch.topic_id in moved}
     paths = {_path(doubt.topics[batch.topic_id], batch): batch.name for batch in doubt.batches if not batch.inline}
     named_paths: set[str] = elsewhere
-    for column in (SEGMENT.name, TRANSACTION_SEGMENT.name):
-        query = sa.select(column).where(in_list(column, paths.values()))
-        named_paths.update(connection.execute(query).scalars())
+    pending = sa.select(TRANSACTION_SEGMENT.name).where(in_list(TRANSACTION_SEGMENT.name, paths.values()))
+    named_paths.update(connection.execute(pending).scalars())
+    of_partitions: dict[Key, list[str]] = {}
+    for batch in doubt.batches:
+        of_partitions.setdefault((batch.topic_id, batch.partition), []).append(batch.name)
+    for (topic_id, partition), names in of_partitions.items():  # the name of a segment has no index
+        here = (SEGMENT.topic_id == topic_id) & (SEGMENT.partition == partition)
+        named_paths.update(
+            connection.execute(sa.select(SEGMENT.name).where(here, in_list(SEGMENT.name, names))).scalars()
+        )
     retired = sa.select(RETIRED_FILE.path).where(in_list(RETIRED_FILE.path, paths))
     named_paths.update(paths[path] for path in connection.execute(retired).scalars())
     return named_paths

@@ -26,7 +26,7 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from tests.support.records import read_all, table
 from tests.support.replicas import take_away
 from tests.support.resources import assert_only_named_files, unnamed_files
-from tests.support.stores import topics_view
+from tests.support.stores import scanned_tables, topics_view
 from tests.support.waiting import LIMIT_S, wait_until
 
 FILES = {"inline.max.bytes": "0"}
@@ -108,6 +108,20 @@ def test_an_append_that_fails_in_the_store_leaves_one_file_at_most(cluster, log)
     log.append(topic, [Records(0, table("b"))])
     assert_only_named_files(cluster)
     assert [value for _, _, value in read_all(log, topic)] == ["b"]
+
+
+@pytest.mark.on_sqlite
+def test_the_files_of_a_failed_append_are_looked_up_by_indexes(cluster, log):
+    """Their writer writes no other file meanwhile, and a cluster may have millions of segments."""
+    topic = create_topic(cluster, "t", configs=FILES)
+    fill_up(cluster, "segment")
+    with pytest.raises(SparkLogError):
+        log.append(topic, [Records(0, table("a"))])
+    make_room(cluster, "segment")
+    with scanned_tables(cluster) as scanned:
+        log.append(topic, [Records(0, table("b"))])
+    assert_only_named_files(cluster)
+    assert scanned & {"segment", "transaction_segment", "retired_file"} == set()
 
 
 def test_no_further_file_is_written_while_the_store_accepts_nothing(cluster, log):

@@ -20,6 +20,7 @@ from spark_log.ids import LogDirId, OffsetRange, TopicPartition
 from spark_log.log.append import write_ids
 from spark_log.log.append.rules import Appended, Rejected
 from spark_log.log.log import Records
+from spark_log.log.partitions.retired_files import forget_folder
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance import run_tasks
@@ -33,7 +34,7 @@ from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables.publication import publish
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, take_away
-from tests.support.stores import change, topics_view
+from tests.support.stores import change, scanned_tables, topics_view
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import make_older
 
@@ -226,6 +227,20 @@ def test_files_of_a_deleted_topic_are_kept_for_its_readers_and_other_topics_stay
     change(cluster, sa.insert(t.retired_file).values(path=again.folder, topic_id=999, retired_ms=0))
     assert "no deleted topic's folder" in "".join(clean(cluster)[None].notes)
     everything_fits(cluster)
+
+
+@pytest.mark.on_sqlite
+def test_the_rows_of_a_deleted_topic_are_found_by_indexes(cluster):
+    doomed = create_topic(cluster, "doomed", configs=FILES)
+    for topic_id in (doomed.topic_id, 0):  # the first releases wrote 0
+        row = {"path": f"{doomed.folder}/_segments/0/{topic_id}.parquet", "topic_id": topic_id, "partition": 0}
+        change(cluster, t.retired_file.insert().values(**row, retired_ms=0))
+    delete_topic(cluster, "doomed")
+    assert len(retired(cluster)) == 2 + 1
+    with scanned_tables(cluster) as scanned:
+        cluster.store.transact(lambda connection, _: forget_folder(connection, doomed.folder))
+    assert retired(cluster) == []
+    assert "retired_file" not in scanned
 
 
 @pytest.mark.on_data_store
