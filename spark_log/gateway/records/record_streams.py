@@ -79,6 +79,8 @@ class RecordStreams:
         """Streams that a thread reads at the moment. Each has one such thread."""
         self._encoded: OrderedDict[Place, EncodedBatch] = OrderedDict()
         self._encoded_bytes = 0
+        self._encoded_of: dict[tuple[int, int], set[Place]] = {}
+        """The places of the batches by partition: a partition may be rewritten every second, and the cache be large."""
         self._versions: dict[tuple[int, int], Version] = {}
         """The latest version that a reader of each partition has seen."""
         self._store_ids: dict[int, StoreId] = {}
@@ -205,15 +207,17 @@ class RecordStreams:
             return
         for place in [place for place in self._streams if place[:2] == which]:
             self._take(place)
-        for place in [place for place in self._encoded if place[:2] == which]:
+        for place in self._encoded_of.pop(which, ()):
             self._encoded_bytes -= len(self._encoded.pop(place).data)
 
     def _remember(self, place: Place, batch: EncodedBatch) -> None:
         if place not in self._encoded:
             self._encoded[place] = batch
+            self._encoded_of.setdefault(place[:2], set()).add(place)
             self._encoded_bytes += len(batch.data)
         while self._encoded_bytes > _CACHE_BYTES:
-            _, old = self._encoded.popitem(last=False)
+            oldest, old = self._encoded.popitem(last=False)
+            self._encoded_of[oldest[:2]].discard(oldest)
             self._encoded_bytes -= len(old.data)
 
 
