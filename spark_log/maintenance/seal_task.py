@@ -242,7 +242,7 @@ def plan_seal(context: MaintenanceContext) -> Iterator[Report]:
 def _due_topics(
     context: MaintenanceContext, costs_ms: Mapping[TopicId, float], *, searches_lags: bool, catalogs: bool = True
 ) -> _Due:
-    """Return the topics with work, those with tails by deadline.
+    """Return the topics with work, those with tails by deadline, those that are behind by age.
 
     The writer of a file publishes it soon after the append, so a table counts as behind only after half of
     delta.max.lag.ms.
@@ -280,6 +280,7 @@ def _due_topics(
             for target, ids in behind.items()
         ):
             less_urgent.append(topic)
+    due.behind.sort(key=lambda topic: unpublished[topic.topic_id])
     due.behind.extend(less_urgent)
     due.tails.sort(key=lambda each: deadline_ms(each[1], each[0].config))
     return due

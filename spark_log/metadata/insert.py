@@ -1,27 +1,38 @@
 """Inserts rows that may exist already. Only the SQLAlchemy dialect in use is imported, which saves time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+
+_ROWS_A_STATEMENT = 1_000
+"""Stores limit the parameters of a statement: SQLite 32,766, PostgreSQL 65,535."""
 
 
 def insert_if_missing(
     connection: sa.Connection, table: sa.Table, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
 ) -> None:
-    """Insert a row, or several in one statement, unless it violates a unique key (ON CONFLICT DO NOTHING)."""
-    connection.execute(_insert(connection, table).values(values).on_conflict_do_nothing())
+    """Insert rows, except those that violate a unique key (ON CONFLICT DO NOTHING)."""
+    # SQLAlchemy caches the statement of a single row only
+    for rows in [values] if isinstance(values, Mapping) else _statements(values):
+        connection.execute(_insert(connection, table).values(rows).on_conflict_do_nothing())
 
 
 def insert_or_replace(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows in one statement. A row whose primary key exists updates the existing row.
+    """Insert rows. One whose primary key exists updates the existing row.
 
     All rows have the same columns. Columns that they do not have keep their values in existing rows.
     """
-    statement = _insert(connection, table).values(list(rows))
     keys = list(table.primary_key.columns)
-    values = {name: statement.excluded[name] for name in rows[0] if name not in {key.name for key in keys}}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values))
+    for some in _statements(rows):
+        statement = _insert(connection, table).values(some)
+        values = {name: statement.excluded[name] for name in rows[0] if name not in {key.name for key in keys}}
+        connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values))
+
+
+def _statements(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    for first in range(0, len(rows), _ROWS_A_STATEMENT):
+        yield list(rows[first : first + _ROWS_A_STATEMENT])
 
 
 def _insert(connection: sa.Connection, table: sa.Table) -> Any:

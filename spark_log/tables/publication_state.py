@@ -22,8 +22,6 @@ REPLICA_LIMIT = sa.case(
     (PARTITION.high_watermark < REPLICA.log_end_offset, PARTITION.high_watermark), else_=REPLICA.log_end_offset
 )
 """The offset up to which this replica's segments may be published: they are complete and below the high watermark."""
-CHUNK = 1_000
-"""The number of rows of one statement."""
 
 DELTA, ICEBERG, CURRENT = "delta", "iceberg", "current"
 
@@ -353,9 +351,8 @@ def replace(connection: sa.Connection, states: Mapping[TableKey, tuple[tuple[int
             publications.append({**keys, "transaction_version": transaction_version, "table_version": table_version})
         else:
             forget(connection, key)
-    for table, all_rows in ((t.publication, publications), (t.publication_cursor, rows)):
-        for first in range(0, len(all_rows), CHUNK):
-            insert_or_replace(connection, table, all_rows[first : first + CHUNK])
+    insert_or_replace(connection, t.publication, publications)
+    insert_or_replace(connection, t.publication_cursor, rows)
 
 
 def forget(connection: sa.Connection, key: TableKey) -> None:

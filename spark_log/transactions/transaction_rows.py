@@ -57,9 +57,6 @@ _NEW_PENDING = Prepared(t.transaction_segment.insert())
 _NO_OFFSETS = Prepared(t.transaction_offset.delete().where(TRANSACTION_OFFSET.producer_id == bindparam("key")))
 _NOT_PENDING = Prepared(t.transaction_segment.delete().where(TRANSACTION_SEGMENT.producer_id == bindparam("key")))
 
-_ROWS_A_STATEMENT = 1_000
-"""The rows of one insertion. SQLite accepts up to 32,766 parameters in a statement."""
-
 
 class TransactionRow(NamedTuple):
     transaction: Transaction
@@ -250,9 +247,7 @@ def partitions_with_sequences(connection: sa.Connection, producer_id: int) -> li
 
 def write_pending_offsets(connection: sa.Connection, producer_id: int, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add group offsets to the open transaction. They replace earlier ones of the same group and partition."""
-    for first in range(0, len(rows), _ROWS_A_STATEMENT):
-        some = [{"producer_id": producer_id, **row} for row in rows[first : first + _ROWS_A_STATEMENT]]
-        insert_or_replace(connection, t.transaction_offset, some)
+    insert_or_replace(connection, t.transaction_offset, [{"producer_id": producer_id, **row} for row in rows])
 
 
 def delete_pending_offsets(

@@ -70,8 +70,7 @@ def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]
             left[bucket] = used_until_s(before_s, 0.0, use[bucket], rate=1.0)
             until_us = now_us + round(left[bucket] * _US)
             rows.append({"bucket": key, "used_until_us": until_us, "clock_epoch": now.clock_epoch})
-        if rows:
-            insert_or_replace(connection, t.quota_usage, rows)
+        insert_or_replace(connection, t.quota_usage, rows)
         return left
 
     return store.transact(body)

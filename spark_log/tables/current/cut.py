@@ -9,7 +9,6 @@ from spark_log.ids import LogDirId, TopicId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, PUBLICATION_CURSOR, SEGMENT, TOPIC
 from spark_log.tables.publication_state import (
-    CHUNK,
     CURRENT,
     DELTA,
     FIRST_BLOBS,
@@ -26,6 +25,7 @@ Cut = Mapping[int, int]
 """The high watermark of each partition of a topic, from one snapshot. It divides no append over several partitions."""
 
 NO_CUTS: Mapping[TopicId, Cut] = {}
+_PARTITIONS_A_QUERY = 1_000
 
 HAS_CURRENT = f'"table.current": "{DELTA}"'
 """A part of the text of the configs of a topic with a current-state table."""
@@ -68,9 +68,9 @@ def _crossing_files(connection: sa.Connection, table: TableKey, ends: Mapping[in
     """
     bases: dict[int, int] = {}
     asked = sorted(ends.items())
-    for first in range(0, len(asked), CHUNK):
+    for first in range(0, len(asked), _PARTITIONS_A_QUERY):
         values = sa.values(sa.column("partition", sa.Integer), sa.column("end_offset", sa.BigInteger), name="given")
-        cut = values.data(asked[first : first + CHUNK]).cte("cut")
+        cut = values.data(asked[first : first + _PARTITIONS_A_QUERY]).cte("cut")
         same = (SEGMENT.topic_id == table.topic_id) & (SEGMENT.partition == cut.c.partition)
         last = (
             sa.select(SEGMENT.base_offset)

@@ -26,6 +26,7 @@ from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE, refuse_network_file_system
 from spark_log.metadata.connections import write_ahead_log
+from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.prepared import Prepared, in_list, in_pairs, one_message
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.postgres_proxy import PostgresProxy
@@ -369,6 +370,17 @@ def test_the_last_settings_and_the_time_of_the_store_are_used_while_it_is_down(p
         assert 0 <= store.now().wall_ms - before.wall_ms < 60_000
         with pytest.raises(MetadataStoreUnavailableError, match="metadata store at"):
             store.end_silent_sessions()
+
+
+def test_any_number_of_rows_can_be_inserted(cluster):
+    """Stores limit the parameters of a statement: these rows have 70,000."""
+    facts = {"application": "q", "target": "", "record_count": 1, "fingerprint": "", "committed_ms": 1}
+    for version in (1, 2):
+        rows = [{**facts, "topic_id": topic_id, "version": version} for topic_id in range(10_000)]
+        cluster.store.transact(lambda connection, _, rows=rows: insert_or_replace(connection, t.spark_batch, rows))
+    with cluster.store.snapshot() as connection:
+        query = sa.select(t.spark_batch.c.version, sa.func.count()).group_by(t.spark_batch.c.version)
+        assert connection.execute(query).all() == [(2, 10_000)]
 
 
 def test_in_list_takes_a_list_of_any_length_and_uses_an_index(cluster):
