@@ -20,6 +20,7 @@ from spark_log.spark.streams.outputs import TopicOutput, write_stream
 from tests.support.records import append_keyed
 from tests.support.replicas import truncate
 from tests.support.spark import assert_same_rows
+from tests.support.stores import refuse_first_reads
 from tests.support.topics import all_stored, append, compact_now, fails, make, read_stream
 
 
@@ -144,6 +145,31 @@ def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: Clien
             assert dict(inner) == {key: value for key, value in dict(rows).items() if value is not None}
             assert {row.key for row in planes.rows().collect()} == {row.tail.encode() for row in inner}
             append_keyed(log, topic, (b"later", b"nonsense"))
+
+
+def test_a_failover_ends_no_query(
+    spark: SparkSession,
+    cluster: Cluster,
+    log: ClientLog,
+    topics: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither the table nor the transaction of a batch with two outputs, whose every read is refused once."""
+    address = str(cluster.store.address)
+    append(log, "flights", "a")
+    flights = read_stream(spark, cluster, subscribe="flights", startingOffsets="earliest")
+    monkeypatch.setitem(Cluster.open.__func__.__kwdefaults__, "read_timeout_ms", 0)  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch, Table(spark, address, "planes") as planes:
+
+        def route(batch: DataFrame) -> list[tuple[DataFrame, outputs.Output]]:
+            refuse_first_reads(patch)
+            return [(joined(planes, batch), TopicOutput(address, topic)) for topic in ("first", "second")]
+
+        write_stream(
+            flights, route, checkpoint=str(tmp_path / "checkpoint"), trigger="available-now"
+        ).awaitTermination()
+    assert all_stored(cluster, "first") == all_stored(cluster, "second") == ["a:1"]
 
 
 def test_invalid_joins_are_refused(spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None) -> None:

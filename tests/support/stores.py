@@ -9,9 +9,11 @@ Tests that are `on_sqlite` run there only with the mark `on_data_store`: those l
 client, whose rules do not depend on the store, or have a cluster of their own.
 """
 
-import contextlib
+import itertools
 import os
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,7 +23,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
+from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.metadata import tables as t
+from spark_log.metadata.store import Store
 from tests.support.postgres import PostgresServer
 
 TWO_STORES = os.environ.get("SPARK_LOG_TEST_STORES") == "two"
@@ -116,7 +120,7 @@ def change(cluster: Cluster, statement: Any) -> None:
     in_each_store(cluster, lambda view: view.store.transact(lambda connection, _: connection.execute(statement)))
 
 
-@contextlib.contextmanager
+@contextmanager
 def scanned_tables(cluster: Cluster) -> Iterator[set[str]]:
     """Yield the tables of which statements in the block read all rows. The cluster must be on SQLite."""
     scanned: set[str] = set()
@@ -131,3 +135,17 @@ def scanned_tables(cluster: Cluster) -> Iterator[set[str]]:
         yield scanned
     finally:
         sa.event.remove(cluster.store.engine, "before_cursor_execute", explain)
+
+
+def refuse_first_reads(patch: pytest.MonkeyPatch) -> None:
+    """Let stores refuse the first attempt of each read of this thread, as during a failover."""
+    snapshot, thread, first = Store.snapshot, threading.current_thread(), itertools.cycle([True, False])
+
+    @contextmanager
+    def refusing_first(store: Store) -> Iterator[sa.Connection]:
+        if threading.current_thread() is thread and next(first):
+            raise MetadataStoreUnavailableError("a failover is in progress")
+        with snapshot(store) as connection:
+            yield connection
+
+    patch.setattr(Store, "snapshot", refusing_first)

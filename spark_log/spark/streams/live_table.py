@@ -22,6 +22,7 @@ from spark_log.errors import ClassicSessionRequiredError, InvalidOptionError
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange
 from spark_log.maintenance.client_log import TaskReader
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.spark.datasource.read.read_topic import read_plan
 from spark_log.spark.streams.batch_notes import Notes
 from spark_log.spark.streams.compacted_tables import check_compacted, last_values
@@ -82,6 +83,7 @@ class Table:
         self._codec = value
         self._spark = spark
         self._cluster = Cluster.open(cluster)
+        self._cluster.store.read_timeout_ms = DEFAULT_TIMEOUT_MS  # a failover ends no query
         self._log = TaskReader(self._cluster, holder=f"table {topic}")
         self._lock = Lock()
         self._state: _State | None = None

@@ -40,6 +40,7 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.append.spark_batch_rules import SparkBatch, topics_without
 from spark_log.log.append.spark_batches import NO_TOPIC, append_once_hook, find_last
 from spark_log.log.log import Log
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.process import in_parallel
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
@@ -92,7 +93,8 @@ class BatchTransaction:
         """True if the batch was committed before: `write` then does nothing."""
 
     def __enter__(self) -> Self:
-        self._cluster = Cluster.open(self._address)
+        # a failover ends no query
+        self._cluster = Cluster.open(self._address, read_timeout_ms=DEFAULT_TIMEOUT_MS)
         try:
             self._begin()
         except BaseException:

@@ -31,6 +31,7 @@ from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.mirroring import mirror_all, without_spark
 from tests.support.records import topic_values
 from tests.support.replicas import add_brokers, bring_back, folder_of, inspect_and_elect, take_away, topic_on, truncate
+from tests.support.stores import refuse_first_reads
 from tests.support.topics import append_to
 
 pytestmark = pytest.mark.on_sqlite
@@ -377,3 +378,18 @@ def test_the_job_names_all_topics_that_it_left_out(source, target, mirror, tmp_p
     assert "; topic 'c' is not mirrored: c-0: something else has written the offsets [1, 2)" in line
     assert committed_offsets(target.store, "g") == {TopicPartition("a", 0): 1}, "only of topics that are mirrored"
     assert mirror_job.main([*arguments, "--subscribe-pattern", "a"]) == 0
+
+
+def test_a_failover_does_not_end_the_job(source, target, mirror, tmp_path, monkeypatch, capsys):
+    """It needs no Spark, as there are no new records."""
+    monkeypatch.setitem(Cluster.open.__func__.__kwdefaults__, "read_timeout_ms", 0)
+    begin = Mirror.__post_init__
+
+    def begin_before_a_failover(mirror):
+        begin(mirror)
+        refuse_first_reads(monkeypatch)
+
+    monkeypatch.setattr(Mirror, "__post_init__", begin_before_a_failover)
+    arguments = ["--cluster", str(tmp_path / "source"), "--to-cluster", str(tmp_path / "target"), "--groups"]
+    assert mirror_job.main([*arguments, "--subscribe-pattern", "."]) == 0
+    assert capsys.readouterr().out.startswith("mirror: 0 records")

@@ -11,10 +11,12 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.write_ids import Writer
 from spark_log.metadata import tables as t
+from spark_log.spark.datasource.options.source_options import PendingWrite
 from spark_log.spark.datasource.write import write_commit
+from spark_log.transactions.transaction_store import init_producer
 from tests.support.data_source import StreamQuery, write_batch, write_micro_batch
 from tests.support.group_members import Reader, settle
-from tests.support.stores import change
+from tests.support.stores import change, refuse_first_reads
 from tests.support.topics import append, make, stored
 
 
@@ -97,6 +99,19 @@ def test_a_batch_write_to_a_store_that_is_away_fails_soon(own_postgres_server, t
         monkeypatch.setattr(write_commit, "READ_TIMEOUT_MS", 300)
         with pytest.raises(MetadataStoreUnavailableError):
             write_batch(cluster, [("", "a")], topic="t")
+
+
+@pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
+def test_a_write_in_the_transaction_of_a_batch_outlasts_a_failover(cluster, monkeypatch):
+    topic = make(cluster, "t", 1)
+    pending = PendingWrite(init_producer(cluster, "spark-query", 60_000).ref, 0)
+    with monkeypatch.context() as patch:
+        patch.setitem(Cluster.open.__func__.__kwdefaults__, "read_timeout_ms", 0)
+        patch.setattr(write_commit, "READ_TIMEOUT_MS", 0)
+        refuse_first_reads(patch)
+        write_batch(cluster, [("", "a")], topic="t", transaction=pending)
+    segments = cluster.store.read(lambda c: c.execute(t.transaction_segment.select()).all())
+    assert [segment.topic_id for segment in segments] == [topic.topic_id]
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)

@@ -58,20 +58,20 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
     """Register a write id and read the facts that tasks need. Raises UnknownTopicOrPartitionError if the topic does
     not exist.
 
-    A stream (`fingerprint`) waits for the stores of all topics that its rows may name. A batch leaves out the topics of
-    a data store that does not answer, and fails only if a row names one of them.
+    A stream (`fingerprint`, or in the transaction of a micro-batch) waits for the stores of all topics that its rows
+    may name. A batch leaves out the topics of a data store that does not answer, and fails only if a row names one of
+    them.
     """
+    streaming = fingerprint or options.pending is not None
     # while the store is away, a stream waits, and the start of a batch write fails soon
-    with Cluster.open(
-        options.cluster, read_timeout_ms=DEFAULT_TIMEOUT_MS if fingerprint else READ_TIMEOUT_MS
-    ) as cluster:
+    with Cluster.open(options.cluster, read_timeout_ms=DEFAULT_TIMEOUT_MS if streaming else READ_TIMEOUT_MS) as cluster:
         topics, plans = cluster.store.read(lambda connection: _topic_plans(connection, options))
         elsewhere = by_store(topic for topic in topics.values() if topic.store_id != HOME)
 
         def read(view: Cluster) -> dict[str, TopicPlan]:
             return view.store.read(partial(_plans_of, topics=elsewhere[view.store_id], options=options))
 
-        if options.topic is not None or fingerprint:
+        if options.topic is not None or streaming:
             answers = Answers({store_id: read(cluster.at(store_id)) for store_id in elsewhere})
         else:
             answers = ask_stores(cluster, read, elsewhere)
@@ -236,7 +236,7 @@ def register_write(
     written, blobs = _written(outputs)
     first = pending.order * WRITE_BATCHES_MAX
     stored = [PendingBatch(first + position, batch) for position, batch in enumerate(written)]
-    with Cluster.open(cluster_address) as cluster:
+    with Cluster.open(cluster_address, read_timeout_ms=DEFAULT_TIMEOUT_MS) as cluster:
         parts = _by_store(cluster, written, _store_ids(outputs))
         for store_id, part in parts.items():
             names = {batch.name for batch in part}

@@ -11,6 +11,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.errors import CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError, SourceUnavailableError
 from spark_log.ids import TopicPartition
 from spark_log.log.append.transfer import Transfer, Transferred, transfer
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.spark.jobs.failures import raise_error_of_task
 from spark_log.spark.jobs.options.job_arguments import MirrorArguments
 from spark_log.spark.jobs.options.run_options import AvailableNow, Every
@@ -32,6 +33,8 @@ def run(arguments: MirrorArguments) -> int:
     end, an error that names the topics that were left out.
     """
     with Cluster.open(arguments.cluster) as source, Cluster.open(arguments.to_cluster) as target:
+        for cluster in (source, target):
+            cluster.store.read_timeout_ms = DEFAULT_TIMEOUT_MS  # a failover does not end the mirror
         mirror = Mirror(source, target, arguments.settings)
         try:
             steps = _mirror(mirror, arguments)
