@@ -134,6 +134,8 @@ def _batch(
     if ranges:
         options = _pinned(options, ranges)
     frame = spark.read.format("spark_log").options(**options).load()
+    if not ranges:
+        frame = frame.limit(0)  # records that have come since `check` are for the next run
     observation = Observation()
     match arguments.sink:
         case Console(limit):
