@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.errors import DataLossError
+from spark_log.errors import DataLossError, InvalidOptionError
 from spark_log.groups.committed_offsets import Commit, commit_offsets, committed, committed_offsets
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
@@ -225,3 +225,25 @@ def test_a_query_that_starts_at_offsets_committed_before_a_truncation(cluster, l
         else:
             assert planner.batch_ranges()[1] == {T0: OffsetRange(6 - len(read), 6)}
         planner.close()
+
+
+@pytest.mark.parametrize(("epoch", "read"), [(0, OffsetRange(3, 4)), (-1, OffsetRange(4, 4))], ids=["known", "unknown"])
+def test_a_batch_from_offsets_committed_beyond_the_end_of_a_truncated_log(cluster, log, query, epoch, read):
+    query()
+    commit_offsets(cluster.store, "g", {T0: Commit(5, "", epoch)})
+    truncate(cluster, "t", 3)
+    more(log, "new")
+
+    def ranges(**options):
+        given = {"cluster": address_of(cluster), "subscribe": "t", "group.id": "g", "startingOffsets": "committed"}
+        planner = ReadPlanner(ReadOptions.parse({**given, **options}, streaming=False, environ={}))
+        try:
+            return planner.batch_ranges()[1]
+        finally:
+            planner.close()
+
+    with pytest.raises(DataLossError, match=f"t-0 offset was changed from 5 to {read.start}"):
+        ranges()
+    assert ranges(failOnDataLoss="false") == {T0: read}
+    with pytest.raises(InvalidOptionError, match="is greater than the resolved end offset 2"):
+        ranges(failOnDataLoss="false", endingOffsets='{"t": {"0": 2}}')

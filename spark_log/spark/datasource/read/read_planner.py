@@ -208,7 +208,10 @@ class ReadPlanner:
                 if self.available().topics == available.topics:
                     raise
                 # otherwise a topic has been recreated meanwhile: the query reads the new one
-        check_resolved(start, end)
+        checked = start
+        if isinstance(self.options.starting, CommittedOffsets):  # beyond the end of a log they are a loss, no mistake
+            checked = {tp: min(offset, available.ranges[tp].end) for tp, offset in start.items()}
+        check_resolved(checked, end)
         resolved = resolve_ranges(
             start,
             end,
