@@ -13,6 +13,7 @@ from spark_log.spark.jobs.options.run_options import Batch, Shared
 from spark_log.spark.jobs.queries.consume_columns import shaped
 from spark_log.spark.jobs.queries.measurement import Measured
 from spark_log.spark.jobs.queries.produce_query import shape
+from spark_log.spark.jobs.queries.stream_query import as_records
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,17 @@ def test_keys_values_and_headers_of_any_type_become_bytes_or_text(rows: DataFram
     assert [h["value"] for h in second["headers"]][:2] == [None, None]
     assert second["timestamp"] is None
     assert shape(rows, columns(key="name")).collect()[1]["key"] is None, "null keys stay null"
+
+
+def test_rows_that_differ_in_microseconds_have_different_keys_and_values(spark: SparkSession) -> None:
+    times = spark.range(1, 3).selectExpr("'a' AS name", "timestamp_micros(id) AS at")
+    produced = shape(times, columns(key="struct(name, at)"))
+    aggregated = as_records(times, None, ["name", "at"])
+    expected = [f'{{"name":"a","at":"1970-01-01T00:00:00.00000{n}Z"}}' for n in (1, 2)]
+    for records in (produced, aggregated):
+        assert sorted(tuple(row) for row in records.select("key", "value").collect()) == list(
+            zip(expected, expected, strict=True)
+        )
 
 
 def test_number_as_timestamp_is_refused(rows: DataFrame) -> None:

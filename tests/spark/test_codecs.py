@@ -109,6 +109,44 @@ def test_json_without_a_required_field(spark):
     assert {row.raw: row.error for row in decode(frame, Json(schema)).collect()} == cases
 
 
+def test_json_keeps_the_microseconds_of_timestamps(spark):
+    precise, local = "timestamp'2026-01-02 03:04:05.123456Z'", "timestamp_ntz'2026-01-02 03:04:05.123456'"
+    columns = {
+        "at": precise,
+        "old": "timestamp'1871-03-02 10:00:00.000001'",  # in local mean time
+        "local": local,
+        "within": f"named_struct('at', {precise}, 'n', 1)",
+        "items": f"array(null, named_struct('l', array({precise})))",
+        "by_name": f"map('a', {local})",
+    }
+    one_of_them = [f"if(id = {number}, {columns[name]}, null) AS {name}" for number, name in enumerate(columns)]
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        rows = spark.range(len(columns)).selectExpr("id", "timestamp_millis(id) AS millis", *one_of_them)
+        back = decode(encode(rows, Json()), Json(rows.schema)).select("error", "value.*")
+        assert_same_rows(back, [(None, *row) for row in rows.collect()])
+        alike = spark.sql(f"SELECT named_struct('at', {precise}, 'AT', {precise}) AS alike")
+        assert json_of(alike).count("04:04:05.123456+01:00") == 2
+        given = spark.sql(f"SELECT {precise} AS at, {local} AS local")
+        assert json_of(given, timestampformat="yyyy") == '{"at":"2026","local":"2026-01-02T03:04:05.123456"}'
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+
+
+def test_json_has_milliseconds_as_to_json_writes_them(spark):
+    """So the keys and values of existing queries stay the same."""
+    seconds, local = "timestamp'2026-01-02 03:04:05.120Z'", "timestamp_ntz'2026-01-02 03:04:05'"
+    row = spark.sql(f"SELECT {seconds} AS at, {local} AS local, array({seconds}, null) AS l, timestamp(null) AS none")
+    assert json_of(row) == (
+        '{"at":"2026-01-02T03:04:05.120Z","local":"2026-01-02T03:04:05.000","l":["2026-01-02T03:04:05.120Z",null]}'
+    )
+
+
+def json_of(frame, **options):
+    [row] = encode(frame, Json(options=options)).collect()
+    return row.value.decode()
+
+
 AVRO_CASES = [
     (avro("UA", 3), ("UA", 3)),
     (avro(None, None), (None, None)),

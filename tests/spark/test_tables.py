@@ -105,6 +105,11 @@ def test_changes_that_are_refused(spark: SparkSession, cluster: Cluster, log: Cl
     assert log.positions(topic) == {("planes", 0): (0, 0)}
 
 
+def test_changes_keep_microseconds(spark: SparkSession) -> None:
+    rows = spark.sql("SELECT 'a' AS k, timestamp_micros(1) AS at")
+    assert [row.value for row in table_changes(rows, "k").collect()] == ['{"at":"1970-01-01T00:00:00.000001Z"}']
+
+
 def test_keep_last_and_first(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:
     make(cluster, "t")
     append(log, "t", "a1", "a2", key=b"a")

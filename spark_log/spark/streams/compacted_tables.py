@@ -27,6 +27,7 @@ from spark_log.spark.datasource.options.offset_json import EARLIEST
 from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.spark.datasource.write.topic_write import write_topic
 from spark_log.spark.delta_jars import is_loaded
+from spark_log.spark.streams.formats.json_text import json_text
 from spark_log.spark.streams.formats.parsing import column_named
 from spark_log.spark.streams.outputs import AVAILABLE_NOW, TopicOutput, write_stream
 from spark_log.tables.current.cut import shown_tables
@@ -264,7 +265,7 @@ def table_changes(
         columns = [name for name in types if name not in (key, deleted, timestamp)] if value is None else list(value)
         if not columns:
             raise InvalidOptionError("value: no columns are left for it: name one")
-        content = sf.to_json(sf.struct(*(column_named(name) for name in columns)))
+        content = json_text(frame, sf.struct(*(column_named(name) for name in columns)))
     if deleted is not None:
         content = sf.when(sf.coalesce(column_named(deleted), sf.lit(False)), sf.lit(None)).otherwise(content)
     bytes_ = column_named(key)

@@ -35,6 +35,7 @@ from spark_log.spark.jobs.queries.query_runner import Totals, run_to_end, trigge
 from spark_log.spark.jobs.queries.stopwatch import Stopwatch
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
+from spark_log.spark.streams.formats.json_text import json_text
 from spark_log.spark.streams.formats.typed_records import typed_records
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def shape(frame: DataFrame, columns: Columns, topic: Topic | None = None) -> Dat
     if columns.value is None and topic is not None and values is not None and values.format == "json":
         with suppress(InvalidOptionError, InvalidConfigurationError):
             return typed_records(frame, topic, None, others)
-    value = _text(frame, "--value", columns.value) if columns.value else sf.to_json(sf.struct("*"))
+    value = _text(frame, "--value", columns.value) if columns.value else json_text(frame, sf.struct("*"))
     return frame.select(value.alias("value"), *(column.alias(name) for name, column in others.items()))
 
 
@@ -141,7 +142,7 @@ def _text(frame: DataFrame, option: str, expression: str) -> Column:
     if isinstance(kind, StringType | BinaryType):
         return column
     if isinstance(kind, StructType | ArrayType | MapType | VariantType):
-        return sf.to_json(column)
+        return json_text(frame, column)
     return column.cast(StringType())
 
 

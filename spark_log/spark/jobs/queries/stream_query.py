@@ -22,6 +22,7 @@ from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_sessio
 from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
 from spark_log.spark.streams.bad_records import dead_letters
 from spark_log.spark.streams.formats import codecs
+from spark_log.spark.streams.formats.json_text import json_text
 from spark_log.spark.streams.outputs import AVAILABLE_NOW, DeltaOutput, Output, Route, TopicOutput, write_stream
 from spark_log.spark.streams.windows import check_time
 
@@ -179,7 +180,7 @@ def as_records(result: DataFrame, key: str | None, keys: Sequence[str]) -> DataF
     elif len(keys) == 1:
         chosen = sf.col(keys[0]).cast(StringType())
     elif keys:
-        chosen = sf.to_json(sf.struct(*keys), {"ignoreNullFields": "false"})
+        chosen = json_text(result, sf.struct(*keys), {"ignoreNullFields": "false"})
     else:
         chosen = sf.lit(None).cast(StringType())
-    return result.select(chosen.alias("key"), sf.to_json(sf.struct("*")).alias("value"))
+    return result.select(chosen.alias("key"), json_text(result, sf.struct("*")).alias("value"))

@@ -30,6 +30,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from spark_log.errors import InvalidOptionError, needing
+from spark_log.spark.streams.formats.json_text import json_text
 from spark_log.spark.streams.formats.parsing import Parser, avro_parser, from_column, json_parser, needing_avro
 
 RAW, ERROR = "raw", "error"
@@ -224,7 +225,7 @@ def encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
     """The bytes of a struct, without framing."""
     match codec:
         case Json():
-            return sf.to_json(payload, dict(codec.options) or None).cast(BinaryType())
+            return json_text(frame, payload, codec.options).cast(BinaryType())
         case Avro():
             from pyspark.sql.avro.functions import to_avro
 

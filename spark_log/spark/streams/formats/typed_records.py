@@ -16,6 +16,7 @@ from spark_log.log.columns.evolution import evolve
 from spark_log.log.columns.key_and_value import KEY, VALUE, TypedPart
 from spark_log.log.columns.resets import present_fields
 from spark_log.spark.streams.formats.codecs import Avro, Codec, Json, Protobuf, encoded, payload_of, record_columns
+from spark_log.spark.streams.formats.json_text import TIMESTAMP_FORMAT
 from spark_log.spark.streams.formats.parsing import needing_avro
 from spark_log.spark.streams.formats.struct_types import converted, fitted
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
     from spark_log.cluster.topics import Topic
 
-_JSON_OPTIONS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
-"""By default to_json cuts off microseconds, and the seconds of historical time zones."""
+_JSON_OPTIONS = {"timestampFormat": TIMESTAMP_FORMAT, "timeZone": "UTC"}
 
 _PREFIX = "_spark_log_"
 """Of the columns before they are encoded."""
