@@ -53,8 +53,7 @@ def run_stream_job(
     check(arguments, inputs)
     shared = arguments.shared
     spark = start_session(job, delta=delta or isinstance(arguments.output, DeltaOutput))
-    if not SparkConf().contains(_SHUFFLE_PARTITIONS):  # Spark's 200 would make 200 tasks and state stores of each batch
-        spark.conf.set(_SHUFFLE_PARTITIONS, str(spark.sparkContext.defaultParallelism))
+    set_shuffle_partitions(spark)
     stopwatch = Stopwatch(spark, jvm_start_ms(spark))
     go_on = arguments.dead_letter_topic is not None
     decoded = [decode(source(spark, one), one, f"{number}", go_on) for number, one in enumerate(inputs)]
@@ -83,6 +82,17 @@ def run_stream_job(
     print_lines(*summary_lines(summary, shared.json))
     end_session(spark)
     return 0
+
+
+def set_shuffle_partitions(spark: SparkSession) -> None:
+    """On one machine, have a shuffle partition for each core, unless their number is set: Spark's 200 would make 200
+    tasks and state stores of each batch.
+
+    The checkpoint keeps the number for ever. On a cluster it must not depend on how many executors have registered.
+    """
+    is_local = (spark.sparkContext.master or "").startswith("local")
+    if is_local and not SparkConf().contains(_SHUFFLE_PARTITIONS):
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(spark.sparkContext.defaultParallelism))
 
 
 def check(arguments: StreamArguments, inputs: Sequence[Input]) -> None:
