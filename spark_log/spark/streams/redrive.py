@@ -174,10 +174,14 @@ class Redrive:
         return loop.redriven
 
     def is_done(self, positions: Mapping[TopicPartition, int] | None = None) -> bool:
-        """Return whether every letter is copied. `positions` are those of a member of the group, of its partitions."""
+        """Return whether every letter is copied, or truncated by an unclean leader election. `positions` are those of a
+        member of the group, of its partitions.
+        """
         positions = positions or {}
-        begins = self._begins()
-        return all(max(begins[tp], positions.get(tp, 0)) >= end for tp, end in self._ends.items())
+        begins, log = self._begins(), self._log.positions(self._letters)
+        return all(
+            max(begins[tp], positions.get(tp, 0)) >= min(end, log[tp].high_watermark) for tp, end in self._ends.items()
+        )
 
     def end_of(self, partition: TopicPartition) -> int:
         return self._ends.get(partition, 0)
@@ -315,7 +319,11 @@ class _Loop(TransactionalLoop):
         return table.slice(0, count)
 
     def _transact(self, polled: Polled, transform: Callable[[Any, Producer], object]) -> None:
-        super()._transact(polled, transform)
+        try:
+            super()._transact(polled, transform)
+        except BaseException:  # the letters are polled again, also those of partitions that `_cut` has paused
+            self._consumer.resume(*self._consumer.assignment() & polled.starts.keys())
+            raise
         self.redriven.add(self._prepared)
         self._report(self.redriven)
 

@@ -5,15 +5,22 @@ import signal
 import pytest
 
 from spark_log import AcknowledgeType, ShareConsumer
-from spark_log.errors import DataLossError, InvalidRecordError, UnknownTopicOrPartitionError
+from spark_log.errors import (
+    DataLossError,
+    InvalidRecordError,
+    TransactionAbortableError,
+    UnknownTopicOrPartitionError,
+)
 from spark_log.groups.offset_expiry import expire_offsets
 from spark_log.groups.share import rows
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
+from spark_log.spark.streams import redrive as redrive_module
 from spark_log.spark.streams.redrive import Redrive
 from tests.support.python_process import PythonProcess
+from tests.support.replicas import truncate
 from tests.support.stores import change
 from tests.support.topics import all_stored, consume_all
 
@@ -165,6 +172,43 @@ def test_records_that_are_not_dead_letters_are_refused(cluster, cluster_address,
     reject("a")
     done = redrive(skip_missing=True)
     assert (done.copied, done.missing) == ({"jobs": 1}, 1), "it stops no letter after it"
+
+
+def is_over_after(polls):
+    """A callback that ends a redrive which would poll for ever."""
+    rest = iter(range(polls))
+    return lambda: next(rest, None) is None
+
+
+@pytest.mark.on_sqlite
+def test_letters_of_an_aborted_transaction_are_copied_although_more_have_come(cluster, reject, monkeypatch):
+    reject("a", "b")
+    copy, errors = redrive_module._Loop.copy, [TransactionAbortableError("the transaction has timed out")]
+
+    def fail_once(loop, letters, producer):
+        copy(loop, letters, producer)
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(redrive_module._Loop, "copy", fail_once)
+    with Redrive(cluster, "dlq.jobs", is_over=is_over_after(polls=50)) as letters:
+        reject("c")
+        assert letters.run().copied == {"jobs": 2}
+        assert letters.is_done()
+    assert errors == []
+    assert all_stored(cluster, "jobs") == ["a", "a", "b", "b", "c"]
+
+
+@pytest.mark.on_sqlite
+def test_a_redrive_ends_without_the_letters_that_an_election_truncates(cluster, reject):
+    reject("a")
+    reject("b")
+    over = is_over_after(polls=50)
+    with Redrive(cluster, "dlq.jobs", is_over=over) as letters:
+        truncate(cluster, "dlq.jobs", 1)
+        assert letters.run().copied == {"jobs": 1}
+    assert not over(), "it ends by itself"
+    assert all_stored(cluster, "jobs") == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize("before_commit", [True, False])
