@@ -45,7 +45,8 @@ class _NamedFile:
 
 
 def verify_files(cluster: Cluster, topics: Iterable[str] = (), *, checksums: bool = False) -> Iterator[VerifiedReplica]:
-    """Check that the log dirs have every segment file that the metadata names for their replicas, with its size.
+    """Check that the log dirs have every segment file that the metadata names for their replicas, with its size. The
+    files of records that no replica has, since the controller has found files missing, are those of each replica.
 
     With `checksums`, also compare the checksum of each file, which reads all of it. `topics` are names, or all topics
     if there are none. A log dir that cannot be opened is a problem of each of its files. Raises
@@ -112,7 +113,15 @@ def _problem(log_dir: LogDir, file: SegmentFile, size: int | None, checksums: bo
 
 
 def _named(connection: sa.Connection, topic: Topic, log_dir_id: LogDirId) -> list[_NamedFile]:
-    """Return the files of the topic that its replicas in the log dir have according to the metadata."""
+    """Return the files of the topic that its replicas in the log dir have according to the metadata, or that no replica
+    has: a file that is missing takes those above it from its replica (`lose_files`).
+    """
+    any_replica = t.replica.alias("any_replica")
+    longest = (
+        sa.select(sa.func.max(any_replica.c.log_end_offset))
+        .where(any_replica.c.topic_id == SEGMENT.topic_id, any_replica.c.partition == SEGMENT.partition)
+        .scalar_subquery()
+    )
     on_topic = (PARTITION.topic_id == SEGMENT.topic_id) & (PARTITION.partition == SEGMENT.partition)
     replica = (REPLICA.topic_id == SEGMENT.topic_id) & (REPLICA.partition == SEGMENT.partition)
     query = (
@@ -122,7 +131,8 @@ def _named(connection: sa.Connection, topic: Topic, log_dir_id: LogDirId) -> lis
         .join(t.partition, on_topic)
         .join(t.replica, replica & (REPLICA.log_dir_id == log_dir_id))
         .where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline)
-        .where(SEGMENT.end_offset > PARTITION.log_start_offset, SEGMENT.end_offset <= REPLICA.log_end_offset)
+        .where(SEGMENT.end_offset > PARTITION.log_start_offset)
+        .where((SEGMENT.end_offset <= REPLICA.log_end_offset) | (SEGMENT.end_offset > longest))
         .order_by(SEGMENT.partition, SEGMENT.base_offset)
     )
     return [

@@ -23,6 +23,8 @@ from spark_log.log.records.segment_open import ExpectedSegment, open_segment
 from spark_log.log.records.segment_read import read_slice
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.fetcher import Fetcher
+from spark_log.metadata import tables as t
+from spark_log.metadata.sql_columns import PARTITION, REPLICA
 from spark_log.tables import publication, publication_state
 from spark_log.tables.current.hidden_rows import Rows, concatenated, hidden
 from spark_log.tables.iceberg.catalog import drop_table
@@ -50,8 +52,9 @@ def verify(cluster: Cluster, topic: Topic, target: str | None = None) -> Iterato
     """Publish the topic, and compare each of its tables (with `target`, those of one format) in the log dirs that are
     online with the log, record by record, below the offsets up to which the table shows the partitions.
 
-    The files of a table are read from its log dir, and the log from any good replica. Raises StorageUnavailableError if
-    a table cannot be opened, or changes all the time.
+    The files of a table are read from its log dir, and the log from any good replica. A partition without a leader is a
+    difference if the table's replica lacks records below the high watermark: the log cannot be read there. Raises
+    StorageUnavailableError if a table cannot be opened, or changes all the time.
     """
     cluster = cluster.of(topic)
     for table in publication.tables_of(cluster, topic):
@@ -81,7 +84,23 @@ def _verify(cluster: Cluster, table: TopicTable) -> Verified:
         records += equal
         if difference is not None:
             return Verified(table.target, location, version, records, f"partition {partition}, {difference}")
-    return Verified(table.target, location, version, records, None)
+    return Verified(table.target, location, version, records, cluster.store.read(lambda c: _lost_records(c, table)))
+
+
+def _lost_records(connection: sa.Connection, table: TopicTable) -> str | None:
+    """Name the first partition without a leader of which the table's log dir lacks records below the high watermark."""
+    query = (
+        sa.select(PARTITION.partition, REPLICA.log_end_offset, PARTITION.high_watermark)
+        .join(t.replica, (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition))
+        .where(PARTITION.topic_id == table.topic.topic_id, REPLICA.log_dir_id == table.info.log_dir_id)
+        .where(PARTITION.leader.is_(None), REPLICA.log_end_offset < PARTITION.high_watermark)
+        .order_by(PARTITION.partition)
+    )
+    row = connection.execute(query).first()
+    if row is None:
+        return None
+    partition, start, end = row
+    return f"partition {partition}, offsets {start:,} to {end - 1:,}: it has no leader, and this log dir lacks them"
 
 
 def _plan(cluster: Cluster, table: TopicTable, there: OpenTable) -> tuple[ReadPlan, dict[int, OffsetRange]] | None:

@@ -12,11 +12,13 @@ from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
 from spark_log.facts.topics import describe_topics
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.file_verification import verify_files
 from spark_log.metadata import tables as t
 from spark_log.replication.controller import fallback_controller, log_dir_inspection
 from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from tests.support.replicas import bring_back, folder_of, take_away, topic_on
+from tests.support.stores import topics_view
 from tests.support.topics import append
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -215,3 +217,22 @@ def test_a_damaged_topic_does_not_keep_a_log_dir_offline(three_brokers, damage):
     ends = sa.select(t.replica.c.topic_id, t.replica.c.log_end_offset).where(t.replica.c.broker_id == 3)
     ends = dict(three_brokers.store.read(lambda c: [tuple(row) for row in c.execute(ends)]))
     assert ends == {damaged.topic_id: 0, whole.topic_id: 1}
+
+
+def test_files_that_are_missing_stay_named_after_the_inspection(three_brokers):
+    """Their only replica ends at the first of them then."""
+    topic = topic_on(three_brokers, "t", [[2]], inline_max_bytes="0")
+    with closing(ClientLog(three_brokers)) as log:
+        for value in "abc":
+            append(log, topic, value)
+    query = sa.select(t.segment.c.name).where(t.segment.c.base_offset == 1)
+    name = topics_view(three_brokers).store.read(lambda connection: connection.execute(query).scalar_one())
+    file = folder_of(three_brokers, 2) / topic.folder / "_segments" / "0" / name
+    lost = file.rename(folder_of(three_brokers, 1) / name)
+    take_away(three_brokers, 2)
+    bring_back(three_brokers, 2)
+    [replica] = verify_files(three_brokers)
+    assert (replica.files, [(bad.offsets, bad.problem) for bad in replica.problems]) == (3, [((1, 2), "missing")])
+    lost.rename(file)
+    [replica] = verify_files(three_brokers)
+    assert (replica.files, replica.problems) == (3, ())

@@ -26,6 +26,7 @@ from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_resets import lower_seen_offsets
 from spark_log.tables.publication_state import TableKey
 from spark_log.tables.seen_offsets import seen_offsets
+from spark_log.tables.verification import verify
 from tests.support.replicas import add_brokers, copied_segments
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
@@ -446,3 +447,15 @@ def test_a_log_dir_that_returns_without_some_files_keeps_its_table(tables):
     assert tables.values(2) == "abcd"
     assert sorted(tables.changes(2, version + 1)) == [(1, False), (2, False), (3, True)]
     tables.is_the_log()
+
+
+def test_a_table_of_a_partition_that_has_lost_records_is_not_equal_to_the_log(tables):
+    """Nothing can be read above the files that are missing, and the table does not list it."""
+    for value in "abc":
+        tables.append(value)
+    assert [each.difference for each in verify(tables.cluster, tables.topic)] == [None] * 3
+    for broker in (1, 2, 3):
+        tables.fall(broker, 1)
+    tables.sql(t.partition.update().values(leader=None))
+    lost = "partition 0, offsets 1 to 2: it has no leader, and this log dir lacks them"
+    assert [(each.records, each.difference) for each in verify(tables.cluster, tables.topic)] == [(1, lost)] * 3
