@@ -52,17 +52,20 @@ def elect(
     """
     from spark_log.errors import ElectionNotNeededError
     from spark_log.replication.controller.requested_elections import elect as hold
+    from spark_log.replication.controller.requested_elections import expected_truncations
 
     if all_ == bool(topic):
         raise typer.BadParameter("expected either --topic or --all")
     if partition and len(topic or ()) != 1:
         raise typer.BadParameter("expected one --topic with it", param_hint="--partition")
-    if unclean and not yes:
-        typer.confirm("An unclean election may lose acknowledged records. Hold it?", abort=True, err=True)
     with open_cluster(cluster) as opened:
         chosen = _partitions(opened, topic or [])
         if partition:
             chosen = [TopicPartition((topic or [""])[0], number) for number in partition]
+        if unclean and not yes:
+            for tp, (start, end) in expected_truncations(opened, chosen).items():
+                note(f"{tp}: it removes the records from offset {start:,} to {end - 1:,}.")
+            typer.confirm("An unclean election may lose acknowledged records. Hold it?", abort=True, err=True)
         outcomes = hold(opened, chosen, unclean=unclean)
     elected = [tp for tp, error in outcomes.items() if error is None]
     refused = {tp: e for tp, e in outcomes.items() if e is not None and not isinstance(e, ElectionNotNeededError)}

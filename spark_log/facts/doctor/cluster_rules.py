@@ -30,14 +30,51 @@ class StaleTable:
     reason: str | None
 
 
-def check_partitions(partitions: Sequence[PartitionFacts]) -> list[Finding]:
+@dataclass(frozen=True)
+class MissingFile:
+    """A segment file with the records from `base_offset` to `end_offset`, at which the longest replica ends."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    end_offset: int
+    location: str
+
+
+def lacks_files(facts: PartitionFacts) -> bool:
+    """Whether the partition has no leader although all its log dirs are online: files are missing there."""
+    return facts.leader is None and not facts.offline and facts.replicated_offset < facts.log_end_offset
+
+
+def check_partitions(partitions: Sequence[PartitionFacts], missing: MissingFile | None = None) -> list[Finding]:
+    """Check the partitions. `missing` is a file of one that `lacks_files`."""
     # partitions of __consumer_offsets have no replicas
     replicated = [p for p in partitions if p.replicas]
-    return or_ok(_partition_problems(replicated), PARTITIONS, f"{count_of(len(partitions), 'partition')}, all in sync")
+    problems = chain(
+        _missing_files([p for p in replicated if lacks_files(p)], missing), _partition_problems(replicated)
+    )
+    return or_ok(problems, PARTITIONS, f"{count_of(len(partitions), 'partition')}, all in sync")
+
+
+def _missing_files(partitions: Sequence[PartitionFacts], missing: MissingFile | None) -> Iterator[Finding]:
+    if not partitions:
+        return
+    file = "" if missing is None else (
+        f", for example of {missing.topic}-{missing.partition} offsets {missing.base_offset:,} to"
+        f" {missing.end_offset - 1:,}: {missing.location}"
+    )  # fmt: skip
+    yield error(
+        PARTITIONS,
+        f"{_listed(partitions)}: no leader, since files are missing in log dirs that are online{file}",
+        "copy the files back that `spark-log store verify-files` names, and run `spark-log coordinator`, which elects"
+        " leaders then. As a last resort, which loses records: spark-log topic delete-records TOPIC --before P=N, with"
+        " N above the offsets of the missing files, keeps the records from N on; spark-log partition elect --unclean"
+        " --topic TOPIC --partition P keeps those below the offsets of the missing files",
+    )
 
 
 def _partition_problems(partitions: Sequence[PartitionFacts]) -> Iterator[Finding]:
-    offline = [p for p in partitions if p.leader is None]
+    offline = [p for p in partitions if p.leader is None and not lacks_files(p)]
     short = [p for p in partitions if p.leader is not None and p.in_sync < p.min_in_sync]
     behind = [p for p in partitions if p.leader is not None and p.min_in_sync <= p.in_sync < p.replicas]
     away = [p for p in partitions if p.leader is not None and p.leader != p.preferred_leader and not p.offline]

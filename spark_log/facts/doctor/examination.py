@@ -24,9 +24,10 @@ from spark_log.facts.doctor.findings import Finding, Severity, error
 from spark_log.facts.doctor.host_rules import HOSTS, check_hosts
 from spark_log.facts.doctor.log_dir_rules import LOG_DIR, check_log_dir
 from spark_log.facts.doctor.log_dirs import local_path, measure
+from spark_log.facts.doctor.missing_files import find_missing_file
 from spark_log.facts.doctor.version_rules import CHECK as VERSIONS
 from spark_log.facts.doctor.version_rules import check_versions
-from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
+from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts, read_cluster
 from spark_log.facts.metrics.history import DAY_MS, HOUR_MS, Kind, read_series, read_task_runs
 from spark_log.facts.transactions import describe_open_transactions, find_unfinished
 from spark_log.metadata import store_schema, tables
@@ -262,10 +263,18 @@ def _check_cluster(cluster: Cluster, names: Collection[str]) -> list[Finding]:
         ),
         *cluster_rules.check_brokers(snapshot),
         *settings_rules.check_topics([topic for topic in chosen if not is_internal(topic.name)], len(snapshot.brokers)),
-        *cluster_rules.check_partitions([p for p in snapshot.partitions if p.topic in topic_names]),
+        *_check_partitions(cluster, snapshot, [p for p in snapshot.partitions if p.topic in topic_names]),
         *cluster_rules.check_groups(snapshot, topic_names),
         *cluster_rules.check_share_groups(snapshot, topic_names),
     ]
+
+
+def _check_partitions(
+    cluster: Cluster, snapshot: ClusterSnapshot, partitions: Sequence[PartitionFacts]
+) -> list[Finding]:
+    first = next((p for p in partitions if p.replicas and cluster_rules.lacks_files(p)), None)
+    missing = None if first is None else find_missing_file(cluster, snapshot.topics[first.topic_id], first)
+    return cluster_rules.check_partitions(partitions, missing)
 
 
 def _chosen(snapshot: ClusterSnapshot, names: Collection[str]) -> list[Topic]:

@@ -29,7 +29,8 @@ from spark_log.transactions.rules import ONGOING
 @dataclass(frozen=True)
 class PartitionFacts:
     """A partition: log_start_offset <= high_watermark <= log_end_offset. `replicas`, `in_sync` and `offline` are
-    numbers of replicas.
+    numbers of replicas. `replicated_offset` is the largest log end offset of a replica: without a leader it may be
+    below that of the partition, if files are missing.
 
     `leader` is a broker id, or None while the partition is offline.
     """
@@ -46,6 +47,7 @@ class PartitionFacts:
     replicas: int
     in_sync: int
     offline: int
+    replicated_offset: int
     min_in_sync: int
     """min.insync.replicas of the topic, or the number of replicas if that is smaller."""
 
@@ -285,6 +287,7 @@ def _partitions(
             sa.func.sum(sa.case((REPLICA.in_sync, 1), else_=0)).label("in_sync"),
             sa.func.sum(sa.case((REPLICA.log_dir_id.in_(alive), 0), else_=1)).label("offline"),
             sa.func.max(sa.case((REPLICA.preference == 0, REPLICA.broker_id))).label("preferred"),
+            sa.func.max(REPLICA.log_end_offset).label("replicated_offset"),
         )
         .group_by(REPLICA.topic_id, REPLICA.partition)
         .subquery()
@@ -303,21 +306,23 @@ def _partitions(
             counted.c.replicas,
             counted.c.in_sync,
             counted.c.offline,
+            counted.c.replicated_offset,
         )
         .select_from(t.partition.outerjoin(counted, same))
         .order_by(PARTITION.topic_id, PARTITION.partition)
     )
     for row in connection.execute(query).all():
-        topic_id, partition, leader, preferred, start, high_watermark, end, tail, replicas, in_sync, offline = row
+        topic_id, partition, leader, preferred, start, high_watermark, end, tail, *counted_replicas = row
         topic = topics.get(topic_id)
         if topic is None:  # a copy that is not live yet, or not any more
             continue
         # partitions of __consumer_offsets have no replicas: the store keeps their records
-        counts = (int(replicas or 0), int(in_sync or 0), int(offline or 0))
-        minimum = min(topic.config.min_insync_replicas, counts[0])
+        replicas, in_sync, offline, replicated = (int(number or 0) for number in counted_replicas)
+        minimum = min(topic.config.min_insync_replicas, replicas)
         yield PartitionFacts(
-            topic_id, topic.name, partition, leader, preferred, start, high_watermark, end, tail, *counts, minimum
-        )
+            topic_id, topic.name, partition, leader, preferred, start, high_watermark, end, tail, replicas, in_sync,
+            offline, replicated, minimum,
+        )  # fmt: skip
 
 
 def _group_partitions(

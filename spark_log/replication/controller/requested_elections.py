@@ -1,6 +1,7 @@
 """Elects leaders on request: preferred leaders, or unclean leaders for partitions that are offline."""
 
 from collections.abc import Collection
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -16,9 +17,9 @@ from spark_log.errors import (
     SparkLogError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.ids import TopicPartition
+from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.partitions.partition_rows import Key, read_partitions
-from spark_log.log.partitions.replication_rules import PartitionState
+from spark_log.log.partitions.replication_rules import PartitionState, fail_over
 from spark_log.replication.controller.controller import elect_leaders, elect_preferred_leaders
 from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.text import count_of
@@ -40,6 +41,19 @@ def elect(
             outcomes_of_all |= _elect(cluster.at(store_id), there, unclean=unclean)
         return dict(sorted(outcomes_of_all.items()))
     return _elect(cluster, partitions, unclean=unclean)
+
+
+def expected_truncations(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetRange]:
+    """Return the offsets that an unclean election would remove from partitions without a leader, as they are now."""
+    removed: dict[TopicPartition, OffsetRange] = {}
+    for store_id, there in partitions_by_store(cluster, partitions).items():
+        view = cluster.at(store_id)
+        states = view.store.read(partial(_read_partitions, cluster=view, partitions=there))
+        for tp, (_, state, alive) in states.items():
+            _, truncation = fail_over(state, alive, unclean=True) if state.leader is None else (state, None)
+            if truncation is not None:
+                removed[tp] = OffsetRange(truncation.start_offset, state.log_end_offset)
+    return dict(sorted(removed.items()))
 
 
 def _elect(
@@ -65,7 +79,7 @@ def _elect(
     return outcomes
 
 
-def _refusal(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bool) -> SparkLogError:
+def _refusal(tp: TopicPartition, state: PartitionState, alive: Collection[int], unclean: bool) -> SparkLogError:
     if unclean:
         if state.leader is not None:
             return ElectionNotNeededError(f"partition {tp}: broker {state.leader} leads it")
@@ -73,7 +87,7 @@ def _refusal(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bo
     preferred = state.replicas[0] if state.replicas else None
     if preferred is None or preferred.broker_id == state.leader:
         return ElectionNotNeededError(f"partition {tp}: its preferred leader leads it")
-    if not alive:
+    if preferred.log_dir_id not in alive:
         reason = "is not alive"
     elif not preferred.in_sync:
         reason = "is not in sync"
@@ -88,15 +102,15 @@ def _refusal(tp: TopicPartition, state: PartitionState, alive: bool, unclean: bo
 
 def _read_partitions(
     connection: sa.Connection, cluster: Cluster, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, tuple[Key, PartitionState, bool]]:
-    """Return the partitions that exist, each with its state and whether its preferred leader is alive."""
+) -> dict[TopicPartition, tuple[Key, PartitionState, Collection[int]]]:
+    """Return the partitions that exist, each with its state and the log dirs that are alive."""
     alive = alive_log_dirs(connection, cluster.store.clock(connection))
     requested = frozenset(partitions)
     topics = find_topics(connection, {tp.topic for tp in requested})
-    states: dict[TopicPartition, tuple[Key, PartitionState, bool]] = {}
+    states: dict[TopicPartition, tuple[Key, PartitionState, Collection[int]]] = {}
     for name, topic in topics.items():
         for key, state in read_partitions(connection, topic.topic_id).items():
             tp = TopicPartition(name, key[1])
             if tp in requested:
-                states[tp] = (key, state, bool(state.replicas) and state.replicas[0].log_dir_id in alive)
+                states[tp] = (key, state, alive)
     return states

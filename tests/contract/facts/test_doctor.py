@@ -3,6 +3,7 @@
 import os
 import subprocess
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 
 import pytest
@@ -33,11 +34,14 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE
+from spark_log.replication.controller.requested_elections import elect, expected_truncations
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
+from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.disk_faults import fill_disk, mounted, needs_root
-from tests.support.records import table
-from tests.support.replicas import folder_of, take_away, topic_on
+from tests.support.records import read_all, table
+from tests.support.replicas import bring_back, folder_of, inspect_and_elect, take_away, topic_on
 from tests.support.share_members import ShareMember
+from tests.support.topics import append
 from tests.support.waiting import wait_until
 
 LIMIT_S = 12.0
@@ -329,6 +333,37 @@ def test_offline_and_under_replicated_partitions(tmp_path):
         assert "partitions" not in {check for check, _ in problems(cluster, "__consumer_offsets")}
         alter_configs(cluster, "twice", {"min.insync.replicas": "2"})
         assert "fewer in-sync replicas" in problems(cluster, "twice")[-1][1]
+
+
+@pytest.mark.parametrize("choice", ["copy back", "delete records", "elect uncleanly"])
+def test_a_missing_file_is_named_with_what_each_remedy_keeps(tmp_path, choice):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster, closing(ClientLog(cluster)) as log:
+        add_broker(cluster, 2, [str(tmp_path / "d2")])
+        topic = topic_on(cluster, "t", [[2]], inline_max_bytes="0")
+        for values in ("abc", "def", "ghi"):
+            append(log, topic, *values)
+        query = sa.select(t.segment.c.name).where(t.segment.c.base_offset == 3)
+        name = cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+        file = folder_of(cluster, 2) / topic.folder / "_segments" / "0" / name
+        take_away(cluster, 2)
+        lost = (tmp_path / "d2-away" / file.relative_to(tmp_path / "d2")).rename(tmp_path / "lost")
+        bring_back(cluster, 2)
+        inspect_and_elect(cluster)
+        check, text = problem(cluster)
+        assert check == "partitions" and f"for example of t-0 offsets 3 to 5: {file}" in text
+        if choice == "elect uncleanly":
+            assert expected_truncations(cluster, [TopicPartition("t", 0)]) == {TopicPartition("t", 0): (3, 9)}
+            assert elect(cluster, [TopicPartition("t", 0)], unclean=True) == {TopicPartition("t", 0): None}
+        elif choice == "copy back":
+            lost.rename(file)
+        else:
+            delete_records(cluster, {TopicPartition("t", 0): 6})
+        if choice != "elect uncleanly":
+            catch_up(cluster, topic, 0, 2)
+            inspect_and_elect(cluster)
+        kept = {"copy back": "abcdefghi", "delete records": "ghi", "elect uncleanly": "abc"}[choice]
+        assert "".join(value for _, _, value in read_all(log, topic)) == kept
+        assert problems(cluster) == []
 
 
 def test_a_dead_broker_and_no_coordinator(tmp_path):
