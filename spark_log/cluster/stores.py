@@ -18,7 +18,7 @@ from spark_log.cluster.store_directory import (
     find_stores,
     lock_store,
 )
-from spark_log.cluster.topics import moving_topics
+from spark_log.cluster.topics import LIVE, moving_topics, topics_of_store
 from spark_log.errors import (
     ClusterAlreadyExistsError,
     InvalidConfigurationError,
@@ -32,10 +32,11 @@ from spark_log.ids import StoreId
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
-from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TOPIC, TRANSACTION
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TRANSACTION
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_opening import create_store
 from spark_log.metadata.store_schema import read_overrides
+from spark_log.text import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +105,14 @@ def remove_store(cluster: Cluster, name: str) -> None:
                 f"store {name!r}: topic.default.store names it, so new topics get there; change that setting first"
                 " (`spark-log cluster config`)"
             )
-        topics = sa.select(TOPIC.name).where(TOPIC.store_id == info.store_id).limit(1)
-        held = connection.execute(topics).scalar()
+        topics = topics_of_store(connection, info.store_id).values()
+        held = next((each.topic.name for each in topics if each.state == LIVE), None)
         if held is not None:
             raise InvalidConfigurationError(
                 f"store {name!r}: it has topics, for example {held!r}: move them away first (`spark-log store drain`)"
             )
+        if topics:
+            raise InvalidConfigurationError(f"store {name!r}: {unfinished_topics(len(topics))}")
         for topic, move in moving_topics(connection):
             if move.to == info.store_id:
                 raise InvalidConfigurationError(f"store {name!r}: topic {topic.name!r} is being moved to it")
@@ -129,6 +132,12 @@ def remove_store(cluster: Cluster, name: str) -> None:
             LogDir(log_dir.uri, info.store_id).delete_marker()
         except (SparkLogError, OSError) as error:
             logger.warning("a marker of store %s stays in a log dir: %s", name, redact(str(error)))
+
+
+def unfinished_topics(count: int) -> str:
+    """Say what a store that has no other topics still has, and what ends that."""
+    topics = f"{count_of(count, 'topic')} being created or deleted"
+    return f"it still has {topics}: run `spark-log coordinator` while it answers"
 
 
 def set_draining(cluster: Cluster, name: str, *, draining: bool = True) -> StoreInfo:

@@ -114,30 +114,37 @@ def drain(
 ) -> None:
     """Move all topics of a data store to another store, as `topic move` does. The store takes no new topics any more.
 
-    Then `store remove` removes it. The same command continues an interrupted one.
+    Then `store remove` removes it. The same command continues an interrupted one. Exit code 1: topics that were deleted
+    while the store did not answer are still in it.
     """
     from spark_log.cluster.store_directory import find_store
-    from spark_log.cluster.stores import set_draining
+    from spark_log.cluster.stores import set_draining, unfinished_topics
+    from spark_log.cluster.topics import topics_of_store
     from spark_log.replication.controller.topic_moves import drain_store
 
     moved = []
+    left_over = 0
     with open_cluster(cluster) as opened:
         if cancel:
             set_draining(opened, name, draining=False)
         else:
-            opened.store.read(lambda connection: find_store(connection, name))
+            info = opened.store.read(lambda connection: find_store(connection, name))
             if not yes:
                 typer.confirm(f"Move all topics of store {name} to store {to}?", abort=True, err=True)
             for topic, left in drain_store(opened, name, to):
                 moved.append(topic)
                 if not as_json:
                     say(f"Moved topic {topic}; {left:,} left.")
+            left_over = len(opened.store.read(lambda connection: topics_of_store(connection, info.store_id)))
     if as_json:
         print_json({"store": name, "moved": moved})
     elif cancel:
         say(f"Store {name} takes topics again.")
-    else:
+    elif not left_over:
         say(f"Store {name} has no topics any more.")
+    if left_over:
+        note(f"spark-log: store {name!r}: {unfinished_topics(left_over)}")
+        raise typer.Exit(1)
 
 
 @app.command("verify-files")

@@ -12,7 +12,9 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import set_draining
 from spark_log.errors import InvalidConfigurationError, TransactionAbortableError, TransactionCommitPendingError
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.controller import topic_operations
+from spark_log.replication.controller.topic_copies import follow_all
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.transactions import transaction_parts
 from tests.support.stores import change, rows_of
 from tests.support.waiting import LIMIT_S
@@ -112,6 +114,24 @@ def test_a_topic_is_created_in_a_store_and_a_store_is_removed(stores, run, facts
     assert [(each["topic"], each["store"]) for each in facts("topic", "list") if each["topic"] == "t"] == [
         ("t", "home")
     ]
+
+
+def test_a_store_with_a_topic_that_is_being_deleted_is_not_drained(stores, run, monkeypatch):
+    """As of a store that did not answer when the topic was deleted."""
+    create_topic(stores, "t", store="east")
+    with monkeypatch.context() as patch:
+        patch.setattr(topic_operations, "follow", lambda *_: None)
+        delete_topic(stores, "t")
+    unfinished = (
+        "spark-log: store 'east': it still has 1 topic being created or deleted: run `spark-log coordinator` while it"
+        " answers\n"
+    )
+    for command in ("drain", "remove"):
+        refused = run("store", command, "east", "--yes")
+        assert (refused.exit_code, refused.output) == (1, unfinished)
+    follow_all(stores)
+    assert run("store", "drain", "east", "--yes").output == "Store east has no topics any more.\n"
+    assert run("store", "remove", "east", "--yes").exit_code == 0
 
 
 def test_a_restored_data_store_is_shown_and_accepted(stores, run, facts):
