@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from spark_log import clock
@@ -16,7 +16,8 @@ from spark_log.process import no_thread, settle, start_thread
 class Check:
     """A check by its name, which returns its findings. `late` is the severity of no answer in time, with a remedy.
 
-    Checks of the same `lane` run one after the other: those that only ask the store need one connection to it.
+    Checks of the same `lane` run one after the other: those that only ask the store need one connection to it. A
+    `subject`, such as a data store, is named in each finding.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Check:
     late: Severity = Severity.ERROR
     late_remedy: str = "look at its disk, mount or server: it hangs. A longer limit: --timeout SECONDS"
     lane: str = ""
+    subject: str = ""
 
 
 def run_checks(checks: Sequence[Check], limit_s: float) -> list[Finding]:
@@ -33,11 +35,12 @@ def run_checks(checks: Sequence[Check], limit_s: float) -> list[Finding]:
     findings: list[Finding] = []
     for check, answer in answers:
         try:
-            findings += answer.result(max(0.0, until_s - clock.monotonic_s()))
+            found = answer.result(max(0.0, until_s - clock.monotonic_s()))
         except TimeoutError:
-            findings.append(Finding(check.name, check.late, f"no answer in {limit_s:g} s", check.late_remedy))
+            found = [Finding(check.name, check.late, f"no answer in {limit_s:g} s", check.late_remedy)]
         except Exception as failure:  # also a bug: the others are still of use
-            findings.append(_failed(check, failure))
+            found = [_failed(check, failure)]
+        findings += [replace(each, seen=f"{check.subject}: {each.seen}") for each in found] if check.subject else found
     return list(dict.fromkeys(findings))
 
 

@@ -39,6 +39,10 @@ from spark_log.tables.publication import check_publication
 CHECK_S_MAX = 10.0
 """The default limit of time for opening the store, and again for all other checks together."""
 
+_DATA_STORE_SHARE = 0.1
+"""The part of the limit for which each check of a data store, of which four run one after the other, repeats what
+fails: then the error of a store that is away is known within the limit.
+"""
 _TRIED_AGE_S = 60
 """A table that lacks records for longer than this is published on trial, to find the reason."""
 _TRIED_MAX = 5
@@ -106,9 +110,10 @@ def _check_schema(store: Store) -> Finding:
     return store_rules.check_schema(revision, tables.SCHEMA_REVISION, machine.own_version(), usable=usable)
 
 
-def _check_schema_of(info: StoreInfo) -> list[Finding]:
+def _check_schema_of(info: StoreInfo, timeout_ms: int) -> list[Finding]:
     """Check the schema of a data store, which another process may have to upgrade before `Cluster.at` opens it."""
     store = Store(Address.parse(info.address_to_open()))
+    store.timeout_ms_max = timeout_ms
     try:
         return [_check_schema(store)]
     finally:
@@ -141,7 +146,7 @@ def _checks(
         Check(file_rules.CLEAN_UP, lambda: [file_rules.check_retired(stores.read_retired(cluster))]),
     ]
     for info in data_stores:
-        asking_store += _data_store_checks(cluster, info)
+        asking_store += _data_store_checks(cluster, info, limit_s)
     asking_log_dirs = [
         Check(f"{LOG_DIR} {info.log_dir_id}", partial(_check_log_dir, info, growth.result, limit_s / 2))
         for info in log_dirs
@@ -156,25 +161,28 @@ def _checks(
     ]
 
 
-def _data_store_checks(cluster: Cluster, info: StoreInfo) -> list[Check]:
+def _data_store_checks(cluster: Cluster, info: StoreInfo, limit_s: float) -> list[Check]:
     """Return the checks of a data store. One that has to be upgraded first has a finding of its schema only."""
+    timeout_ms = int(_DATA_STORE_SHARE * limit_s * 1000)
 
-    def store() -> Store:
-        return cluster.at(info.store_id).store
+    def view() -> Cluster:
+        opened = cluster.at(info.store_id, timeout_ms=timeout_ms)
+        opened.store.timeout_ms_max = timeout_ms
+        return opened
 
-    checks = {
-        store_rules.SCHEMA: lambda: _check_schema_of(info),
-        store_rules.STORE: lambda: _check_store(store(), None),
-        store_rules.CLOCK: lambda: [store_rules.check_clock(*stores.measure_clock(store()))],
-        file_rules.CLEAN_UP: lambda: [file_rules.check_retired(stores.read_retired(cluster.at(info.store_id)))],
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        store_rules.SCHEMA: lambda: _check_schema_of(info, timeout_ms),
+        store_rules.STORE: lambda: _check_store(view().store, None),
+        store_rules.CLOCK: lambda: [store_rules.check_clock(*stores.measure_clock(view().store))],
+        file_rules.CLEAN_UP: lambda: [file_rules.check_retired(stores.read_retired(view()))],
     }
-    return [Check(name, partial(_of_store, info, check), lane=f"store {info.name}") for name, check in checks.items()]
+    subject = f"store {info.name}"
+    return [Check(name, partial(_if_usable, check), lane=subject, subject=subject) for name, check in checks.items()]
 
 
-def _of_store(info: StoreInfo, check: Callable[[], Sequence[Finding]]) -> list[Finding]:
-    """Return the findings of a check of a data store, with its name."""
+def _if_usable(check: Callable[[], list[Finding]]) -> list[Finding]:
     with contextlib.suppress(UnsupportedVersionError):
-        return [replace(each, seen=f"store {info.name}: {each.seen}") for each in check()]
+        return check()
     return []
 
 
@@ -183,7 +191,7 @@ def _data_store_hosts(info: StoreInfo, limit_s: float) -> Check:
         address = Address.parse(info.address_to_open())
         return _check_hosts(address, limit_s) if address.hosts else []
 
-    return Check(HOSTS, partial(_of_store, info, check), Severity.WARNING)
+    return Check(HOSTS, check, Severity.WARNING, subject=f"store {info.name}")
 
 
 def _file_checks(address_text: str, address: Address) -> list[Check]:

@@ -18,6 +18,9 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import ElectionNotNeededError, IllegalArgumentError
+from spark_log.facts.doctor import examination
+from spark_log.facts.doctor.examination import examine
+from spark_log.facts.doctor.findings import Severity
 from spark_log.facts.groups import group_lag
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
@@ -182,6 +185,15 @@ def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, 
     truncations = CliRunner().invoke(app, ["partition", "truncations", "--cluster", address])
     assert (truncations.exit_code, truncations.stdout) == (1, "")
     assert "the truncations of store east are not known:" in truncations.stderr
+
+
+def test_the_doctor_names_a_store_that_is_away_and_the_error(stores, address, monkeypatch):
+    monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
+    monkeypatch.setattr(each_store, "ASK_TIMEOUT_MS", 100)  # it refuses connections at once
+    monkeypatch.setattr(examination, "_DATA_STORE_SHARE", 0.01)
+    late_or_failed = [each for each in examine(address) if each.severity is Severity.ERROR]
+    assert [each.check for each in late_or_failed] == ["store"], late_or_failed
+    assert re.match(r"store east: .*Connection refused", late_or_failed[0].seen)
 
 
 def test_replicas_of_all_stores_move_and_elect(stores, address, tmp_path):
