@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spark_log.cli.main import app
+from spark_log.cli.records.record_sender import RecordSender
 from spark_log.cluster.brokers import change_log_dirs
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import definitions
@@ -61,6 +62,23 @@ def test_lines_with_keys_are_consumed_in_the_order_produced(events: Path) -> Non
         values = [int(str(row["value"])[1:]) for row in of_key]
         assert values == sorted(values)
     assert rows[0]["headers"] == [{"key": "from", "value": "test"}]
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_interrupted_input_that_is_not_typed_has_an_exit_code(
+    events: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_file: bool
+) -> None:
+    """A script that removes the input afterwards must not take it for sent."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RecordSender, "send", interrupted)
+    file = tmp_path / "input"
+    file.write_text("a\nb\n")
+    given = ["-f", str(file)] if from_file else []
+    stopped = run("produce", "events", *given, stdin=None if from_file else file.read_text(), cluster=events)
+    assert (stopped.exit_code, stopped.stderr) == (130, "Stopped.\n")
 
 
 def test_produce_keeps_the_digits_of_json_numbers(events: Path) -> None:

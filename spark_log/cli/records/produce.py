@@ -27,6 +27,9 @@ to a few hundred MB.
 BUFFER_BYTES = 8 * BATCH_BYTES
 """The memory of the producer, which is large enough that it does not cut a batch into smaller files."""
 
+_INTERRUPTED = 130
+"""The exit code of shells for a command that Ctrl-C has ended."""
+
 
 class Format(StrEnum):
     lines = "lines"
@@ -80,7 +83,7 @@ def produce(
 
     A record with a key goes to the partition that Kafka's clients would choose; records without a key go to the
     partitions in turn. A line is acknowledged when it is durable. Slow input is sent line by line, fast input in large
-    batches.
+    batches. Exit code 130: Ctrl-C stopped it before the end of a file or pipe.
 
     **Examples**
 
@@ -105,6 +108,7 @@ def produce(
     producer = _producer(cluster, topic, acks, transactional_id)
     sender = RecordSender(producer, topic, partition, headers)
     started = clock.monotonic_s()
+    typed = file is None and sys.stdin.isatty()
     try:
         with warnings_as_notes(), _open(file) as source, _Progress(file) as progress:
             for records, size in _records(source, parse):
@@ -116,6 +120,8 @@ def produce(
             note("Stopped: the transaction is aborted.")
             raise typer.Exit(1) from None
         note("Stopped.")
+        if not typed:  # else Ctrl-C is an end of the input
+            raise typer.Exit(_INTERRUPTED) from None
     finally:
         sender.close()
         _summarise(topic, sender, clock.monotonic_s() - started, as_json)
