@@ -36,6 +36,7 @@ from spark_log.log.partitions.partition_rows import check_here
 from spark_log.log.records.key_set import KeySet
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Slice
+from spark_log.maintenance.erase.dead_letter_topics import in_dead_letters
 from spark_log.maintenance.erase.erase_report import Erased
 from spark_log.maintenance.erase.key_matches import Scan, Write, holds, write_without
 from spark_log.maintenance.erase.purge import purge_old_files
@@ -88,6 +89,7 @@ def erase(
         writer.close()
     notes = _notes(above)
     notes += cluster.store.read(lambda connection: in_open_transactions(connection, cluster, current))
+    notes += in_dead_letters(cluster, current, team)
     try:
         publish(cluster, current)
     except (SparkLogError, OSError) as error:

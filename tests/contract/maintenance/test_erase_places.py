@@ -11,6 +11,7 @@ from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
+from spark_log.groups.share.administration import alter_group_configs
 from spark_log.ids import TopicPartition
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
@@ -25,6 +26,7 @@ from spark_log.tables.publication import delta_tables, publish
 from tests.support.records import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
 from tests.support.resources import places_with, unnamed_places
+from tests.support.share_members import ShareMember
 from tests.support.stores import topics_view
 
 pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
@@ -219,6 +221,21 @@ def test_files_of_a_deleted_topic_of_the_same_name_are_deleted_too(three_brokers
     assert of_files(again.notes) == []
     assert places_with(cluster, tmp_path / "d3", GONE, PRIVATE) == {}
     assert len(rows_of(log, other)) == len(rows_of(log, topic)) == 1
+    log.close()
+
+
+def test_dead_letters_of_the_records_are_named(sqlite_cluster):
+    cluster, log = sqlite_cluster, ClientLog(sqlite_cluster)
+    topic = create_topic(cluster, "t", configs=READABLE)
+    letters = create_topic(cluster, "dlq.t", configs={**READABLE, "errors.deadletterqueue.group.enable": "true"})
+    alter_group_configs(cluster.store, "workers", {"errors.deadletterqueue.topic.name": "dlq.t"})
+    for each in (topic, letters):
+        append_keyed(log, each, (GONE, PRIVATE), (STAYS, b"1"))
+    assert len(ShareMember(cluster).poll()) == 0, "it begins at the end of the topic"
+    [note] = purge(cluster).notes
+    assert note.startswith("topic 'dlq.t', to which share groups of t write dead letters, has records"), note
+    assert "`spark-log topic erase dlq.t`" in note
+    assert (purge(cluster, "dlq.t").records, purge(cluster).notes) == (1, ())
     log.close()
 
 
