@@ -61,11 +61,12 @@ class BrokerStatus:
 
 
 def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: str | None = None) -> None:
-    """Add an embedded broker with its log dirs, which must be empty. `broker start` makes it a served one.
+    """Add an embedded broker with its log dirs, which must be empty. `broker start` makes it a served one. If a call
+    was interrupted, the same call adds the log dirs that the broker lacks.
 
     Raises InvalidConfigurationError for an invalid argument or overlapping log dirs, LogDirMismatchError if a log dir
     is not empty, StorageUnavailableError if it cannot be written, and DuplicateBrokerRegistrationError. After an error
-    the broker is removed again, but marker files that were written remain.
+    a new broker is removed again, but marker files that were written remain.
     """
     _check_id(broker_id)
     if rack is not None and not (1 <= len(rack) <= RACK_CHARACTERS_MAX and can_be_stored(rack)):
@@ -78,18 +79,24 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
     if len(set(uris)) < len(uris):
         raise InvalidConfigurationError(f"log_dirs: the same one twice among {', '.join(log_dirs)}")
 
-    def add(connection: sa.Connection, _attempt: Attempt) -> None:
-        known = connection.execute(sa.select(BROKER.broker_id).where(BROKER.broker_id == broker_id)).first()
-        if known is not None:
+    def add(connection: sa.Connection, _attempt: Attempt) -> set[str] | None:
+        row = connection.execute(sa.select(t.broker).where(BROKER.broker_id == broker_id)).one_or_none()
+        if row is None:
+            connection.execute(t.broker.insert(), embedded_broker_row(broker_id, rack))
+            return None
+        present = set(connection.execute(sa.select(LOG_DIR.uri).where(LOG_DIR.broker_id == broker_id)).scalars())
+        if row.served or row.rack != rack or not present < set(uris):
             raise DuplicateBrokerRegistrationError(f"broker_id: there is a broker {broker_id} already")
-        connection.execute(t.broker.insert(), embedded_broker_row(broker_id, rack))
+        return present
 
-    cluster.store.transact(add)
+    present = cluster.store.transact(add)
     try:
-        for location in log_dirs:
-            cluster.add_log_dir(BrokerId(broker_id), location)
+        for location, uri in zip(log_dirs, uris, strict=True):
+            if uri not in (present or ()):
+                cluster.add_log_dir(BrokerId(broker_id), location)
     except BaseException:
-        cluster.store.transact(_removal(cluster, broker_id), announce=True)  # only here: a data store may be away
+        if present is None:  # only here: a data store may be away
+            cluster.store.transact(_removal(cluster, broker_id), announce=True)
         raise
     copy_to_stores(cluster)
 

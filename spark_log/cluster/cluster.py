@@ -218,7 +218,7 @@ class Cluster:
         return self._checked.get(info)
 
     def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
-        """Add an empty log dir to a broker, and return its id.
+        """Add an empty log dir to a broker, and return its id. It may have a marker that an addition has left.
 
         Raises InvalidConfigurationError if there is no such broker, or if the location equals, contains or is inside
         another log dir (symbolic links are resolved), LogDirMismatchError if it is not empty, and
@@ -229,11 +229,16 @@ class Cluster:
         known = sa.select(BROKER.broker_id).where(BROKER.broker_id == broker_id)
         if self.store.read(lambda c: c.execute(known).first()) is None:
             raise InvalidConfigurationError(f"broker_id: there is no broker {broker_id!r} in this cluster")
-        refuse_overlap(uri, [info.uri for info in self.log_dirs().values()])
+        infos = self.log_dirs().values()
+        refuse_overlap(uri, [info.uri for info in infos])
         directory = LogDir(uri)
-        if directory.read_marker() is not None or not directory.empty():
-            raise LogDirMismatchError(f"log dir: {redact(uri)} belongs to a cluster already, or is not empty")
-        marker = Marker(self.cluster_id, broker_id, str(uuid.uuid4()), counter=0)
+        left = directory.read_marker()
+        if left is not None and (left.cluster_id != self.cluster_id or left.uuid in {info.uuid for info in infos}):
+            raise LogDirMismatchError(f"log dir: {redact(uri)} belongs to a cluster already")
+        if not directory.empty():
+            raise LogDirMismatchError(f"log dir: {redact(uri)} is not empty")
+        log_dir_uuid = str(uuid.uuid4()) if left is None else left.uuid
+        marker = Marker(self.cluster_id, broker_id, log_dir_uuid, counter=0)
         directory.write_marker(marker)
 
         def add(connection: sa.Connection, _attempt: Attempt) -> LogDirId:

@@ -10,7 +10,10 @@ from typer.testing import CliRunner, Result
 
 from spark_log.cli.main import app
 from spark_log.cluster.brokers import list_brokers
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, embedded_broker_row
+from spark_log.cluster.log_dir import MARKER
+from spark_log.ids import BrokerId
+from spark_log.metadata import tables as t
 from tests.support.python_process import PythonProcess, run_process
 
 
@@ -70,6 +73,37 @@ def test_errors_are_one_line(cluster: Path, tmp_path: Path, arguments: list[str]
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
     assert message in result.stderr
     assert len(json.loads(run(cluster, "list", "--json").stdout)["brokers"]) == 1, "nothing is left behind"
+
+
+def test_an_addition_that_failed_is_repeated(cluster: Path, tmp_path: Path) -> None:
+    """The first log dir has a marker from before the mistake in the second one."""
+    wrong = run(cluster, "add", "--id", "2", "--log-dir", str(tmp_path / "d2"), "--log-dir", str(cluster / "broker-1"))
+    assert wrong.exit_code == 1 and (tmp_path / "d2" / MARKER).exists()
+    right = "add", "--id", "2", "--log-dir", str(tmp_path / "d2"), "--log-dir", str(tmp_path / "d3")
+    assert run(cluster, *right).exit_code == 0
+    again = run(cluster, *right)
+    assert again.exit_code == 1 and "broker_id: there is a broker 2 already" in again.stderr
+    with Cluster.init(str(tmp_path / "other")):
+        other = run(tmp_path / "other", "add", "--id", "2", "--log-dir", str(tmp_path / "d2"))
+    assert other.exit_code == 1 and "d2 belongs to a cluster already" in other.stderr
+
+
+@pytest.mark.parametrize("added", [0, 1])
+def test_an_addition_that_was_killed_is_shown_and_continued(cluster: Path, tmp_path: Path, added: int) -> None:
+    folders = [str(tmp_path / "d2"), str(tmp_path / "d3")]
+    with Cluster.open(str(cluster)) as opened:
+        opened.store.transact(lambda c, _: c.execute(t.broker.insert(), embedded_broker_row(BrokerId(2), None)))
+        for folder in folders[:added]:
+            opened.add_log_dir(BrokerId(2), folder)
+    shown = run(cluster, "list").stdout
+    examined = CliRunner().invoke(app, ["doctor", "--cluster", str(cluster)]).output
+    assert ("addition interrupted" in shown) == ("broker 2 has no log dir" in examined) == (added == 0)
+    given = "--id", "2", "--log-dir", folders[0]
+    assert run(cluster, "add", *given, "--log-dir", folders[1], "--rack", "b").exit_code == 1
+    assert run(cluster, "add", "--id", "2", "--log-dir", str(cluster / "broker-1")).exit_code == 1
+    assert run(cluster, "add", *given, "--log-dir", folders[1]).exit_code == 0
+    found = json.loads(run(cluster, "list", "--json").stdout)["brokers"]
+    assert [each["log_dir"] for each in found[1]["log_dirs"]] == [f"file://{folder}" for folder in folders]
 
 
 def test_one_process_serves_a_broker_until_sigterm(cluster: Path) -> None:

@@ -38,7 +38,8 @@ def add(
 ) -> None:
     """Add a broker: a place for replicas.
 
-    It is *embedded*: it needs no process, because clients and coordinators do its work. `broker start` serves it.
+    It is *embedded*: it needs no process, because clients and coordinators do its work. `broker start` serves it. The
+    same command continues an interrupted one.
 
     **Examples**
 
@@ -77,7 +78,7 @@ def list_(cluster: Cluster_, as_json: Json = False) -> None:
             log_dir["failure"] or "online",
         )
         for broker in brokers
-        for log_dir in _log_dirs(broker)
+        for log_dir in _log_dirs(broker) or [{"log_dir": "none", "replicas": 0, "failure": "addition interrupted"}]
     ]
     print_table(None, ("broker", "rack", "alive", "served by", "leaders", "log dir", "replicas", "state"), rows)
     acting = controller.holder if controller.left_ms else "none: the client that meets a failure holds the election"
