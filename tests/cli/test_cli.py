@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,16 @@ def test_lines_with_keys_are_consumed_in_the_order_produced(events: Path) -> Non
         values = [int(str(row["value"])[1:]) for row in of_key]
         assert values == sorted(values)
     assert rows[0]["headers"] == [{"key": "from", "value": "test"}]
+
+
+def test_accepting_a_copy_names_the_log_dirs_that_it_shares_with_the_original(cluster: Path, tmp_path: Path) -> None:
+    ok("broker", "add", "--id", "2", "--log-dir", str(cluster / "broker-2"), cluster=cluster)
+    assert run("store", "accept", "--yes", cluster=cluster).stderr == ""
+    copied = shutil.copytree(cluster, tmp_path / "copied")
+    accepted = run("store", "accept", "--yes", cluster=copied)
+    assert accepted.exit_code == 0 and "broker relocate" in accepted.stderr
+    assert accepted.stderr.startswith(f"Log dir {(cluster / 'broker-2').as_uri()} is outside of the folder")
+    assert "broker-1" not in accepted.stderr
 
 
 @pytest.mark.parametrize("from_file", [True, False])

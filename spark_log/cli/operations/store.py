@@ -222,6 +222,12 @@ def accept(
     with open_cluster(cluster) as opened:
         view = find_view(opened, store)
         before, now = view.store.read(lambda c: (server_identity.recorded(c), server_identity.of_server(c)))
+        for uri in _log_dirs_elsewhere(view):
+            note(
+                f"Log dir {uri} is outside of the folder of this cluster. If this is a copy of a cluster that is still"
+                " used, each of them will delete files of the other there: copy the log dir, and record its place with"
+                " `spark-log broker relocate` first."
+            )
         if not yes:
             note(f"It was {before or 'not known'}, and is {now or 'not known'}.")
             for line in _ACCEPT.splitlines():
@@ -259,6 +265,16 @@ def unnamed_files_(
     else:
         for each in found:
             say(each.location)
+
+
+def _log_dirs_elsewhere(cluster: Any) -> list[str]:
+    """Return the log dirs that do not move with the folder of a SQLite cluster, without passwords."""
+    from spark_log.cluster.log_dir_uris import local_uri
+    from spark_log.errors import redact
+
+    folder = cluster.store.address.folder
+    uris = [] if folder is None else [info.uri for info in cluster.log_dirs().values()]
+    return [redact(uri) for uri in uris if not uri.startswith(f"{local_uri(folder)}/")]
 
 
 def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
