@@ -80,12 +80,13 @@ def _unnamed_files(cluster: "Cluster") -> "list[Check]":
     from spark_log.facts.doctor.bounded_checks import Check
     from spark_log.facts.doctor.file_rules import check_unnamed
     from spark_log.facts.doctor.findings import Finding, Severity
-    from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
+    from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
 
     def run() -> list[Finding]:
         until_ms = cluster.store.now().wall_ms - _DAY_MS
-        old = [file for file in list_unnamed_files(cluster) if file.modified_ms < until_ms]
-        return [check_unnamed(len(old), sum(file.bytes for file in old))]
+        found = find_unnamed_files(cluster)
+        old = [file for file in found.files if file.modified_ms < until_ms]
+        return [check_unnamed(len(old), sum(file.bytes for file in old), found.stores_away)]
 
     return [
         Check(

@@ -1,5 +1,6 @@
 """The commands `spark-log store …`, which show the metadata store, and whether it belongs to the log dirs."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -24,21 +25,23 @@ clients append: records that were appended since the restore count as known to a
 def status(cluster: Cluster_, store: Store_ = None, as_json: Json = False) -> None:
     """Show the metadata store: its kind, identity and revision, and the files of the log dirs that it does not name.
 
-    Exit code 1 if it is not the store that was recorded.
+    Exit code 1 if it is not the store that was recorded, or if another store does not answer: then the files of its
+    topics are not known.
     """
     from spark_log.cluster.each_store import find_view
-    from spark_log.maintenance.removal.unnamed_files import unnamed_files
+    from spark_log.maintenance.removal.unnamed_files import by_folder, find_unnamed_files
 
     with open_cluster(cluster) as opened:
         view = find_view(opened, store)
         facts = view.store.read(lambda connection: _facts(view, connection))
-        unnamed = unnamed_files(opened)
+        unnamed = find_unnamed_files(opened)
     if as_json:
-        print_json({**facts, "unnamed": [vars(each) for each in unnamed]})
+        folders = [vars(each) for each in by_folder(unnamed.files)]
+        print_json({**facts, "unnamed": folders, "stores_away": unnamed.stores_away})
     else:
         print_facts(facts)
         _print_unnamed(unnamed)
-    if facts["problem"] is not None:
+    if facts["problem"] is not None or unnamed.stores_away:
         raise typer.Exit(1)
 
 
@@ -215,7 +218,7 @@ def accept(
     also on SQLite, before clients start.
     """
     from spark_log.cluster.each_store import find_view
-    from spark_log.maintenance.removal.unnamed_files import unnamed_files
+    from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
     from spark_log.metadata.connections import server_identity
     from spark_log.replication.controller.store_acceptance import accept_store
 
@@ -232,7 +235,7 @@ def accept(
             note(f"It was {before or 'not known'}, and is {now or 'not known'}.")
             for line in _ACCEPT.splitlines():
                 note(line)
-            _print_unnamed(unnamed_files(opened))
+            _print_unnamed(find_unnamed_files(opened))
             typer.confirm("Accept it?", abort=True, err=True)
         accept_store(view)
     if as_json:
@@ -254,17 +257,21 @@ def unnamed_files_(
 
     After a restore they may hold acknowledged records that the store lacks. They are Parquet files with the columns
     key, value, headers and timestamp. Some hold records that the topic has in another file: of killed writers, and of
-    seals and merges that the restored store does not know.
+    seals and merges that the restored store does not know. Exit code 1 if a store does not answer: then the files of
+    its topics are left out.
     """
-    from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
+    from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
 
     with open_cluster(cluster) as opened:
-        found = list_unnamed_files(opened, topic)
+        found = find_unnamed_files(opened, topic)
     if as_json:
-        print_json([vars(each) for each in found])
+        print_json([vars(each) for each in found.files])
     else:
-        for each in found:
+        for each in found.files:
             say(each.location)
+    if found.stores_away:
+        note(_left_out(found.stores_away))
+        raise typer.Exit(1)
 
 
 def _log_dirs_elsewhere(cluster: Any) -> list[str]:
@@ -298,10 +305,20 @@ def _facts(cluster: Any, connection: Any) -> dict[str, Any]:
     }
 
 
-def _print_unnamed(unnamed: Any) -> None:
-    if not unnamed:
+def _left_out(stores_away: Sequence[str]) -> str:
+    return f"spark-log: stores that do not answer, and whose files are left out: {', '.join(stores_away)}"
+
+
+def _print_unnamed(found: Any) -> None:
+    from spark_log.maintenance.removal.unnamed_files import by_folder
+
+    if found.stores_away:
+        note(_left_out(found.stores_away))
+    elif not found.files:
         note("The metadata names every segment file of the reachable log dirs.")
+    if not found.files:
         return
+    unnamed = by_folder(found.files)
     rows = [(each.log_dir, each.folder, each.files, bytes_of(each.bytes), each.newest or "-") for each in unnamed]
     print_table("Files that the metadata does not name", ("log dir", "topic folder", "files", "bytes", "newest"), rows)
     note(

@@ -58,8 +58,16 @@ def check_retired(retired: RetiredFiles) -> Finding:
     )
 
 
-def check_unnamed(files: int, size: int) -> Finding:
-    """Check the segment files older than a day that the metadata does not name."""
+def check_unnamed(files: int, size: int, stores_away: Sequence[str] = ()) -> Finding:
+    """Check the segment files older than a day that the metadata does not name. Those of topics of `stores_away` are
+    not known.
+    """
+    if not files and stores_away:
+        return note(
+            "unnamed files",
+            f"not known for topics of store {', '.join(stores_away)}, which does not answer",
+            "see the findings of the store",
+        )
     if not files:
         return ok("unnamed files", "the store names every segment file that is older than a day")
     return note(

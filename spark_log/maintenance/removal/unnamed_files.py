@@ -1,5 +1,6 @@
 """Finds segment files that the metadata does not name, such as files that are newer than a restored store."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -7,12 +8,12 @@ from itertools import groupby
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import ask_stores
+from spark_log.cluster.each_store import ask_stores, store_names
 from spark_log.cluster.files.log_dir_folder import Entry
 from spark_log.cluster.log_dir import LogDir, is_topic_folder
 from spark_log.cluster.topics import find_topics
 from spark_log.errors import SparkLogError, redact
-from spark_log.ids import LogDirId
+from spark_log.ids import LogDirId, StoreId
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.metadata.sql_columns import RETIRED_COPY, RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 
@@ -42,11 +43,21 @@ class UnnamedFile:
     """When it was written, by the file system's clock; 0 if that is not known."""
 
 
-def unnamed_files(cluster: Cluster) -> list[Unnamed]:
-    """Return the unnamed files of all log dirs that answer, by log dir and topic folder."""
+@dataclass(frozen=True)
+class UnnamedFiles:
+    """Unnamed files, by log dir, topic folder and time. The files of topics of `stores_away` are left out: the names of
+    these stores, which do not answer.
+    """
+
+    files: list[UnnamedFile]
+    stores_away: tuple[str, ...]
+
+
+def by_folder(files: Iterable[UnnamedFile]) -> list[Unnamed]:
+    """Return the numbers of unnamed files in each folder. `files` are in the order of `find_unnamed_files`."""
     groups: list[Unnamed] = []
-    for (log_dir, folder), files in groupby(list_unnamed_files(cluster), lambda file: (file.log_dir, file.folder)):
-        rest = list(files)
+    for (log_dir, folder), same in groupby(files, lambda file: (file.log_dir, file.folder)):
+        rest = list(same)
         newest_ms = max(file.modified_ms for file in rest)
         newest = datetime.fromtimestamp(newest_ms / 1000, UTC).isoformat() if newest_ms else None
         groups.append(Unnamed(log_dir, folder, len(rest), sum(file.bytes for file in rest), newest))
@@ -54,14 +65,20 @@ def unnamed_files(cluster: Cluster) -> list[Unnamed]:
 
 
 def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[UnnamedFile]:
-    """Return each unnamed file of one topic, or of all, by log dir, topic folder and time; only of log dirs that
-    answer, and without the files of topics whose store does not answer.
+    """Return the files of `find_unnamed_files`."""
+    return find_unnamed_files(cluster, topic).files
+
+
+def find_unnamed_files(cluster: Cluster, topic: str | None = None) -> UnnamedFiles:
+    """Return each unnamed file of one topic, or of all; only of log dirs that answer, and without the files of topics
+    whose store does not answer.
 
     It lists every file: minutes for millions. A file with replicas is listed in each of their log dirs. If the topic
     was deleted, or the store does not know it, the folders of this name are searched too.
     """
     log_dirs = CleanableLogDirs.of(cluster.home)
     unnamed: list[UnnamedFile] = []
+    away: set[StoreId] = set()
     for log_dir_id, log_dir in log_dirs.opened():
         try:
             listed = {
@@ -77,6 +94,7 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
         # after the listing: files that were appended meanwhile are named by now
         answers = ask_stores(cluster, lambda data: data.store.read(_named))
         named = set().union(*answers.results.values())
+        away |= answers.failures.keys()
         if answers.failures:  # the files of a store that does not answer are not known
             known = cluster.home.store.read(find_topics).values()
             answered = {each.folder for each in known if not answers.unavailable(each)}
@@ -89,7 +107,8 @@ def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[Unnam
                 for file in sorted(files, key=lambda file: (file.modified_ms, file.path))
                 if file.path not in named
             ]
-    return unnamed
+    names = store_names(cluster) if away else {}
+    return UnnamedFiles(unnamed, tuple(names[store_id] for store_id in sorted(away)))
 
 
 def _segment_files(log_dir: LogDir, folder: str) -> list[Entry]:

@@ -185,6 +185,12 @@ def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, 
     truncations = CliRunner().invoke(app, ["partition", "truncations", "--cluster", address])
     assert (truncations.exit_code, truncations.stdout) == (1, "")
     assert "the truncations of store east are not known:" in truncations.stderr
+    left_out = "spark-log: stores that do not answer, and whose files are left out: east\n"
+    for command in ("status", "unnamed-files"):
+        shown = CliRunner().invoke(app, ["store", command, "--cluster", address])
+        assert (shown.exit_code, shown.stderr) == (1, left_out)
+    status = CliRunner().invoke(app, ["store", "status", "--json", "--cluster", address])
+    assert status.exit_code == 1 and json.loads(status.stdout)["stores_away"] == ["east"]
 
 
 def test_the_doctor_names_a_store_that_is_away_and_the_error(stores, address, monkeypatch):
