@@ -88,22 +88,42 @@ def add(
 def remove(
     name: Annotated[str, typer.Argument(help="Name of the store.")],
     cluster: Cluster_,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="The store is lost for good: delete its topics, whose records are lost.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a data store that has no topics. Its database stays; drop it afterwards."""
+    """Remove a data store that has no topics. Its database stays; drop it afterwards.
+
+    With --lost, remove one that does not answer and never will, with its topics. Their files stay in the log dirs for
+    file.delete.delay.ms of each topic.
+    """
     from spark_log.cluster.store_directory import find_store
     from spark_log.cluster.stores import remove_store
+    from spark_log.cluster.topics import LIVE, topics_of_store
+    from spark_log.maintenance.removal.lost_store import remove_lost_store
 
+    deleted: list[str] = []
     with open_cluster(cluster) as opened:
-        opened.store.read(lambda connection: find_store(connection, name))  # of an unknown store it does not ask
+        info = opened.store.read(lambda connection: find_store(connection, name))  # of an unknown store it does not ask
+        if lost and not yes:
+            topics = opened.store.read(lambda connection: topics_of_store(connection, info.store_id)).values()
+            for stated in topics:
+                if stated.state == LIVE:
+                    note(f"Topic {stated.topic.name} will be deleted, with its records and the offsets of its groups.")
         if not yes:
             typer.confirm(f"Remove store {name}?", abort=True, err=True)
-        remove_store(opened, name)
+        if lost:
+            deleted = remove_lost_store(opened, name)
+        else:
+            remove_store(opened, name)
     if as_json:
-        print_json({"store": name})
+        print_json({"store": name, "deleted": deleted})
     else:
         say(f"Removed store {name}.")
+        for topic in deleted:
+            say(f"Deleted topic {topic}.")
 
 
 @app.command()
@@ -263,14 +283,14 @@ def unnamed_files_(
     from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
 
     with open_cluster(cluster) as opened:
-        found = find_unnamed_files(opened, topic)
+        unnamed = find_unnamed_files(opened, topic)
     if as_json:
-        print_json([vars(each) for each in found.files])
+        print_json([vars(each) for each in unnamed.files])
     else:
-        for each in found.files:
+        for each in unnamed.files:
             say(each.location)
-    if found.stores_away:
-        note(_left_out(found.stores_away))
+    if unnamed.stores_away:
+        note(_left_out(unnamed.stores_away))
         raise typer.Exit(1)
 
 
@@ -309,19 +329,19 @@ def _left_out(stores_away: Sequence[str]) -> str:
     return f"spark-log: stores that do not answer, and whose files are left out: {', '.join(stores_away)}"
 
 
-def _print_unnamed(found: Any) -> None:
+def _print_unnamed(unnamed: Any) -> None:
     from spark_log.maintenance.removal.unnamed_files import by_folder
 
-    if found.stores_away:
-        note(_left_out(found.stores_away))
-    elif not found.files:
+    if unnamed.stores_away:
+        note(_left_out(unnamed.stores_away))
+    elif not unnamed.files:
         note("The metadata names every segment file of the reachable log dirs.")
-    if not found.files:
+    if not unnamed.files:
         return
-    unnamed = by_folder(found.files)
-    rows = [(each.log_dir, each.folder, each.files, bytes_of(each.bytes), each.newest or "-") for each in unnamed]
+    folders = by_folder(unnamed.files)
+    rows = [(each.log_dir, each.folder, each.files, bytes_of(each.bytes), each.newest or "-") for each in folders]
     print_table("Files that the metadata does not name", ("log dir", "topic folder", "files", "bytes", "newest"), rows)
     note(
-        f"{count_of(sum(each.files for each in unnamed), 'file')}. Some are normal: files of active writers and of"
+        f"{count_of(sum(each.files for each in folders), 'file')}. Some are normal: files of active writers and of"
         " writers that were killed."
     )

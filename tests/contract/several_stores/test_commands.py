@@ -7,17 +7,23 @@ from typer.testing import CliRunner
 
 from spark_log import Producer
 from spark_log.cli.main import app
+from spark_log.cluster import each_store
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import set_draining
 from spark_log.errors import InvalidConfigurationError, TransactionAbortableError, TransactionCommitPendingError
+from spark_log.maintenance.removal import lost_store
 from spark_log.metadata import tables as t
-from spark_log.replication.controller import topic_operations
+from spark_log.replication.controller import topic_moves, topic_operations
 from spark_log.replication.controller.topic_copies import follow_all
+from spark_log.replication.controller.topic_moves import begin_move
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.transactions import transaction_parts
 from tests.support.stores import change, rows_of
+from tests.support.topics import append_to, stored
 from tests.support.waiting import LIMIT_S
+
+EAST = 1
 
 
 @pytest.fixture
@@ -52,6 +58,10 @@ def transaction(stores):
         yield producer
 
 
+def raises_pending(*_, **__):
+    raise TransactionCommitPendingError("the process was killed")
+
+
 def test_the_parts_of_a_transaction_are_shown(stores, transaction, run, facts, monkeypatch):
     [listed] = facts("transaction", "list")
     assert (listed["state"], listed["stores"], listed["unfinished"], listed["batches"]) == (
@@ -59,11 +69,8 @@ def test_the_parts_of_a_transaction_are_shown(stores, transaction, run, facts, m
     )  # fmt: skip
     assert "│ east" in run("transaction", "list").output
 
-    def killed(*_, **__):
-        raise TransactionCommitPendingError("the process was killed")
-
     with monkeypatch.context() as patch:
-        patch.setattr(transaction_parts, "complete", killed)
+        patch.setattr(transaction_parts, "complete", raises_pending)
         with pytest.raises(TransactionCommitPendingError):
             transaction.commit_transaction()
     [listed] = facts("transaction", "list")
@@ -132,6 +139,37 @@ def test_a_store_with_a_topic_that_is_being_deleted_is_not_drained(stores, run, 
     follow_all(stores)
     assert run("store", "drain", "east", "--yes").output == "Store east has no topics any more.\n"
     assert run("store", "remove", "east", "--yes").exit_code == 0
+
+
+def test_a_lost_store_is_removed_with_its_topics(stores, run, facts, monkeypatch, transaction):
+    """With a topic whose deletion, a move whose copy, and a commit whose part the store has never seen."""
+    refused = run("store", "remove", "east", "--lost", "--yes")
+    assert refused.exit_code == 1 and "store 'east': it answers" in refused.stderr
+    for name, store in (("deleted", "east"), ("moving", "home")):
+        create_topic(stores, name, store=store)
+    monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
+    for module in (each_store, lost_store):
+        monkeypatch.setattr(module, "ASK_TIMEOUT_MS", 100)
+    stores.at(EAST).store.timeout_ms_max = 100
+    monkeypatch.setattr(topic_operations, "follow", lambda *_: None)
+    delete_topic(stores, "deleted")
+    topic, move = begin_move(stores, "moving", "east")
+    topic_moves._freeze(stores, topic, move)
+    monkeypatch.setattr(transaction_parts, "complete", raises_pending)
+    with pytest.raises(TransactionCommitPendingError):
+        transaction.commit_transaction()
+
+    asked = run("store", "remove", "east", "--lost")
+    assert asked.exit_code == 1 and asked.stderr.startswith("Topic far will be deleted, with its records")
+    removed = run("store", "remove", "east", "--lost", "--yes")
+    assert removed.output == "Removed store east.\nDeleted topic far.\n"
+    left = {each["topic"] for each in facts("topic", "list")}
+    assert left >= {"near", "moving"} and not left & {"far", "deleted"}
+    assert run("store", "accept", "--yes").exit_code == 0
+    assert [(each["stores"], each["unfinished"]) for each in facts("transaction", "list")] == [([], False)]
+    append_to(stores, "moving", "not frozen")
+    assert stored(stores, "near") == {0: ["x"]}
+    assert rows_of(stores, t.retired_file)["retired_file"]
 
 
 def test_a_restored_data_store_is_shown_and_accepted(stores, run, facts):

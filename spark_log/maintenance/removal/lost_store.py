@@ -1,0 +1,87 @@
+"""Removes a data store that is lost for good, with all that home knows of it."""
+
+import sqlalchemy as sa
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores
+from spark_log.cluster.store_directory import find_store
+from spark_log.cluster.stores import remove_store, set_draining
+from spark_log.cluster.topics import (
+    LIVE,
+    Topic,
+    delete_topic_rows,
+    find_topics,
+    moving_topics,
+    set_move,
+    topics_of_store,
+)
+from spark_log.errors import InvalidConfigurationError, UnsupportedVersionError
+from spark_log.failpoints import failpoint
+from spark_log.ids import StoreId
+from spark_log.log.partitions.retired_files import retire_folder
+from spark_log.metadata.connections.server_identity import problem_of
+from spark_log.metadata.store import Attempt
+from spark_log.replication.controller.topic_copies import follow
+from spark_log.transactions.part_rows import unfinished_commits
+from spark_log.transactions.transaction_parts import find_transaction, finish
+
+
+def remove_lost_store(cluster: Cluster, name: str) -> list[str]:
+    """Remove a data store that does not answer and never will, and return the names of its topics, which are deleted.
+
+    Their files stay for file.delete.delay.ms. Committed transactions count as done there, and moves to the store are
+    cancelled. The same call continues an interrupted one. Raises InvalidConfigurationError if the store answers, and
+    the other errors of `remove_store`.
+    """
+    home = cluster.home
+    store_id = home.store.read(lambda connection: find_store(connection, name)).store_id
+    _check_lost(home, store_id, name)
+    set_draining(home, name)  # it gets no topics meanwhile
+    _finish_commits(home, store_id)
+    deleted, moving = home.store.transact(lambda c, attempt: _forget_topics(c, attempt, home, store_id), announce=True)
+    failpoint("store.topics-forgotten")
+    for topic in moving:
+        follow(home, topic.store_id, topic.topic_id)
+    remove_store(home, name)
+    return deleted
+
+
+def _check_lost(home: Cluster, store_id: StoreId, name: str) -> None:
+    answers = ask_stores(home, lambda view: view.store.read(problem_of, timeout_ms=ASK_TIMEOUT_MS), [store_id])
+    if answers.results:
+        raise InvalidConfigurationError(f"store {name!r}: it answers: move its topics away (`spark-log store drain`)")
+    if isinstance(error := answers.failures[store_id], UnsupportedVersionError):
+        raise error
+
+
+def _finish_commits(home: Cluster, store_id: StoreId) -> None:
+    """Note as done the commits whose part this store has not followed: their records there are lost."""
+
+    def numbers(connection: sa.Connection) -> dict[int, int]:
+        transactions = {
+            producer_id: find_transaction(home.store, connection, producer_id)
+            for producer_id in unfinished_commits(connection, store_id)
+        }
+        return {key: each.parts.number for key, each in transactions.items() if each is not None}
+
+    for producer_id, number in home.store.read(numbers).items():
+        finish(home.store, producer_id, number, store_id)
+
+
+def _forget_topics(
+    connection: sa.Connection, _attempt: Attempt, home: Cluster, store_id: StoreId
+) -> tuple[list[str], list[Topic]]:
+    """Delete the topics of the store, and cancel the moves to it. Returns their names, and the topics that stay."""
+    names = {stated.topic.name for stated in topics_of_store(connection, store_id).values()}
+    names |= {topic.name for topic, _ in moving_topics(connection)}
+    find_topics(connection, names, lock=True)
+    topics = topics_of_store(connection, store_id)
+    live = [stated.topic for stated in topics.values() if stated.state == LIVE]
+    for topic in live:  # the folders of those that are being deleted are retired already
+        retire_folder(connection, topic, home.store.clock(connection))
+    for topic_id in topics:
+        delete_topic_rows(connection, topic_id)
+    moving = [topic for topic, move in moving_topics(connection) if move.to == store_id]
+    for topic in moving:
+        set_move(connection, topic.topic_id, None)
+    return sorted(topic.name for topic in live), moving
