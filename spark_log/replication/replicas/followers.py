@@ -2,6 +2,8 @@
 
 import logging
 import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from spark_log import clock
@@ -25,6 +27,8 @@ OUT_OF_SYNC_COPIES_MAX = 2
 other copies stay available for members of the ISR, for which writers wait.
 """
 
+_READY_PAUSE = 10.0
+"""While copies of the last poll are left to begin, the pause until the next poll as a multiple of its duration."""
 _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.1, 5.0
 
 ReplicaKey = tuple[int, int, int]
@@ -36,30 +40,29 @@ def back_off_s(failures: int) -> float:
     return min(_BACK_OFF_S_MAX, _BACK_OFF_S_MIN * 2.0 ** min(failures - 1, 16))
 
 
-def choose(
-    behind: list[LaggingReplica],
-    under_way: dict[ReplicaKey, bool],
-    waiting: set[ReplicaKey],
-    turns: dict[ReplicaKey, int],
-) -> list[LaggingReplica]:
-    """Return the replicas to copy next: members of the ISR before others, in both groups the oldest last turn first.
+def in_turn(
+    behind: Iterable[LaggingReplica], left_out: Set[ReplicaKey], turns: Mapping[ReplicaKey, int]
+) -> deque[LaggingReplica]:
+    """Return the replicas in the order in which to copy them: members of the ISR before others, in both groups the
+    oldest last turn first.
 
-    `under_way` has the replicas that are being copied (True: in the ISR), `waiting` those that pause after a failure,
-    and `turns` the number of the last turn of each replica, which grows with each copy that begins.
+    `left_out` has those that are being copied and those that pause after a failure, and `turns` the number of the last
+    turn of each replica, which grows with each copy that begins.
     """
-    free = COPIES_MAX - len(under_way)
-    free_out_of_sync = min(free, OUT_OF_SYNC_COPIES_MAX - sum(not in_sync for in_sync in under_way.values()))
-    ready = [one for one in behind if one.key not in under_way and one.key not in waiting]
-    chosen: list[LaggingReplica] = []
-    for one in sorted(ready, key=lambda one: (not one.in_sync, turns.get(one.key, 0))):
-        if len(chosen) == free:
+    ready = [one for one in behind if one.key not in left_out]
+    return deque(sorted(ready, key=lambda one: (not one.in_sync, turns.get(one.key, 0))))
+
+
+def take_next(ready: deque[LaggingReplica], under_way: Iterable[bool]) -> list[LaggingReplica]:
+    """Take from `ready` the replicas to copy now, in addition to the copies under way (True: in the ISR)."""
+    copies = list(under_way)
+    taken: list[LaggingReplica] = []
+    while ready and len(copies) < COPIES_MAX:
+        if not ready[0].in_sync and copies.count(False) >= OUT_OF_SYNC_COPIES_MAX:
             break
-        if not one.in_sync:
-            if free_out_of_sync <= 0:
-                break
-            free_out_of_sync -= 1
-        chosen.append(one)
-    return chosen
+        taken.append(ready.popleft())
+        copies.append(taken[-1].in_sync)
+    return taken
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,9 @@ class Followers:
         """The copies that take turns; a copy that was left may still have a thread in `_copies`."""
         self._copies: set[threading.Thread] = set()
         self._failures: dict[ReplicaKey, _Failure] = {}
+        self._ready: deque[LaggingReplica] = deque()
+        """The lagging replicas of the last poll whose copies are not begun yet, and `_topics` their topics."""
+        self._topics: Mapping[str, Topic] = {}
         self._turns: dict[ReplicaKey, int] = {}
         self._turn = 0
         self._unpublished: dict[int, Topic] = {}
@@ -173,6 +179,8 @@ class Followers:
                 self._seen, self._idle = before, not behind and self._poll_failure is None
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_poll_s)
+                # a poll reads all lagging replicas: while some of the last one are left, copies go on without it
+                self._changed.wait_for(lambda: self._stop.is_set() or not self._ready, _READY_PAUSE * took_s)
             self._stop.wait(took_s)  # appends may wake it all the time: at most half of its time is polling
 
     def _poll(self) -> tuple[list[LaggingReplica], dict[str, Topic]]:
@@ -200,16 +208,22 @@ class Followers:
             # a copy into a log dir that is offline now may hang: it is left, so that another one has its turn
             for key in self._under_way.keys() - keys:
                 self._under_way.pop(key).copy.stop.set()
-        under_way = {key: copying.in_sync for key, copying in self._under_way.items()}
         waiting = {key for key, failure in self._failures.items() if failure.until_s > now_s}
-        for one in choose(behind, under_way, waiting, self._turns):
-            if one.topic in topics and topics[one.topic].topic_id == one.topic_id:
-                self._turn += 1
-                self._turns[one.key] = self._turn
-                self._start(one, topics[one.topic])
+        there = [one for one in behind if one.topic in topics and topics[one.topic].topic_id == one.topic_id]
+        self._ready, self._topics = in_turn(there, self._under_way.keys() | waiting, self._turns), topics
+        self._begin_next()
         if self._poll_failure is not None:
             return _BACK_OFF_S_MAX
         return min((each.until_s - now_s for each in self._failures.values() if each.until_s > now_s), default=None)
+
+    def _begin_next(self) -> None:
+        """Start the next copies of the last poll, as many as may run now."""
+        if self._stop.is_set():
+            return
+        for one in take_next(self._ready, [copying.in_sync for copying in self._under_way.values()]):
+            self._turn += 1
+            self._turns[one.key] = self._turn
+            self._start(one, self._topics[one.topic])
 
     def _start(self, one: LaggingReplica, topic: Topic) -> None:
         throttle = self._throttle(one.throttle_bytes_per_s)
@@ -224,8 +238,6 @@ class Followers:
                     self._changed.notify_all()
 
         self._under_way[one.key] = _UnderWay(one.in_sync, copying)
-        if self._stop.is_set():  # since the poll
-            copying.stop.set()
         thread = start_thread(run, self._name)
         if thread is None:
             del self._under_way[one.key]
@@ -251,6 +263,7 @@ class Followers:
             under_way = self._under_way.get(one.key)
             if under_way is not None and under_way.copy is copying:
                 del self._under_way[one.key]
+            self._begin_next()
             if copying.moved:
                 self._unpublished[topic.topic_id] = topic
                 if topic.topic_id not in self._publishing:

@@ -618,6 +618,26 @@ def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster,
     assert behind(cluster, 3) == []
 
 
+def test_replicas_catch_up_one_after_the_other_while_a_poll_takes_long(cluster, log, tmp_path, followers, monkeypatch):
+    replicated = Replicated(cluster, log, tmp_path, partitions=8)
+    replicated.leave(3)
+    find, polls, answers = followers_module.find_lagging_replicas, [], threading.Event()
+
+    def slow_after_the_first(*given):
+        polls.append(given)
+        if len(polls) > 1:
+            answers.wait()
+        return find(*given)
+
+    monkeypatch.setattr(followers_module, "find_lagging_replicas", slow_after_the_first)
+    followers.wake()
+    try:
+        wait_until(lambda: behind(cluster, 3) == [])
+    finally:
+        answers.set()
+    assert followers.drain(60)
+
+
 def test_copies_and_rounds_wait_for_threads_at_their_limit(cluster, log, tmp_path, followers, monkeypatch):
     replicated = Replicated(cluster, log, tmp_path, partitions=2)
     for partition in range(2):

@@ -1,11 +1,21 @@
 """The order in which replicas catch up, and the back-off after a failure."""
 
-from spark_log.replication.replicas.followers import COPIES_MAX, OUT_OF_SYNC_COPIES_MAX, back_off_s, choose
+from spark_log.replication.replicas.followers import (
+    COPIES_MAX,
+    OUT_OF_SYNC_COPIES_MAX,
+    back_off_s,
+    in_turn,
+    take_next,
+)
 from spark_log.replication.replicas.replicas_to_copy import LaggingReplica
 
 
 def one(number, in_sync=True):
     return LaggingReplica("t", 1, number, 1, 5, in_sync, None)
+
+
+def choose(behind, under_way, waiting, turns):
+    return take_next(in_turn(behind, under_way.keys() | waiting, turns), under_way.values())
 
 
 def numbers(chosen):
