@@ -49,7 +49,7 @@ class ClientLog(Log):
         }  # fmt: skip
         writer = _writer(cluster, holder, settings)
         self._loop = TableLoop(cluster, writer, in_thread=in_thread, tail_bytes_min=inline_bytes_min[1])
-        self._followers = Followers(cluster)
+        self._followers = Followers(cluster, stands_in=True)
         self._expired = ExpiredWatch(cluster.store)
         super().__init__(
             cluster,
@@ -62,9 +62,9 @@ class ClientLog(Log):
         )
 
     def close(self, *, more_to_come: bool = False) -> None:
-        """Copy to the replicas that lag behind this log's appends, and do a last round of the table loop, which seals
-        all tails if no coordinator runs. Copies that take longer than 10 seconds are abandoned, and the round starts no
-        work after 10 seconds.
+        """Copy to the replicas that lag behind this log's appends, if no coordinator runs, and do a last round of the
+        table loop, which seals all tails in this case. Copies that take longer than 10 seconds are abandoned, and the
+        round starts no work after 10 seconds.
 
         With `more_to_come` (after a micro-batch) another log will append to the same topics: tails are sealed as often
         as delta.max.lag.ms needs, not after every append.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import COORDINATOR, read_lease
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 from spark_log.log.append.companions import Append
@@ -85,8 +86,10 @@ class Followers:
     be abandoned at any point.
     """
 
-    def __init__(self, cluster: Cluster, broker_id: int | None = None) -> None:
+    def __init__(self, cluster: Cluster, broker_id: int | None = None, *, stands_in: bool = False) -> None:
+        """With `stands_in` it does nothing while a coordinator lives, which copies to all embedded brokers."""
         self._cluster = cluster
+        self._stands_in = stands_in
         self._broker_id = broker_id
         self._name = "spark-log-followers" if broker_id is None else f"spark-log-followers-{broker_id}"
         self._changed = threading.Condition()
@@ -116,10 +119,7 @@ class Followers:
         return self._woken > 0
 
     def appended(self, append: Append) -> None:
-        """Wake the followers if a replica lacks records of the append.
-
-        If no coordinator runs, no other process copies to embedded brokers.
-        """
+        """Wake the followers if a replica lacks records of the append."""
         if any(_has_lagging_replica(state) for state in append.partitions.values()):
             self.wake()
 
@@ -172,22 +172,27 @@ class Followers:
             with self._changed:
                 before = self._woken
             began_s = clock.monotonic_s()
-            behind, topics = self._poll()
+            behind, topics, left_s = self._poll()
             took_s = clock.monotonic_s() - began_s
             with self._changed:
                 next_poll_s = self._begin(behind, topics)
                 self._seen, self._idle = before, not behind and self._poll_failure is None
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_poll_s)
+                self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, left_s or next_poll_s)
                 # a poll reads all lagging replicas: while some of the last one are left, copies go on without it
                 self._changed.wait_for(lambda: self._stop.is_set() or not self._ready, _READY_PAUSE * took_s)
             self._stop.wait(took_s)  # appends may wake it all the time: at most half of its time is polling
 
-    def _poll(self) -> tuple[list[LaggingReplica], dict[str, Topic]]:
+    def _poll(self) -> tuple[list[LaggingReplica], dict[str, Topic], float]:
+        """Return the lagging replicas, their topics, and the seconds for which to leave them to a coordinator."""
         store = self._cluster.store
         try:
             with store.snapshot() as connection:
-                behind = find_lagging_replicas(connection, store.clock(connection), self._broker_id)
+                now = store.clock(connection)
+                if self._stands_in and (left_ms := read_lease(connection, COORDINATOR, now).left_ms) > 0:
+                    self._poll_failure = None
+                    return [], {}, left_ms / 1000
+                behind = find_lagging_replicas(connection, now, self._broker_id)
                 topics = find_topics(connection, {one.topic for one in behind}) if behind else {}
             self._poll_failure = None
         except Exception as error:
@@ -195,8 +200,8 @@ class Followers:
             if text != self._poll_failure:
                 logger.warning("lagging replicas could not be read, tried again: %s", text)
             self._poll_failure = text
-            return [], {}
-        return behind, topics
+            return [], {}, 0.0
+        return behind, topics, 0.0
 
     def _begin(self, behind: list[LaggingReplica], topics: dict[str, Topic]) -> float | None:
         """Start the copies that are due. Returns the seconds to the next poll, or None to poll at the next wake."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.lease import unfenced
+from spark_log.cluster.lease import COORDINATOR, Lease, unfenced
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import (
     CorruptRecordError,
@@ -595,6 +596,20 @@ def test_followers_without_a_broker_id_serve_all_embedded_brokers(cluster, log, 
     all_brokers.close(30)
     assert [replicated.ends(number) for number in range(3)] == [{1: 4, 2: 4, 3: 4}] * 3
     replicated.is_whole()
+
+
+def test_processes_that_append_leave_the_copies_to_a_living_coordinator(cluster, log, tmp_path):
+    replicated = Replicated(cluster, log, tmp_path)
+    replicated.embed()
+    coordinator = Lease(cluster.store, COORDINATOR, 3_600_000)
+    assert coordinator.take_or_renew()
+    with closing(ClientLog(cluster)) as other:
+        append(other, replicated.topic, large("a"), acks=1)
+    lagging = behind(cluster)
+    coordinator.give_back()
+    with closing(ClientLog(cluster)) as other:
+        append(other, replicated.topic, large("b"), acks=1)
+    assert (lagging, behind(cluster)) == ([(0, 2, 1, True, None), (0, 3, 1, True, None)], [])
 
 
 def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster, log, tmp_path, followers, caplog):
