@@ -13,10 +13,11 @@ from spark_log.groups.classic.service import advance_classic
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rows import MemberRow
 from spark_log.groups.consumer.rules import Group, TopicFacts, depart, notice_topics
-from spark_log.groups.consumer.stored_values import facts_json
+from spark_log.groups.consumer.stored_values import facts_json, facts_of, subscription_of
 from spark_log.groups.conversion import downgrade
 from spark_log.groups.share.members import remove_share_members
 from spark_log.ids import TopicPartition
+from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER
 from spark_log.metadata.store import Attempt, Store
 from spark_log.metadata.store_clock import StoreClock
@@ -91,9 +92,42 @@ def stale_groups(store: Store) -> list[str]:
     return store.read(read)
 
 
-def groups_with_members(store: Store) -> list[str]:
-    query = sa.select(GROUP_MEMBER.group_id).distinct().order_by(GROUP_MEMBER.group_id)
-    return store.read(lambda connection: list(connection.execute(query).scalars()))
+def groups_of_changed_topics(store: Store) -> list[str]:
+    """Return the ids of the groups whose targets assume other facts of their topics than are true now, in order.
+
+    Groups whose targets are stale already are left out. A group whose rows are damaged is included: its reconciliation
+    raises the error.
+    """
+    fresh = (CONSUMER_GROUP.type == rows.CONSUMER) & (CONSUMER_GROUP.target_generation == CONSUMER_GROUP.generation)
+    assumptions = sa.select(CONSUMER_GROUP.group_id, CONSUMER_GROUP.topics).where(fresh)
+    subscriptions = (
+        sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.subscription)
+        .join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)
+        .where(fresh)
+        .distinct()
+    )
+
+    def read(connection: sa.Connection) -> tuple[dict[str, str], dict[str, list[str]], dict[str, TopicFacts]]:
+        subscribed: dict[str, list[str]] = {}
+        for group_id, text in connection.execute(subscriptions):
+            subscribed.setdefault(group_id, []).append(text)
+        assumed = {group_id: text for group_id, text in connection.execute(assumptions)}  # noqa: C416
+        return assumed, subscribed, rows.all_topic_facts(connection)
+
+    assumed, subscribed, facts = store.read(read)
+    return sorted(
+        group_id for group_id, texts in subscribed.items() if _assumes_others(assumed[group_id], texts, facts)
+    )
+
+
+def _assumes_others(assumed: str, subscriptions: Sequence[str], facts: Mapping[str, TopicFacts]) -> bool:
+    """Whether a group with these rows, whose targets are up to date, notices a changed topic."""
+    try:
+        before = facts_of(assumed)
+        names = before.keys() | {topic for text in subscriptions for topic in subscription_of(text).topics}
+    except (ValueError, KeyError, TypeError):
+        return True
+    return notice_topics(Group(), before, facts, names).stale
 
 
 def _read_stale(

@@ -358,3 +358,7 @@ def topic_facts(connection: sa.Connection, names: Iterable[str]) -> dict[str, To
     elif legal:
         rows = _TOPIC_FACTS.rows(connection, {"names": list(legal)})
     return {name: TopicFacts(topic_id, count) for name, topic_id, count in rows if name in legal}
+
+
+def all_topic_facts(connection: sa.Connection) -> dict[str, TopicFacts]:
+    return {name: TopicFacts(topic_id, count) for name, topic_id, count in connection.execute(_ALL_TOPIC_FACTS)}

@@ -13,7 +13,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import NotCoordinatorError
 from spark_log.errors.first_failure import FirstFailure
 from spark_log.groups.assignors import known_assignors
-from spark_log.groups.consumer.reconciliation import groups_with_members, reconcile_group, stale_groups
+from spark_log.groups.consumer.reconciliation import groups_of_changed_topics, reconcile_group, stale_groups
 from spark_log.groups.share.dead_letters import DeadLetters, archiving_partitions
 from spark_log.groups.share.service import end_idle_locks
 from spark_log.ids import HOME, StoreId, TopicId
@@ -64,7 +64,7 @@ def _reconcile_groups(context: PeriodicTaskContext) -> None:
 
 
 def _follow_topic_changes(context: PeriodicTaskContext) -> None:
-    _reconcile(context, groups_with_members(context.cluster.store))
+    _reconcile(context, groups_of_changed_topics(context.cluster.store))
 
 
 def _serve_share_groups(context: PeriodicTaskContext) -> None:

@@ -3,6 +3,8 @@
 import threading
 from dataclasses import replace
 from json import JSONDecodeError
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +13,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 from kafka.structs import OffsetAndMetadata
 
+from spark_log.cluster.lease import unfenced
 from spark_log.errors import (
     AssignorFailedError,
     FencedInstanceIdError,
@@ -32,6 +35,7 @@ from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets
 from spark_log.groups.consumer import rows, service
 from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
+from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.groups.group_operations import (
     AtTime,
     Earliest,
@@ -47,6 +51,7 @@ from spark_log.groups.identity import Identity
 from spark_log.groups.offset_expiry import count_expired_offsets, expire_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.producer_expiry import expire_producers
+from spark_log.maintenance.coordinator import periodic_tasks
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET, TOPIC
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
@@ -463,6 +468,39 @@ def test_a_static_leader_that_starts_again_sees_new_partitions(cluster):
     assert again.member.keep_alive()
     settle(again)
     assert again.numbers == [0, 1, 2]
+
+
+def test_the_coordinator_reconciles_only_groups_whose_topics_have_changed(cluster, monkeypatch):
+    reconciled = []
+
+    def noted(store, group_id, *given):
+        reconciled.append(group_id)
+        return reconcile_group(store, group_id, *given)
+
+    def changed_groups():
+        reconciled.clear()
+        periodic_tasks._follow_topic_changes(context)
+        return list(reconciled)
+
+    monkeypatch.setattr(periodic_tasks, "reconcile_group", noted)
+    context = cast(Any, SimpleNamespace(cluster=cluster, fence=unfenced))
+    for topic in "abc":
+        create_topic(cluster, topic, 1)
+        settle(Reader(cluster, [topic, "later"], group=f"of-{topic}"))
+    settle(Reader(cluster, ["none"], group="of-none"))
+    assert changed_groups() == []
+    add_partitions(cluster, "b", 2)
+    assert (changed_groups(), changed_groups()) == (["of-b"], [])
+    delete_topic(cluster, "c")
+    assert (changed_groups(), changed_groups()) == (["of-c"], [])
+    create_topic(cluster, "c", 1)
+    assert (changed_groups(), changed_groups()) == (["of-c"], [])
+    create_topic(cluster, "later", 1)
+    assert (changed_groups(), changed_groups()) == (["of-a", "of-b", "of-c"], [])
+    change(cluster, t.consumer_group.update().where(CONSUMER_GROUP.group_id == "of-b").values(topics="damaged"))
+    with pytest.raises(JSONDecodeError):
+        changed_groups()
+    assert reconciled == ["of-b"]
 
 
 def test_a_join_that_fails_after_it_was_written_leaves_no_second_member(cluster, monkeypatch):
