@@ -7,12 +7,13 @@ A reader loads the last checkpoint and every commit after it. Files that no kept
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.files.log_dir_folder import Entry
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
@@ -43,7 +44,7 @@ _METADATA_FOLDERS = {DELTA: ("/_delta_log",), CURRENT: ("", "/_delta_log"), ICEB
 @dataclass(frozen=True)
 class LogFiles:
     """The log maintenance of one table: the `version` of the checkpoint, and the number and total bytes of the log's
-    files before and after it.
+    files, with the checkpoint, before and after expired ones were deleted.
     """
 
     version: int
@@ -177,16 +178,20 @@ def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> Lo
         if table is None:
             return None
         version = table.version()
-        before = log_dir.list_files(folder)
         table.create_checkpoint()
         # deltalake does not force it to disk, and a torn checkpoint stops every reader
         for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint"):
             log_dir.sync(f"{folder}/{name}")  # before the log files that it replaces are deleted
+        # listed once: the log of a table that changes all the time has tens of thousands of files
+        before = after = [entry for entry in log_dir.entries(folder) if not entry.folder]
         if cluster.store.clock_is_steady():
-            clean_up(log_dir, table_folder, topic.config, cluster.store.now().wall_ms)
-    after = log_dir.list_files(folder)
+            after = clean_up(log_dir, before, topic.config, cluster.store.now().wall_ms)
     table_work.maintained(topic, key.target, key.log_dir_id, len(after))
-    return LogFiles(version, len(before), sum(before.values()), len(after), sum(after.values()))
+    return LogFiles(version, len(before), _bytes(before), len(after), _bytes(after))
+
+
+def _bytes(files: Iterable[Entry]) -> int:
+    return sum(file.bytes for file in files)
 
 
 @contextmanager

@@ -5,8 +5,9 @@ commits for 30 days, so the number of commits is limited too. The versions of th
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
+from spark_log.cluster.files.log_dir_folder import Entry
 from spark_log.cluster.log_dir import LogDir
 from spark_log.config import TopicConfig
 from spark_log.config.values import DAY_MS
@@ -17,16 +18,17 @@ _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet")
 _HOUR_MS = 3_600_000
 
 
-def clean_up(log_dir: LogDir, folder: str, config: TopicConfig, now_ms: int) -> None:
-    """Delete the expired files of the log of a topic's Delta table in this folder. Its newest checkpoint must have been
-    forced to disk.
+def clean_up(log_dir: LogDir, files: Sequence[Entry], config: TopicConfig, now_ms: int) -> list[Entry]:
+    """Delete the expired ones of these files, which are those of the log of a topic's Delta table. Its newest
+    checkpoint must have been forced to disk. Returns the files that are left.
 
     The files have times of the file system's clock: `now_ms` may differ from it by minutes.
     """
-    folder = f"{folder}/_delta_log"
-    files = {entry.name: entry.modified_ms for entry in log_dir.entries(folder) if not entry.folder}
-    for name in expired_files(files, now_ms, config.delta_log_retention_ms, config.delta_log_commits_max):
-        log_dir.delete(f"{folder}/{name}")
+    by_name = {file.name: file for file in files}
+    times = {name: file.modified_ms for name, file in by_name.items()}
+    for name in expired_files(times, now_ms, config.delta_log_retention_ms, config.delta_log_commits_max):
+        log_dir.delete(by_name.pop(name).path)
+    return list(by_name.values())
 
 
 def expired_files(files: Mapping[str, int], now_ms: int, retention_ms: int, commits_max: int) -> list[str]:

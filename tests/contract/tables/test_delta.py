@@ -23,6 +23,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables import delta_table, publication, publication_intent, unopened_publication
+from spark_log.tables.checkpoints import COMMITS_MAX, maintain_logs
 from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.python_process import forkserver
@@ -332,6 +333,24 @@ def test_a_commit_in_doubt_is_forced_to_disk_before_it_is_recorded(tmp_path, mon
     assert recorded[-1] == commits and [len(each) for each in recorded] == [1, 2, 3]
     topic.is_whole()
     topic.close()
+
+
+def test_a_log_is_listed_once_for_a_checkpoint_and_its_expired_files_are_deleted(topic, monkeypatch):
+    while topic.delta.version() < COMMITS_MAX:
+        topic.append("more")
+    folder, version = Path(topic.location, "_delta_log"), topic.delta.version()
+    for path in folder.iterdir():
+        os.utime(path, (1e9, 1e9))
+    before, listed = len(list(folder.iterdir())), []
+    for name in ("entries", "list_files"):
+        real = getattr(LogDir, name)
+        monkeypatch.setattr(LogDir, name, lambda self, at="", real=real: (listed.append(at), real(self, at))[1])
+    [done] = maintain_logs(topic.cluster, topic.topic)
+    assert listed == [f"{topic.topic.folder}/_delta_log"]
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == [f"{version:020d}.checkpoint.parquet", f"{version:020d}.json", "_last_checkpoint"]
+    sizes = [Path(folder, name).stat().st_size for name in left]
+    assert (done.files_before, done.files_after, done.bytes_after) == (before + 2, len(left), sum(sizes))
 
 
 def test_a_deleted_topic_is_not_published(topic):
