@@ -146,7 +146,7 @@ def clean_up_files(context: MaintenanceContext) -> Iterator[Report]:
     store.read(check_identity)  # first: with a wrong store, all files that it does not name would count as orphans
     write_ids.expire(store, context.fence)
     failpoint("clean_up.write-ids-expired")
-    yield from _clean_up(context, CleanableLogDirs.of(context.cluster))
+    yield from _clean_up(context, CleanableLogDirs.of(context.cluster, context.stopping))
 
 
 def plan_clean_up(context: MaintenanceContext) -> Iterator[Report]:
@@ -162,6 +162,8 @@ def _clean_up(context: MaintenanceContext, log_dirs: CleanableLogDirs) -> Iterat
     cluster = context.cluster
     with FirstFailure() as failure:
         for topic in context.topics():
+            if context.stopping():
+                return
             deleted = Deleted()
             with failure.attempt():
                 deleted = delete_retired_files(cluster, log_dirs, topic, context.fence)

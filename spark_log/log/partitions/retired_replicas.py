@@ -6,7 +6,7 @@ killed, the rows remain, and the next clean-up continues.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -66,10 +66,11 @@ def retire_moved_replicas(
         connection.execute(t.retired_replica.insert(), removed)
 
 
-def delete_retired_replicas(cluster: Cluster, fence: Fence) -> int:
+def delete_retired_replicas(cluster: Cluster, fence: Fence, stopping: Callable[[], bool] = lambda: False) -> int:
     """Delete the files of replicas retired for longer than the topic's file.delete.delay.ms. Returns their number.
 
-    If a log dir fails, its rows are kept, and the other log dirs are cleaned.
+    If a log dir fails, its rows are kept, and the other log dirs are cleaned. As soon as `stopping`, the other replicas
+    are left to the next call.
     """
     claimed = _claim(cluster, fence)
     if not claimed:
@@ -77,6 +78,8 @@ def delete_retired_replicas(cluster: Cluster, fence: Fence) -> int:
     infos = cluster.log_dirs()
     deleted = 0
     for log_dir_id, key, folder in claimed:
+        if stopping():
+            break
         if log_dir_id not in infos:  # its broker was removed just now
             continue
         try:

@@ -230,7 +230,7 @@ def _finish_reassignments(context: PeriodicTaskContext) -> None:
 
 
 def _delete_retired_replicas(context: PeriodicTaskContext) -> None:
-    delete_retired_replicas(context.cluster, context.fence)
+    delete_retired_replicas(context.cluster, context.fence, context.stopping)
 
 
 def _rebalance_leaders(context: PeriodicTaskContext) -> None:

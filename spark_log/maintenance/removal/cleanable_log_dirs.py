@@ -51,10 +51,12 @@ class CleanableLogDirs:
     """Those of `failures` that failed in the folder of a topic."""
     expired: Collection[str] = frozenset()
     """Write ids that are still registered, but are treated as expired."""
+    stopping: Callable[[], bool] = lambda: False
+    """Whether to leave the remaining files to the next run."""
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Self:
-        found = cls(cluster, cluster.log_dirs())
+    def of(cls, cluster: Cluster, stopping: Callable[[], bool] = lambda: False) -> Self:
+        found = cls(cluster, cluster.log_dirs(), stopping=stopping)
         offline = sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online)
         for log_dir_id in cluster.store.read(lambda c: c.execute(offline).scalars().all()):
             found.failures[LogDirId(log_dir_id)] = "it is offline"
@@ -86,8 +88,10 @@ class CleanableLogDirs:
         return log_dir
 
     def opened(self) -> Iterator[tuple[LogDirId, LogDir]]:
-        """Yield the log dirs that are not skipped, opened one after the other."""
+        """Yield the log dirs that are not skipped, opened one after the other, until the run is to stop."""
         for log_dir_id in self.infos:
+            if self.stopping():
+                return
             log_dir = self.open(log_dir_id)
             if log_dir is not None:
                 yield log_dir_id, log_dir

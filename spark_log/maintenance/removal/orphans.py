@@ -113,7 +113,7 @@ def _delete_in(
     for found in _segment_files(log_dir, topic.folder):
         numbers = sorted({partition for partition, _ in found})
         needed = log_dirs.decide(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
-        if needed is None:
+        if needed is None or log_dirs.stopping():
             break
         orphans = _orphans(found, needed)
         if orphans and not published:
@@ -224,7 +224,7 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
             for folder in sorted(unknown):
                 deleted += _delete_unknown(cluster, data_stores, log_dirs, log_dir_id, log_dir, folder)
                 deleted += log_dirs.use_again()
-                if log_dir_id in log_dirs.failures:
+                if log_dir_id in log_dirs.failures or log_dirs.stopping():
                     break
         except LOG_DIR_FAILURES as error:
             log_dirs.leave_alone(log_dir_id, error)

@@ -116,7 +116,7 @@ def delete_retired_files(
     if store.read(count_listed):
         log_dirs.try_publish(topic)
     deleted, after = Deleted(), ""
-    while due_files := log_dirs.decide(partial(next_files, after=after)):
+    while not log_dirs.stopping() and (due_files := log_dirs.decide(partial(next_files, after=after))):
         paths, where = due_files
         for log_dir_id, here in where.items():
             deleted += log_dirs.delete(log_dir_id, here)
@@ -170,7 +170,7 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
         after = ""
         while paths := log_dirs.decide(partial(next_files, log_dir_id=log_dir_id, after=after)):
             deleted += log_dirs.delete(log_dir_id, paths)
-            if log_dir_id in log_dirs.failures:
+            if log_dir_id in log_dirs.failures or log_dirs.stopping():
                 break
             log_dirs.forget(lambda connection, one=log_dir_id, paths=paths: forget(connection, one, paths))  # type: ignore[misc]
             after = paths[-1]
@@ -207,6 +207,8 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
     deleted = Deleted()
     folders, live = log_dirs.decide(due) or ([], set())
     for folder in folders:
+        if log_dirs.stopping():
+            break
         if folder in live or not TOPIC_FOLDER.fullmatch(folder):
             deleted += Deleted(notes=(f"{folder!r} is no deleted topic's folder",))
             continue

@@ -25,9 +25,11 @@ from spark_log.log.records.schema import read_schema
 from spark_log.log.segments.fetcher import Fetcher
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.maintenance.context import work_in_each_store
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.maintenance.removal.orphans import GRACE_MS, delete_orphans
 from spark_log.maintenance.removal.retention import apply_retention
+from spark_log.maintenance.upkeep_tasks import clean_up_files
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
@@ -435,6 +437,37 @@ def test_a_copy_in_a_log_dir_without_a_replica_is_left_to_reassignment(cluster, 
     copy = plant(cluster, f"{topic.folder}/_segments/0/{name}", broker_id=2)
     assert clean(cluster) == {}
     assert copy.exists()
+
+
+def clean_until(cluster, stopping):
+    """Run the task as a coordinator that is to stop as soon as `stopping` returns True."""
+    work = work_in_each_store(
+        cluster, "test", None, lambda context: clean_up_files(replace(context, stopping=stopping))
+    )
+    list(work)
+
+
+def test_a_run_that_is_to_stop_leaves_the_other_files_to_the_next_run(three_brokers):
+    cluster = three_brokers
+    topics = [create_topic(cluster, name, 1, 3, FILES) for name in "ab"]
+    paths = [f"{topic.folder}/_segments/0/{gone_id()}-1.parquet" for topic in topics]
+    orphans = [plant(cluster, path, broker_id=each, age_ms=2 * DAY_MS) for path in paths for each in (1, 2, 3)]
+    clean_until(cluster, lambda: not all(map(Path.exists, orphans)))
+    assert sum(map(Path.exists, orphans)) == 5
+    clean(cluster)
+    assert not any(map(Path.exists, orphans))
+
+
+def test_a_run_that_is_to_stop_leaves_the_other_deleted_topics_to_the_next_run(cluster):
+    topics = [create_topic(cluster, name) for name in "ab"]
+    folders = [plant(cluster, f"{topic.folder}/file").parent for topic in topics]
+    for topic in topics:
+        delete_topic(cluster, topic.name)
+    change(cluster, t.retired_file.update().values(retired_ms=clock.wall_ms() - 30 * DAY_MS))
+    clean_until(cluster, lambda: not all(map(Path.exists, folders)))
+    assert sum(map(Path.exists, folders)) == 1
+    clean(cluster)
+    assert not any(map(Path.exists, folders))
 
 
 def test_files_of_a_topic_deleted_during_the_listing_are_kept_for_readers(cluster, log):

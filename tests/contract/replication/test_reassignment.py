@@ -255,6 +255,8 @@ def test_files_are_kept_for_readers_and_deleted_later(brokers, moved, tmp_path):
     assert len(files(tmp_path, 3)) == 2
     assert delete_retired_replicas(brokers, unfenced) == 0
     alter_configs(brokers, "t", {"retired.file.retention.ms": "0"})
+    assert delete_retired_replicas(brokers, unfenced, stopping=lambda: True) == 0
+    assert len(files(tmp_path, 3)) == 2
     assert delete_retired_replicas(brokers, unfenced) == 1
     assert rows(brokers, t.retired_replica) == []
     [kept] = (tmp_path / "broker-3").rglob("_segments/*/*.parquet")
