@@ -225,12 +225,14 @@ class Consumer(ConsumerQueries):
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata | Commit) -> None:
         """Continue reading at `offset`. Raises ValueError if the partition is not assigned or the offset is below 0.
 
-        The leader epoch of an OffsetAndMetadata identifies the lineage of the offset, as in Kafka's Java client.
+        The leader epoch of an OffsetAndMetadata identifies the lineage of the offset, as in Kafka's Java client. The
+        offset is one of the topic that now has the name, also if the consumer has read a deleted topic of that name.
         """
         checked_partition(partition)
         position = checked_position(offset)
         for found in self._subscription.assigned([partition]):
-            self._subscription.partitions[found].seek(*position)
+            self._subscription.partitions[found].replace_by(position)
+            self._polling.fetching.buffers.drop(found)  # its records may be of a topic that was deleted
         self._moved()
 
     @exclusive

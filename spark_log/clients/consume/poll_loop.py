@@ -266,9 +266,7 @@ class Polling:
             )
             missing = [name for name in missing if name not in unstable]
             for partition in commits.keys() - set(unstable):
-                commit, state = commits[partition], states[partition]
-                state.seek(commit.offset, commit.leader_epoch)
-                state.topic_id = commit.topic_id
+                states[partition].replace_by(commits[partition])
             missing = [name for name in missing if states[name].offset is None]
         policy = self.settings.auto_offset_reset
         if missing and policy == "none":

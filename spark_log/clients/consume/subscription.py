@@ -64,7 +64,13 @@ class PartitionState:
         return self.offset is not None and not self.paused and not self.leaving
 
     def seek(self, offset: int, leader_epoch: int = UNKNOWN_EPOCH) -> None:
+        """Move within the topic of the position."""
         self.offset, self.leader_epoch, self.reset = offset, leader_epoch, None
+
+    def replace_by(self, position: Commit) -> None:
+        """Take a position that may be of another topic than the present one."""
+        self.seek(position.offset, position.leader_epoch)
+        self.topic_id = position.topic_id
 
     def ask_reset(self, to: Reset | None) -> None:
         """Replace the position by a requested reset. None resets to the committed offset, if there is one."""
@@ -242,12 +248,15 @@ def checked_partition(partition: object) -> TopicPartition:
     raise TypeError(f"partition must be a TopicPartition namedtuple, got {partition!r}")
 
 
-def checked_position(given: object) -> tuple[int, int]:
-    """Return offset and leader epoch (or UNKNOWN_EPOCH) of a position. Raises ValueError for an invalid offset."""
+def checked_position(given: object) -> Commit:
+    """Return the position to seek to: of the current topic, unless it is a Commit with the id of another. Raises
+    ValueError for an invalid offset.
+    """
     offset, _, epoch = given[:3] if isinstance(given, OffsetAndMetadata | Commit) else (given, "", UNKNOWN_EPOCH)
+    topic_id = given.topic_id if isinstance(given, Commit) else None
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
         raise ValueError(f"Offset must be int >= 0, got {offset!r}")
-    return offset, UNKNOWN_EPOCH if epoch is None else epoch
+    return Commit(offset, "", UNKNOWN_EPOCH if epoch is None else epoch, topic_id)
 
 
 def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -451,6 +451,23 @@ def test_a_deleted_topic_is_no_error_and_a_recreated_one_is_read_from_its_start(
     assert read(consumer, 5) == {0: [f"0/{n}" for n in range(5)]}
 
 
+@pytest.mark.parametrize("to", [0, 2])
+@pytest.mark.on_sqlite
+def test_a_seek_after_a_topic_was_created_again_is_the_position_in_the_new_topic(cluster, log, consume, to):
+    """Records of the deleted topic that are buffered from offset 2 on are not returned."""
+    make(cluster, "t", 1)
+    fill(log, "t", [5])
+    consumer = consume(auto_offset_reset="latest")
+    consumer.assign([P0])
+    consumer.seek(P0, 0)
+    assert len(consumer.poll(SOON_MS, max_records=2)[P0]) == 2
+    delete_topic(cluster, "t")
+    make(cluster, "t", 1)
+    append(log, "t", *(f"new {n}" for n in range(5)))
+    consumer.seek(P0, to)
+    assert read(consumer, 5 - to) == {0: [f"new {n}" for n in range(to, 5)]}
+
+
 @pytest.mark.on_sqlite
 def test_missing_topics_are_created_once(cluster, log, consume):
     consumer = consume("fresh")
