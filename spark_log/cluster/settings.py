@@ -36,8 +36,13 @@ def alter_settings(
     """
     known = ClusterSettings().as_text()
     changes = {name.replace("_", "."): value for name, value in changes.items()}
-    ClusterSettings.parse({name: known.get(name, "1") if value is None else value for name, value in changes.items()})
-    changes = {name: value for name, value in changes.items() if value is None or name in known}
+    given = {name: known.get(name, "1") if value is None else value for name, value in changes.items()}
+    texts = ClusterSettings.parse(given).as_text()
+    changes = {
+        name: None if value is None else texts[name]
+        for name, value in changes.items()
+        if value is None or name in known
+    }
 
     def alter(connection: sa.Connection, _attempt: Attempt) -> dict[str, str]:
         query = sa.select(CLUSTER.settings).with_for_update()

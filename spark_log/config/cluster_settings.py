@@ -25,7 +25,7 @@ _CHOICES = {
     "transaction_cross_store": ("refuse", "allow"),
     "group_consumer_migration_policy": ("bidirectional", "upgrade", "downgrade", "disabled"),
 }
-"""The valid values of the settings that are words."""
+"""The valid values of the settings that are words, which may be given in upper or lower case."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ class ClusterSettings:
                 hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(settings)}"
                 raise InvalidConfigurationError(f"Unknown cluster setting {dotted!r}. {hint.replace('_', '.')}")
             if isinstance(settings[name].default, str):
-                values[name] = text
+                values[name] = text.lower() if name in _CHOICES else text
                 continue
             words = {"true": True, "false": False} if isinstance(settings[name].default, bool) else {}
             digits = text.isascii() and text.removeprefix("-").isdigit()

@@ -25,6 +25,8 @@ from spark_log.replication.controller import topic_operations
 
 _TRIES = 100
 """The number of attempts at a change of a topic's configs, of which each follows the change of another client."""
+_SETTING_TYPES = {bool: "BOOLEAN", int: "LONG", str: "STRING"}
+"""Kafka's types of cluster settings, by the type of their defaults."""
 
 
 def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, dict[str, Any]]:
@@ -45,16 +47,17 @@ def _skipped(wanted: Any, source: ConfigSourceType) -> bool:
 
 def _cluster_entries(overrides: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     set_, default = ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG, ConfigSourceType.DEFAULT_CONFIG
+    defaults = ClusterSettings()
     return {
         name: {
             "value": overrides.get(name, text),
             "read_only": False,
             "is_sensitive": False,
             "config_source": (set_ if name in overrides else default).name,
-            "config_type": "BOOLEAN" if text in ("true", "false") else "LONG",
+            "config_type": _SETTING_TYPES[type(getattr(defaults, name.replace(".", "_")))],
             "documentation": "",
         }
-        for name, text in ClusterSettings().as_text().items()
+        for name, text in defaults.as_text().items()
     }
 
 
@@ -87,8 +90,8 @@ def alter_resource(
     """
     changes = dict(resource.configs or {})
     if _is_cluster(resource):
-        given = {name: _new_setting(name, value) for name, value in changes.items()}
-        alter_settings(cluster, given, validate_only=validate_only, replace_all=not incremental)
+        settings = {name: _new_text(name, value) for name, value in changes.items()}
+        alter_settings(cluster, settings, validate_only=validate_only, replace_all=not incremental)
         return
     if _is_group(resource):
         group_id = check_group_id(resource.name)
@@ -156,9 +159,11 @@ def _raise_unknown(resources: Iterable[ConfigResource]) -> None:
         raise ValueError(f"Unrecognized configs: {unknown}")
 
 
-def _new_setting(name: str, given: Any) -> str | None:
-    text = _new_text(name, given)
-    return None if text is None else text.lower()
+def config_text(name: str, value: object) -> str:
+    """Return the text of a given value. Raises InvalidConfigurationError unless it is a text or a number."""
+    if not isinstance(value, str | int | float):
+        raise InvalidConfigurationError(f"config {name!r}: {value!r} is neither a text nor a number")
+    return str(value)
 
 
 def _new_text(name: str, given: Any) -> str | None:
@@ -167,7 +172,7 @@ def _new_text(name: str, given: Any) -> str | None:
     op = AlterConfigOp.build_from(op)
     if op not in (AlterConfigOp.SET, AlterConfigOp.DELETE):
         raise InvalidConfigurationError(f"config {name!r}: {op.name} is for lists")
-    return None if op is AlterConfigOp.DELETE or value is None else str(value)
+    return None if op is AlterConfigOp.DELETE or value is None else config_text(name, value)
 
 
 def _new_value(topic: Topic, name: str, given: Any) -> str | None:
@@ -180,9 +185,10 @@ def _new_value(topic: Topic, name: str, given: Any) -> str | None:
     if kinds.get(name) != "list":
         raise InvalidConfigurationError(f"config {name!r}: {op.name} is for lists, this is a {kinds.get(name)}")
     now = topic.config.as_text()[name].split(",")
+    items = config_text(name, value).split(",")
     if op is AlterConfigOp.APPEND:
-        return ",".join([*now, *(item for item in str(value).split(",") if item not in now)])
-    return ",".join(item for item in now if item not in str(value).split(","))
+        return ",".join([*now, *(item for item in items if item not in now)])
+    return ",".join(item for item in now if item not in items)
 
 
 class ConfigCalls:

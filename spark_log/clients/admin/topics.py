@@ -12,7 +12,7 @@ from kafka.structs import OffsetAndTimestamp
 
 from spark_log import clock
 from spark_log.clients.admin.admin_settings import check_timeout
-from spark_log.clients.admin.configs import entries_of
+from spark_log.clients.admin.configs import config_text, entries_of
 from spark_log.clients.admin.outcomes import error_fields, outcome_of, raise_first
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
@@ -57,7 +57,7 @@ def _create(cluster: Cluster, requested: _RequestedTopic, validate_only: bool) -
         requested.name,
         _default(requested.num_partitions, NUM_PARTITIONS),
         _default(requested.replication_factor, REPLICATION_FACTOR),
-        {name: str(value) for name, value in requested.configs.items()},
+        {name: config_text(name, value) for name, value in requested.configs.items()},
     )
 
 

@@ -160,6 +160,35 @@ def test_admin_describes_alters_and_resets_cluster_settings_as_broker_configs(ad
         admin.describe_configs([ConfigResource(ConfigResourceType.BROKER_LOGGER, "1")])
 
 
+@pytest.mark.on_sqlite
+def test_admin_stores_names_as_they_are_given_and_words_and_numbers_in_one_spelling(admin, cluster):
+    given = {
+        "errors.deadletterqueue.topic.name.prefix": "DLQ.",
+        "iceberg.catalog": "Lake",
+        "schema.registry.urls.allowed": "https://registry/Path",
+        "group.consumer.migration.policy": "UPGRADE",
+        "auto.leader.rebalance.enable": False,
+        "plan.tasks.max": "007",
+    }
+    expected = {**given, "group.consumer.migration.policy": "upgrade", "auto.leader.rebalance.enable": "false"}
+    assert admin.alter_configs([ConfigResource(ConfigResourceType.BROKER, "", given)]) == {"broker": {"": "OK"}}
+    assert cluster.store.read(stored.read_overrides) == expected | {"plan.tasks.max": "7"}
+    entries = admin.describe_configs([EVERYWHERE])["broker"][""]
+    assert [entries[name]["config_type"] for name in sorted(given)] == [
+        "BOOLEAN", "STRING", "STRING", "STRING", "LONG", "STRING",
+    ]  # fmt: skip
+
+
+@pytest.mark.on_sqlite
+@pytest.mark.parametrize("value", [b"dlq.", ["dlq."], {"prefix": "dlq."}])
+def test_admin_refuses_a_value_that_is_neither_text_nor_a_number(admin, value):
+    answer = admin.alter_configs([resource(errors_deadletterqueue_topic_name_prefix=value)])["broker"][""]
+    assert "is neither a text nor a number" in answer
+    with pytest.raises(KafkaInvalidConfigurationError, match="is neither a text nor a number"):
+        admin.create_topics({"t": {"configs": {"value.schema": value}}})
+    assert admin.describe_configs([EVERYWHERE]) == {"broker": {"": {}}} and admin.list_topics() == []
+
+
 def test_the_command_line_shows_and_alters_cluster_settings(cluster, cluster_address):
     def run(*arguments):
         return CliRunner().invoke(app, ["cluster", "config", *arguments, "--cluster", cluster_address])
