@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
-from spark_log.config.values import INT64_MAX
+from spark_log.config.values import INT32_MAX, INT64_MAX
 from spark_log.errors import (
     IllegalArgumentError,
     OffsetMetadataTooLargeError,
@@ -88,13 +88,15 @@ def check_commits(
 ) -> dict[TopicPartition, Commit]:
     """Convert and check the given commits.
 
-    Raises IllegalArgumentError if an offset is not a whole number from 0 to 2**63 - 1, or a text is not UTF-8, and
-    OffsetMetadataTooLargeError if a text is larger than offset.metadata.max.bytes.
+    Raises IllegalArgumentError if a partition, offset or leader epoch is not a whole number of its range, or a text is
+    not UTF-8, and OffsetMetadataTooLargeError if a text is larger than offset.metadata.max.bytes.
     """
     checked: dict[TopicPartition, Commit] = {}
     for (topic, partition), given in offsets.items():
         offset, text, epoch, *topic_id = given if isinstance(given, tuple) else (given, "", -1)
         here = f"{topic}-{partition}"
+        if isinstance(partition, bool) or not isinstance(partition, int) or not -(2**31) <= partition <= INT32_MAX:
+            raise IllegalArgumentError(f"partition to commit for {topic!r}: {partition!r} is not an integer of 32 bits")
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
             raise IllegalArgumentError(f"offset to commit for {here}: {offset!r} is not an integer >= 0")
         text = "" if text is None else text
@@ -107,8 +109,19 @@ def check_commits(
                 f"metadata to commit for {here}: {size} bytes, more than offset.metadata.max.bytes"
                 f" ({settings.offset_metadata_max_bytes})"
             )
-        checked[TopicPartition(topic, partition)] = Commit(offset, text, -1 if epoch is None else epoch, *topic_id)
+        checked[TopicPartition(topic, partition)] = Commit(offset, text, checked_epoch(here, epoch), *topic_id)
     return checked
+
+
+def checked_epoch(place: object, epoch: object) -> int:
+    """Return the leader epoch of an offset of the partition `place`; -1 for None, if it is unknown. Raises
+    IllegalArgumentError unless it is a whole number from -1 to 2**31 - 1.
+    """
+    if epoch is None:
+        return -1
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not -1 <= epoch <= INT32_MAX:
+        raise IllegalArgumentError(f"leader epoch of the offset for {place}: {epoch!r} is not an integer from -1")
+    return epoch
 
 
 def commit_offsets(

@@ -17,6 +17,7 @@ from spark_log.facts import groups as group_inspection
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import commit_offsets, committed
 from spark_log.groups.consumer.rules import Partitions
+from spark_log.groups.group_names import check_group_id
 from spark_log.ids import TopicPartition, numbers_by_topic
 
 
@@ -127,7 +128,7 @@ class GroupCalls:
     ) -> dict[Any, type[Exception]]:
         """Commit offsets of a group without live members; return each partition's error class, or NoError."""
         given = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
-        unknown, error = outcome_of(commit_offsets, self._cluster.store, group_id, given)
+        unknown, error = outcome_of(lambda: commit_offsets(self._cluster.store, check_group_id(group_id), given))
         if error is not None:
             return dict.fromkeys(offsets, type(error))
         return {tp: UnknownTopicOrPartitionError if tp in (unknown or ()) else NoError for tp in offsets}

@@ -228,8 +228,7 @@ class Consumer(ConsumerQueries):
         The leader epoch of an OffsetAndMetadata identifies the lineage of the offset, as in Kafka's Java client. The
         offset is one of the topic that now has the name, also if the consumer has read a deleted topic of that name.
         """
-        checked_partition(partition)
-        position = checked_position(offset)
+        position = checked_position(checked_partition(partition), offset)
         for found in self._subscription.assigned([partition]):
             self._subscription.partitions[found].replace_by(position)
             self._polling.fetching.buffers.drop(found)  # its records may be of a topic that was deleted

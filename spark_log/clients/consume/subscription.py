@@ -27,7 +27,7 @@ from spark_log.errors import (
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
 )
-from spark_log.groups.committed_offsets import Commit
+from spark_log.groups.committed_offsets import Commit, checked_epoch
 from spark_log.log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.segments.plan import PartitionSnapshot
@@ -248,15 +248,15 @@ def checked_partition(partition: object) -> TopicPartition:
     raise TypeError(f"partition must be a TopicPartition namedtuple, got {partition!r}")
 
 
-def checked_position(given: object) -> Commit:
+def checked_position(place: TopicPartition, given: object) -> Commit:
     """Return the position to seek to: of the current topic, unless it is a Commit with the id of another. Raises
-    ValueError for an invalid offset.
+    ValueError for an invalid offset, and IllegalArgumentError for an invalid leader epoch.
     """
     offset, _, epoch = given[:3] if isinstance(given, OffsetAndMetadata | Commit) else (given, "", UNKNOWN_EPOCH)
     topic_id = given.topic_id if isinstance(given, Commit) else None
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
         raise ValueError(f"Offset must be int >= 0, got {offset!r}")
-    return Commit(offset, "", UNKNOWN_EPOCH if epoch is None else epoch, topic_id)
+    return Commit(offset, "", checked_epoch(place, epoch), topic_id)
 
 
 def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -273,5 +273,5 @@ def checked_offsets(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAn
             raise IllegalArgumentError(f"offset: {offset!r} for {partition} is not an integer >= 0")
         if metadata is not None and not isinstance(metadata, str):
             raise IllegalArgumentError(f"metadata: {metadata!r} for {partition} is not text")
-        checked[partition] = OffsetAndMetadata(offset, metadata or "", -1 if epoch is None else epoch)
+        checked[partition] = OffsetAndMetadata(offset, metadata or "", checked_epoch(partition, epoch))
     return checked

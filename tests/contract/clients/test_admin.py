@@ -35,7 +35,7 @@ from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.records import NOON_MS
 from tests.support.replicas import add_brokers, bring_back, folder_of, take_away, topic_on
 from tests.support.stores import change, topics_view
-from tests.support.topics import append
+from tests.support.topics import append, make
 from tests.support.waiting import LIMIT_S, wait_until
 
 
@@ -338,6 +338,23 @@ def test_offsets_are_altered_reset_and_deleted(admin, consuming):
     assert admin.list_groups() == []
     with pytest.raises(TypeError, match="soon"):
         admin.reset_group_offsets("g", {zero: "soon"})
+
+
+@pytest.mark.on_sqlite
+@pytest.mark.parametrize(
+    ("group_id", "number", "epoch"),
+    [("h", 0, "1"), ("h", 0, b"1"), ("h", 0, 2**70), ("h", 0.0, 0), ("", 0, 0), (5, 0, 0)],
+)
+def test_an_offset_with_a_wrong_type_is_refused_and_not_stored(
+    admin, cluster, cluster_address, group_id, number, epoch
+):
+    """A stored leader epoch that is not a number would fail each consumer of the group."""
+    make(cluster, "t", 1)
+    [refused] = admin.alter_group_offsets(
+        group_id, {TopicPartition("t", number): OffsetAndMetadata(0, "", epoch)}
+    ).values()
+    assert refused is not kafka.errors.NoError
+    assert admin.list_groups() == []
 
 
 def test_committed_offsets_are_consumed_as_a_topic(admin, consuming, cluster_address):

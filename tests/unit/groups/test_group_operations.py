@@ -65,6 +65,21 @@ def test_invalid_offset_is_refused_with_its_partition(offset):
         check_commits({TopicPartition("t", 3): offset}, SETTINGS)
 
 
+NOT_INT32 = st.one_of(st.integers(max_value=-2), st.integers(min_value=2**31), st.booleans(), st.floats(), st.text())
+
+
+@given(NOT_INT32 | st.binary())
+def test_invalid_leader_epoch_is_refused_with_its_partition(epoch):
+    with pytest.raises(IllegalArgumentError, match=r"leader epoch.*t-3"):
+        check_commits({TopicPartition("t", 3): OffsetAndMetadata(1, "", epoch)}, SETTINGS)
+
+
+@pytest.mark.parametrize("partition", [True, 1.0, "1", b"1", None, 2**31])
+def test_partition_that_is_not_an_integer_is_refused_with_its_topic(partition):
+    with pytest.raises(IllegalArgumentError, match=r"partition.*'t'"):
+        check_commits({TopicPartition("t", partition): 1}, SETTINGS)
+
+
 def test_metadata_of_a_commit_is_limited_in_bytes():
     here = TopicPartition("t", 0)
     check_commits({here: OffsetAndMetadata(1, "x" * 4096, -1)}, SETTINGS)

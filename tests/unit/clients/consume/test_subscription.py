@@ -8,7 +8,14 @@ from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import ids
-from spark_log.clients.consume.subscription import PartitionState, Subscription, checked_offsets, move_of, settle
+from spark_log.clients.consume.subscription import (
+    PartitionState,
+    Subscription,
+    checked_offsets,
+    checked_position,
+    move_of,
+    settle,
+)
 from spark_log.errors import (
     IllegalArgumentError,
     IllegalStateError,
@@ -148,6 +155,14 @@ def test_pattern_matches_from_the_beginning_and_excludes_internal_topics():
 def test_invalid_offsets_are_not_committed(offset):
     with pytest.raises(IllegalArgumentError, match="offset"):
         checked_offsets({P0: OffsetAndMetadata(offset, "", -1)})
+
+
+@pytest.mark.parametrize("epoch", [-2, True, 1.0, "1", b"1", 2**31])
+def test_invalid_leader_epochs_are_not_committed_or_sought(epoch):
+    with pytest.raises(IllegalArgumentError, match="leader epoch"):
+        checked_offsets({P0: OffsetAndMetadata(1, "", epoch)})
+    with pytest.raises(IllegalArgumentError, match="leader epoch"):
+        checked_position(P0, OffsetAndMetadata(1, "", epoch))
 
 
 @pytest.mark.parametrize("offsets", [{P0: 5}, {"t": OffsetAndMetadata(1)}, [P0], {P0: (1, "", -1)}])
