@@ -34,6 +34,8 @@ RECORD_BYTES = 96
 estimate adds at most 82 bytes and varints."""
 
 Callback = Callable[[Any], object]
+_Callbacks = tuple[int, Callback | None, Callback | None]
+"""The row of a record, and what to call with its RecordMetadata or its error."""
 
 
 def call_logged(callback: Callback | None, argument: object) -> None:
@@ -149,7 +151,8 @@ class TopicBatch:
         self.partitions: dict[int, int] = {}
         self.timestamps = array("q")
         self.condition = threading.Condition(threading.Lock())
-        self.callbacks: list[tuple[int, Callback | None, Callback | None]] = []
+        self.callbacks: dict[int | None, list[_Callbacks]] = {}
+        """The callbacks of records whose outcome is open, by the number of their batch; None before the assembly."""
         self.listener: Callable[[], None] | None = None
         self.batches: Sequence[ProducerBatch] | None = None
         self.open_batches = -1
@@ -195,7 +198,7 @@ class TopicBatch:
 
     def abandon(self, error: Exception) -> None:
         """Fail in a forked child: threads of the parent may hold the locks, and callbacks run in the parent only."""
-        self.condition, self.callbacks, self.listener = threading.Condition(threading.Lock()), [], None
+        self.condition, self.callbacks, self.listener = threading.Condition(threading.Lock()), {}, None
         self.fail(error)
 
     def begin(self, batches: Sequence[ProducerBatch], batch_of: _Longs, faults: dict[int, Exception]) -> None:
@@ -208,7 +211,9 @@ class TopicBatch:
             self.batch_of, self.faults, self.batches = batch_of, faults, batches
             self.open_batches = len(batches)
             self.keys, self.values, self.headers, self.partitions, self.timestamps = [], [], {}, {}, array("q")
-            due = self._due_callbacks(-1) if faults else []
+            for entry in self.callbacks.pop(None, ()):
+                self.callbacks.setdefault(int(batch_of[entry[0]]), []).append(entry)
+            due = self.callbacks.pop(-1, [])
             self.condition.notify_all()
         self._notify(due)
 
@@ -219,7 +224,7 @@ class TopicBatch:
                 return False
             batch.base_offset, batch.error, batch.done = base_offset, error, True
             self.open_batches -= 1
-            due = self._due_callbacks(batch.number) if self.callbacks else []
+            due = self.callbacks.pop(batch.number, [])
             self.condition.notify_all()
         self._notify(due)
         return True
@@ -232,7 +237,7 @@ class TopicBatch:
             if self.batches is not None or self.error is not None:
                 return
             self.error, self.open_batches = error, 0
-            due, self.callbacks = self.callbacks, []
+            due = self.callbacks.pop(None, [])
             self.condition.notify_all()
         self._notify(due)
 
@@ -240,7 +245,8 @@ class TopicBatch:
         """Call one of the two when the record's outcome is known: in the sender's thread, or now if it is known."""
         with self.condition:
             if not self.is_done(row):
-                self.callbacks.append((row, callback, errback))
+                number = None if self.batches is None else int(self.batch_of[row])
+                self.callbacks.setdefault(number, []).append((row, callback, errback))
                 return
         self._notify_one(row, callback, errback)
 
@@ -249,12 +255,7 @@ class TopicBatch:
         with self.condition:
             return self.condition.wait_for(lambda: self.done if row is None else self.is_done(row), timeout_s)
 
-    def _due_callbacks(self, number: int) -> list[tuple[int, Callback | None, Callback | None]]:
-        due = [entry for entry in self.callbacks if self.batch_of[entry[0]] == number]
-        self.callbacks = [entry for entry in self.callbacks if self.batch_of[entry[0]] != number]
-        return due
-
-    def _notify(self, due: Sequence[tuple[int, Callback | None, Callback | None]]) -> None:
+    def _notify(self, due: Sequence[_Callbacks]) -> None:
         for entry in due:
             self._notify_one(*entry)
         listener = None

@@ -76,6 +76,30 @@ def test_callbacks_run_if_added_before_or_after_the_outcome():
     assert chained.value.offset == 40
 
 
+def test_the_work_for_callbacks_grows_with_the_records_and_not_with_the_partitions():
+    class Counted(list):
+        reads = 0
+
+        def __getitem__(self, row):
+            self.reads += 1
+            return super().__getitem__(row)
+
+    partitions, rows = 100, 1_000
+    topic_batch, _, _ = assembled(rows)
+    tables = [pa.table({"n": [0] * (rows // partitions)})] * partitions
+    batches = [ProducerBatch(topic_batch, p, TOPIC, p, tables[p], 10, 0.0) for p in range(partitions)]
+    batch_of, told = Counted(row % partitions for row in range(rows)), []
+    for row in range(0, rows, 2):
+        SendFuture(topic_batch, row).add_callback(lambda _, row: told.append(row), row=row)
+    topic_batch.begin(batches, batch_of, {})
+    for row in range(1, rows, 2):
+        SendFuture(topic_batch, row).add_callback(lambda _, row: told.append(row), row=row)
+    for batch in batches:
+        topic_batch.resolve(batch, 0, None)
+    assert told == sorted(range(rows), key=lambda row: row % partitions)
+    assert batch_of.reads <= 10 * rows
+
+
 def test_callback_error_is_logged_and_other_callbacks_run(caplog):
     topic_batch, batches, batch_of = assembled()
     told = []
