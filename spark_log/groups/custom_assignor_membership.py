@@ -90,12 +90,13 @@ class ClassicMembership(Membership):
     def _join(self, topics: frozenset[str], owned: Partitions) -> None:
         s = self.settings
         protocols = tuple((name, self._metadata(each, topics, owned)) for name, each in self._assignors.items())
+        self._new_id = self._new_id or new_member_id(s.client_id)
         request = Joining(
-            self.member_id, new_member_id(s.client_id), s.instance_id, s.client_id, s.host, PROTOCOL_TYPE, protocols,
+            self.member_id, self._new_id, s.instance_id, s.client_id, s.host, PROTOCOL_TYPE, protocols,
             s.session_timeout_ms, s.rebalance_timeout_ms,
         )  # fmt: skip
         join_classic(self._store, self.group_id, request)
-        self.member_id = request.member_id or request.new_id
+        self.member_id, self._new_id = request.member_id or request.new_id, ""
         failpoint("group.changed")
 
     def _metadata(self, assignor: Assignor, topics: frozenset[str], owned: Partitions) -> bytes:

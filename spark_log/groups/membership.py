@@ -66,6 +66,9 @@ class Membership(ABC):
         """Empty while the consumer is not a member."""
         self.generation = _NOT_JOINED
         """The generation of its assignment, which is the member epoch in the consumer protocol; -1 before it joins."""
+        self._new_id = ""
+        """The member id of a join that has not succeeded yet, or empty. The next join repeats it, because one that
+        failed may have been written."""
         check_session_timeout(settings.session_timeout_ms, cluster.store.settings)
         check_instance_id(settings.instance_id)
         self._store = cluster.store
@@ -165,8 +168,6 @@ class ConsumerMembership(Membership):
         super().__init__(cluster, group_id, settings)
         self._assignors = tuple(assignors)
         self._complete = False
-        self._new_id = ""
-        """The member id of a join that has not succeeded yet, or empty."""
 
     def keep_alive(self) -> bool:
         me, epoch = self._identity(), self.generation
@@ -181,7 +182,7 @@ class ConsumerMembership(Membership):
     def _heartbeat(self, topics: frozenset[str], owned: frozenset[TopicPartition]) -> Assignment:
         me, epoch = self._identity(), None if self.generation == JOINING else self.generation
         if not me.member_id:
-            self._new_id = self._new_id or new_member_id(me.client_id)  # a join that fails may have been written
+            self._new_id = self._new_id or new_member_id(me.client_id)
             me, epoch, owned = replace(me, member_id=self._new_id), JOINING, NO_PARTITIONS
         heartbeat = ConsumerHeartbeat(
             me, me.member_id, epoch, rebalance_timeout_ms=self.settings.rebalance_timeout_ms, names=topics,

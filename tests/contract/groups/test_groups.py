@@ -30,7 +30,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.facts.groups import describe_groups, group_lag, list_groups
-from spark_log.groups import membership
+from spark_log.groups import custom_assignor_membership, membership
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets
 from spark_log.groups.consumer import rows, service
@@ -516,6 +516,26 @@ def test_a_join_that_fails_after_it_was_written_leaves_no_second_member(cluster,
             a.beat()
     settle(a)
     assert [member.member_id for member in described(cluster).members] == [a.member.member_id]
+    assert a.numbers == [0, 1]
+
+
+@pytest.mark.parametrize("instance", [None, "one"])
+def test_a_join_with_a_custom_assignor_whose_answer_is_lost_leaves_no_second_member(cluster, monkeypatch, instance):
+    create_topic(cluster, "t", 2)
+    join = custom_assignor_membership.join_classic
+
+    def join_without_answer(*arguments):
+        join(*arguments)
+        raise MetadataStoreUnavailableError("the answer is lost")
+
+    a = Reader(cluster, instance=instance, assignors=[Moody])
+    with monkeypatch.context() as patch:
+        patch.setattr(custom_assignor_membership, "join_classic", join_without_answer)
+        with pytest.raises(MetadataStoreUnavailableError):
+            a.beat()
+    a.beat()
+    assert [member.member_id for member in described(cluster).members] == [a.member.member_id]
+    settle(a)
     assert a.numbers == [0, 1]
 
 
