@@ -375,8 +375,8 @@ class Sender(threading.Thread):
             _drop_traceback(error)
             self._fail_transaction(error)
         if error is not None and batch.in_doubt and self._settings.enable_idempotence:
-            # it may have been appended: its sequences must not be used for other records
-            self._identity.reset((batch.topic.topic_id, batch.partition))
+            # it may be appended: its sequences must not be used for other records, and it must not follow later ones
+            self._identity.begin_epoch((batch.topic.topic_id, batch.partition))
         self._waiting.remove(batch)
         self._failing.ended(batch.key)
         if error is None:

@@ -167,6 +167,31 @@ def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(prod
     assert contents(log, "t") == {0: [b"in doubt", b"next"]}
 
 
+def test_an_append_that_ends_after_its_records_have_failed_does_not_follow_later_records(
+    produce, cluster, log, monkeypatch
+):
+    """It may run on in a connection that hangs. Its records would be out of order."""
+    create_topic(cluster, "t")
+    producer = produce(retries=1, retry_backoff_ms=1, enable_idempotence=True)
+    assert producer.send("t", b"first").get(timeout=LIMIT_S).offset == 0
+    late = []
+
+    def hang(*arguments, **options):
+        late.append((arguments, options))
+        raise spark_log.errors.MetadataStoreUnavailableError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._sender._log, "append_each", hang)
+        with pytest.raises(kafka.errors.KafkaConnectionError):
+            producer.send("t", b"late").get(timeout=LIMIT_S)
+    assert producer.send("t", b"next").get(timeout=LIMIT_S).offset == 1
+    arguments, options = late[-1]
+    [outcome] = producer._sender._log.append_each(*arguments, **options)
+    assert isinstance(outcome.error, spark_log.errors.ProducerFencedError)
+    assert producer.send("t", b"last").get(timeout=LIMIT_S).offset == 2
+    assert contents(log, "t") == {0: [b"first", b"next", b"last"]}
+
+
 def test_a_bug_in_an_append_fails_its_records_alone(produce, cluster, log, monkeypatch, caplog):
     create_topic(cluster, "t", 2)
     producer = produce(linger_ms=60_000)
