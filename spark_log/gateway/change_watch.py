@@ -1,7 +1,6 @@
 """Wakes all requests that wait for a change of the store, with one thread."""
 
 import asyncio
-import contextlib
 import logging
 import threading
 
@@ -30,8 +29,8 @@ class ChangeWatch(threading.Thread):
         """Return the number of the last change. Call it before reading the state that `wait` refers to. It blocks."""
         return self._store.changes.current()
 
-    async def wait(self, seen: int, timeout_s: float) -> None:
-        """Return when the store has changed since change number `seen`, or after the timeout."""
+    async def wait(self, seen: int, timeout_s: float, sooner: "asyncio.Future[None] | None" = None) -> None:
+        """Return when the store has changed since change number `seen`, when `sooner` is done, or after the timeout."""
         self._waiting += 1
         self._wanted.set()
         try:
@@ -39,8 +38,8 @@ class ChangeWatch(threading.Thread):
             # if the thread has seen the same change last, it wakes this request at the next one
             if self._seen != seen and await self._loop.run_in_executor(None, self.current) != seen:
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(following), timeout_s)
+            ends = [following] if sooner is None else [following, sooner]
+            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._waiting -= 1
 

@@ -14,7 +14,7 @@ from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.groups.classic_waits import ClassicWaits
 from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
-from spark_log.gateway.limits.bulkheads import Bulkheads
+from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 from spark_log.gateway.limits.quota_budgets import QuotaBudgets
 from spark_log.gateway.limits.request_context import request_context
@@ -23,6 +23,7 @@ from spark_log.gateway.limits.response_sizes import size_of
 from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.appender import Appender
+from spark_log.gateway.records.fetch_positions import FetchWatches
 from spark_log.gateway.records.record_streams import RecordStreams
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.shares.share_sessions import Shares
@@ -59,6 +60,7 @@ class Services:
     appender: Appender
     streams: RecordStreams
     changes: ChangeWatch
+    fetch_watches: FetchWatches
     heartbeats: Heartbeats
     classic_waits: ClassicWaits
     shares: Shares
@@ -86,6 +88,7 @@ class Services:
             appender=Appender(log, topics, stores, loop, counters, provisional_offsets=settings.provisional_offsets),
             streams=RecordStreams(stores),
             changes=changes,
+            fetch_watches=FetchWatches(topics, stores, changes, partial(bulkheads.run, Lane.FETCH)),
             heartbeats=Heartbeats(store, bulkheads.run_own),
             classic_waits=ClassicWaits(store, changes, bulkheads.run_own),
             shares=Shares(cluster, log, changes, bulkheads, sessions),

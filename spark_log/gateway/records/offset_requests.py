@@ -15,7 +15,7 @@ from spark_log.gateway.api import Api, Client
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.protocol.error_codes import NONE, error_code, outcome_of
 from spark_log.gateway.protocol.wire import Message
-from spark_log.gateway.records.fetch_requests import positions_of
+from spark_log.gateway.records.fetch_positions import positions_of
 from spark_log.gateway.services import Services
 from spark_log.gateway.topic_stores import CHANGE_S
 from spark_log.ids import TopicPartition

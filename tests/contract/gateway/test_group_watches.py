@@ -8,9 +8,9 @@ import pytest
 from spark_log import clock
 from spark_log.cluster.settings import alter_settings
 from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.gateway import shared_watches
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.gateway.shares import group_watches
-from spark_log.gateway.shares.group_watches import GroupWatches
+from spark_log.gateway.shares.group_watches import GroupWatches, WaitingFetch
 from spark_log.groups.share import looks as share_looks
 from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
@@ -38,7 +38,7 @@ def member(cluster):
 @pytest.fixture
 def no_look_without_reason(monkeypatch):
     """Else a watch looks at the store every few seconds, whether something has changed or not."""
-    monkeypatch.setattr(group_watches, "_WAIT_S_MAX", WAIT_S)
+    monkeypatch.setattr(shared_watches, "_WAIT_S_MAX", WAIT_S)
 
 
 @pytest.fixture
@@ -56,6 +56,7 @@ class Fetches:
         self.polls, self._member, self._changes = SharePolls(cluster, ShareReads(cluster)), member, changes
         self.readers: list[str] = []
         self.watches = GroupWatches(self.polls, changes, self._run)
+        self.by_group = self.watches._watches._watches
 
     async def _run(self, client, function):
         self.readers.append(client)
@@ -86,6 +87,11 @@ async def fetches_of(cluster, member):
         changes.stop()
 
 
+def has_seen_records(watch, member):
+    """Whether the last read for the group has found records of any partition of the member."""
+    return watch.last is not None and watch.last.result_of(WaitingFetch("", frozenset(member.assigned))) is not None
+
+
 async def until(condition):
     deadline_s = clock.monotonic_s() + LIMIT_S
     while not condition():
@@ -97,7 +103,7 @@ async def test_one_read_after_a_commit_serves_all_waiting_fetches(cluster, membe
     producer = produce()
     async with fetches_of(cluster, member) as fetches:
         tasks = [asyncio.create_task(fetches.fetch(f"m{number}")) for number in range(MEMBERS)]
-        await until(lambda: sum(len(watch.waiting) for watch in fetches.watches._watches.values()) == MEMBERS)
+        await until(lambda: sum(len(watch.waiting) for watch in fetches.by_group.values()) == MEMBERS)
         looks.clear()
         await asyncio.to_thread(producer.send("else", b"x", partition=0).get)
         await until(lambda: looks)
@@ -107,7 +113,7 @@ async def test_one_read_after_a_commit_serves_all_waiting_fetches(cluster, membe
             producer.send("t", b"x", partition=0)
         await asyncio.to_thread(producer.flush)
         assert all(await asyncio.gather(*tasks))
-        assert fetches.watches._watches == {}
+        assert fetches.by_group == {}
 
 
 async def test_a_fetch_that_comes_late_does_not_miss_records(cluster, member, produce):
@@ -116,10 +122,10 @@ async def test_a_fetch_that_comes_late_does_not_miss_records(cluster, member, pr
     async with fetches_of(cluster, member) as fetches:
         seen = fetches._changes.current()
         other = asyncio.create_task(fetches.fetch("m1", ("other",)))
-        await until(lambda: fetches.watches._watches)
-        [watch] = fetches.watches._watches.values()
+        await until(lambda: fetches.by_group)
+        [watch] = fetches.by_group.values()
         await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
-        await until(lambda: watch.last is not None and watch.last.with_work)
+        await until(lambda: has_seen_records(watch, member))
         with pytest.raises(StopIteration):  # it does not wait
             fetches.watches.wait("m0", "workers", member.assigned, seen, None, WAIT_S).send(None)
         producer.send("other", b"x", partition=0)
@@ -131,12 +137,12 @@ async def test_records_of_other_topics_do_not_wake_a_fetch(cluster, member, prod
     async with fetches_of(cluster, member) as fetches:
         task = asyncio.create_task(fetches.fetch("m1", ("other",), timeout_s=WAIT_S))
         key = next(key for key, topic in member.assigned.items() if topic == "other")
-        await until(lambda: fetches.watches._watches)
-        [watch] = fetches.watches._watches.values()
+        await until(lambda: fetches.by_group)
+        [watch] = fetches.by_group.values()
         producer.send("t", b"x", partition=0)
         await asyncio.to_thread(producer.flush)
-        await until(lambda: watch.last is not None and watch.last.with_work)
-        assert [fetch.keys for future, fetch in watch.waiting.items() if not future.done()] == [frozenset([key])]
+        await until(lambda: has_seen_records(watch, member))
+        assert [each.request.keys for each in watch.waiting if not each.woken.done()] == [frozenset([key])]
         producer.send("other", b"x", partition=0)
         await asyncio.to_thread(producer.flush)
         assert await task
@@ -147,7 +153,7 @@ async def test_a_fetch_waits_no_longer_than_its_own_result_says(cluster, member,
     async with fetches_of(cluster, member) as fetches:
         seen = fetches._changes.current()
         first = asyncio.create_task(fetches.watches.wait("m0", "workers", member.assigned, seen, None, WAIT_S))
-        await until(lambda: fetches.watches._watches)
+        await until(lambda: fetches.by_group)
         await asyncio.wait_for(fetches.watches.wait("m0", "workers", member.assigned, seen, 50, WAIT_S), LIMIT_S)
         first.cancel()
 
@@ -161,7 +167,7 @@ async def test_a_lock_that_begins_while_a_fetch_waits_wakes_it_at_its_end(
     cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
     async with fetches_of(cluster, member) as fetches:
         task = asyncio.create_task(fetches.fetch("m2"))
-        await until(lambda: fetches.watches._watches)
+        await until(lambda: fetches.by_group)
         producer.send("t", b"x", partition=0).get()  # the event loop stands still: no watch sees the record free
         assert member.poll(1)
         assert await asyncio.wait_for(task, LIMIT_S)
@@ -189,10 +195,10 @@ async def test_a_fetch_waits_although_an_earlier_read_showed_records(cluster, me
     producer = produce()
     async with fetches_of(cluster, member) as fetches:
         other = asyncio.create_task(fetches.fetch("m1", ("other",)))
-        await until(lambda: fetches.watches._watches)
-        [watch] = fetches.watches._watches.values()
+        await until(lambda: fetches.by_group)
+        [watch] = fetches.by_group.values()
         await asyncio.to_thread(producer.send("t", b"x", partition=0).get)
-        await until(lambda: watch.last is not None and watch.last.with_work)
+        await until(lambda: has_seen_records(watch, member))
         later = fetches.watches.wait("m2", "workers", member.assigned, watch.last.change + 1, None, WAIT_S)
         assert later.send(None) is not None  # it waits
         later.close()

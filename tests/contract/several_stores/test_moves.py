@@ -4,7 +4,6 @@ import threading
 import uuid
 from contextlib import contextmanager, suppress
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +14,7 @@ from spark_log import Consumer, Producer
 from spark_log.cluster.stores import remove_store
 from spark_log.cluster.topics import find_topic, list_topics, moving_topics
 from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError
-from spark_log.gateway.records.fetch_requests import _answers, _Asked
+from spark_log.gateway.records.fetch_positions import Asked, find_answers
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.topic_stores import TopicStores
 from spark_log.ids import HOME
@@ -213,15 +212,15 @@ def test_a_gateway_that_knows_the_former_store_finds_an_offset_of_the_new_one(st
     create(stores, source, partitions=1)
     append(stores, "a")
     topics = TopicCache(stores)
-    services = SimpleNamespace(topics=topics, stores=TopicStores(stores, topics))
-    asked = _Asked("t", uuid.UUID(int=0), 0, 2, 1_000)
+    gateway_stores = TopicStores(stores, topics)
+    asked = Asked("t", uuid.UUID(int=0), 0, 2, 1_000)
     out_of_range = OffsetOutOfRangeError.errno
-    assert [answer.error for answer in _answers(services, [asked])] == [out_of_range]
+    assert [answer.error for answer in find_answers(topics, gateway_stores, [asked])] == [out_of_range]
     move_but_leave_the_rows(stores, target, monkeypatch)
     append(stores, "b", "c")
-    [answer] = _answers(services, [asked])
+    [answer] = find_answers(topics, gateway_stores, [asked])
     assert (answer.error, answer.high_watermark) == (0, 3)
-    services.stores.close()
+    gateway_stores.close()
 
 
 def test_new_readers_read_a_topic_that_is_not_live_yet_and_their_other_topics(stores, address, monkeypatch):

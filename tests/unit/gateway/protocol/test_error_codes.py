@@ -19,7 +19,7 @@ from spark_log.gateway.protocol.error_codes import (
     outcome_of,
 )
 from spark_log.gateway.records import produce_requests
-from spark_log.gateway.records.fetch_requests import fetch_code
+from spark_log.gateway.records.fetch_positions import fetch_code
 
 ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SparkLogError)]
 

@@ -18,8 +18,10 @@ from spark_log.gateway.limits.request_context import RequestContext, request_con
 from spark_log.gateway.limits.request_memory import RequestMemory
 from spark_log.gateway.protocol.wire import encode_response
 from spark_log.gateway.records import fetch_requests
-from spark_log.gateway.records.fetch_requests import APIS, _Answer, _Asked, _bytes_to_read, _position, fetch
+from spark_log.gateway.records.fetch_positions import Answer, Asked, _answer
+from spark_log.gateway.records.fetch_requests import APIS, _bytes_to_read, fetch
 from spark_log.gateway.records.record_streams import BATCH_BYTES
+from spark_log.ids import HOME
 from spark_log.log.segments.plan import PartitionSnapshot
 from spark_log.log.segments.slices import Positions
 from tests.support.waiting import LIMIT_S
@@ -45,22 +47,22 @@ LARGEST_RECORD = 2_000_000
     ],
 )
 def test_a_fetch_holds_memory_for_what_it_will_read(limits, response_bytes_max, expected):
-    asked = [_Asked("flights", uuid.uuid4(), number, 0, limit) for number, limit in enumerate(limits)]
-    asked.append(_Asked("flights", uuid.uuid4(), len(limits), 0, 1_000_000))
+    asked = [Asked("flights", uuid.uuid4(), number, 0, limit) for number, limit in enumerate(limits)]
+    asked.append(Asked("flights", uuid.uuid4(), len(limits), 0, 1_000_000))
     topic = SimpleNamespace(config=TopicConfig(max_message_bytes=LARGEST_RECORD))
-    answers = [_Answer(topic=topic, version=(0, 0)) for _ in limits] + [_Answer()]  # nothing to be read from the last
+    answers = [Answer(topic=topic, version=(0, 0)) for _ in limits] + [Answer()]  # nothing to be read from the last
     assert _bytes_to_read(asked, answers, response_bytes_max) == expected
 
 
 def test_a_topic_id_is_not_that_of_a_new_topic_with_its_name():
     forgotten = []
-    services = SimpleNamespace(topics=SimpleNamespace(forget=forgotten.append))
+    topics = SimpleNamespace(forget=forgotten.append)
     old, new = uuid.uuid4(), uuid.uuid4()
 
     def answer(asked_id, topic, position_of, partition=0):
         here = {} if position_of is None else {("t", 0): PartitionSnapshot(position_of, Positions(0, 5), 1)}
-        asked = _Asked("t", asked_id, partition, 2, 1_000)
-        return _position(services, asked, {} if topic is None else {"t": topic}, here).error
+        asked = Asked("t", asked_id, partition, 2, 1_000)
+        return _answer(topics, asked, {} if topic is None else {"t": topic}, here).error
 
     first, second = (SimpleNamespace(topic_id=n, uuid=each.hex, partition_count=1) for n, each in ((1, old), (2, new)))
     assert answer(new, second, 2) == answer(uuid.UUID(int=0), second, 2) == NONE
@@ -74,8 +76,8 @@ async def test_records_that_are_larger_than_expected_wait_for_memory_without_bei
     reads, topic = [], SimpleNamespace(config=TopicConfig(max_message_bytes=1_000), topic_id=1)
 
     def positions(_services, _request, _asked):
-        asked = [_Asked("t", uuid.UUID(int=0), 0, 0, 1_000_000)]
-        return 0, asked, [_Answer(topic=topic, version=(0, 0)) for _ in asked], True
+        asked = [Asked("t", uuid.UUID(int=0), 0, 0, 1_000_000)]
+        return 0, asked, [Answer(topic=topic, version=(0, 0)) for _ in asked], True
 
     def read(_services, places, left):
         reads.append(left)
@@ -113,11 +115,11 @@ async def test_records_that_are_larger_than_expected_wait_for_memory_without_bei
 
 async def test_records_that_are_too_few_are_read_again_only_after_a_change_of_their_partitions(monkeypatch):
     ends, reads = [5, 5, 5, 6, 6, 9], []
-    topic = SimpleNamespace(config=TopicConfig(max_message_bytes=1_000), topic_id=1)
+    topic = SimpleNamespace(config=TopicConfig(max_message_bytes=1_000), topic_id=1, store_id=HOME)
 
     def positions(_services, _request, _asked):
-        answer = _Answer(topic=topic, version=(0, 0), high_watermark=ends.pop(0))
-        return 0, [_Asked("t", uuid.UUID(int=0), 0, 0, 1_000_000)], [answer], True
+        answer = Answer(topic=topic, version=(0, 0), high_watermark=ends.pop(0))
+        return 0, [Asked("t", uuid.UUID(int=0), 0, 0, 1_000_000)], [answer], True
 
     def read(_services, places, left):
         [(_, answer)] = places
@@ -128,7 +130,7 @@ async def test_records_that_are_too_few_are_read_again_only_after_a_change_of_th
     async def call(function, *arguments):
         return function(*arguments)
 
-    async def wait(_seen, _timeout_s):
+    async def wait(_fetch, _seen, _timeout_s):
         pass
 
     monkeypatch.setattr(fetch_requests, "_positions", positions)
@@ -136,7 +138,7 @@ async def test_records_that_are_too_few_are_read_again_only_after_a_change_of_th
     memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), MemoryBudget(10**7), 10**9, lambda: None, "me")
     request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
     request = FetchRequest(max_wait_ms=60_000, min_bytes=900, max_bytes=1_000_000, topics=[])
-    services = SimpleNamespace(call=call, compute=call, changes=SimpleNamespace(wait=wait))
+    services = SimpleNamespace(call=call, compute=call, fetch_watches=SimpleNamespace(wait=wait))
     response = await asyncio.wait_for(fetch(services, request, None), LIMIT_S)
     assert reads == [5, 6, 9]
     assert len(response.responses[0].partitions[0].records) == 900
@@ -155,7 +157,7 @@ async def test_a_fetch_by_topic_id_is_answered_without_records_while_the_store_i
     async def call(function, *arguments):
         return function(*arguments)
 
-    async def wait(_seen, _timeout_s):
+    async def wait(_fetch, _seen, _timeout_s):
         nonlocal now_s
         now_s += 0.03  # a change before max_wait_ms is over
 
@@ -171,7 +173,7 @@ async def test_a_fetch_by_topic_id_is_answered_without_records_while_the_store_i
     request.API_VERSION = 13
     services = SimpleNamespace(
         call=call, compute=call, topics=SimpleNamespace(names=names),
-        changes=SimpleNamespace(current=lambda: 0, wait=wait),
+        changes=SimpleNamespace(current=lambda: 0), fetch_watches=SimpleNamespace(wait=wait),
     )  # fmt: skip
     client = SimpleNamespace(access=Access(rights, "User:anna", "127.0.0.1"))
     [api] = APIS
