@@ -9,7 +9,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics, topics_of_uuids
 
 _FRESH_S = 1.0
-_UUIDS_MAX = 10_000
 
 
 class TopicCache:
@@ -20,6 +19,7 @@ class TopicCache:
         self._lock = threading.Lock()
         self._found: dict[str, tuple[float, Topic]] = {}
         self._names: dict[UUID, tuple[float, str]] = {}
+        self._dropped_s = -_FRESH_S
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return the topics of these names that exist, by name."""
@@ -36,6 +36,7 @@ class TopicCache:
         if missing:
             read = self._cluster.store.read(lambda connection: find_topics(connection, missing))
             with self._lock:
+                self._drop_old(now_s)
                 for name in missing - read.keys():
                     self._found.pop(name, None)
                 self._found.update((name, (now_s, topic)) for name, topic in read.items())
@@ -55,8 +56,7 @@ class TopicCache:
             found = self._cluster.store.read(lambda connection: topics_of_uuids(connection, missing))
             read = {UUID(hex=each): topic.name for each, topic in found.items()}
             with self._lock:
-                if len(self._names) > _UUIDS_MAX:
-                    self._names.clear()
+                self._drop_old(now_s)
                 self._names.update((topic_id, (now_s, name)) for topic_id, name in read.items())
             names |= read
         return names
@@ -65,3 +65,10 @@ class TopicCache:
         """Read the topic again at its next use."""
         with self._lock:
             self._found.pop(name, None)
+
+    def _drop_old(self, now_s: float) -> None:
+        """Drop what is not fresh any more, such as deleted topics. Call it with the lock."""
+        if now_s - self._dropped_s >= _FRESH_S:
+            self._dropped_s = now_s
+            self._found = {name: found for name, found in self._found.items() if now_s - found[0] < _FRESH_S}
+            self._names = {topic_id: found for topic_id, found in self._names.items() if now_s - found[0] < _FRESH_S}
