@@ -44,6 +44,8 @@ class Accumulator:
         self._room = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
         self._queues: dict[str, Queue] = {}
+        self._filled: dict[Queue, None] = {}
+        """The queues that have topic batches, of all that were ever used."""
         self._outstanding: dict[TopicBatch, None] = {}
         self._used = 0
         self._blocked = 0
@@ -87,6 +89,7 @@ class Accumulator:
             topic_batch = queue.open
             if topic_batch is None:
                 topic_batch = queue.open = TopicBatch(queue.name)
+                self._filled[queue] = None
                 self._outstanding[topic_batch] = None
                 if self._sleeping:
                     self._due.notify()
@@ -119,6 +122,7 @@ class Accumulator:
             self._close(queue)
             self._outstanding[topic_batch] = None
             queue.closed.append(topic_batch)
+            self._filled[queue] = None
             self._used += topic_batch.bytes
             self._due.notify()
 
@@ -151,7 +155,7 @@ class Accumulator:
     def flush(self) -> list[TopicBatch]:
         """Make every topic batch due; return the unfinished topic batches."""
         with self._lock:
-            for queue in self._queues.values():
+            for queue in self._filled:
                 self._close(queue)
             return list(self._outstanding)
 
@@ -159,7 +163,7 @@ class Accumulator:
         """Refuse further records; `take` returns None when no records are left."""
         with self._lock:
             self._closing = True
-            for queue in self._queues.values():
+            for queue in self._filled:
                 self._close(queue)
             self._due.notify()
             self._room.notify_all()
@@ -202,7 +206,7 @@ class Accumulator:
         """Return the topic batches that are due, and the time at which the next one will be due."""
         topic_batches: list[TopicBatch] = []
         next_s: float | None = None
-        for queue in self._queues.values():
+        for queue in list(self._filled):
             topic_batch = queue.open
             if topic_batch is not None:
                 due_s = topic_batch.made_s + self._linger_s
@@ -213,6 +217,8 @@ class Accumulator:
             if queue.closed:
                 topic_batches.extend(queue.closed)
                 queue.closed.clear()
+            if queue.open is None:
+                del self._filled[queue]
         return topic_batches, next_s
 
     def _wait_for_room(self, size: int) -> None:

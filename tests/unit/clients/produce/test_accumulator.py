@@ -4,7 +4,7 @@ import pytest
 from kafka.errors import IllegalStateError
 
 from spark_log import clock
-from spark_log.clients.produce.accumulator import Accumulator
+from spark_log.clients.produce.accumulator import Accumulator, Queue
 from spark_log.clients.produce.producer_batch import TopicBatch
 from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.errors import KafkaTimeoutError
@@ -43,6 +43,34 @@ def test_records_wait_for_a_full_batch_with_linger():
     assert values(box.take(None)) == [[b"1", b"2", b"3"]]
     assert values(box.flush()) == [[b"u"], [b"1", b"2", b"3"]]
     assert values(box.take(None)) == [[b"u"]]
+
+
+class UnusedQueue(Queue):
+    """A queue that must not be looked at."""
+
+    __slots__ = ()
+
+    @property
+    def open(self):
+        raise AssertionError
+
+    closed = open
+
+
+@pytest.mark.parametrize("linger_ms", [0, HOUR_MS])
+def test_topics_without_records_cost_nothing(linger_ms):
+    box = accumulator(linger_ms=linger_ms)
+    queue, used = box.queue("t", 1000), box.queue("u", 1000)
+    box._queues["idle"] = UnusedQueue.__new__(UnusedQueue)
+    for value in (b"1", b"2"):
+        add(box, queue, value)
+        box.flush()
+        assert values(box.take(None)) == [[value]]
+        box.add_topic_batch(used, TopicBatch("u"))
+        assert len(box.take(None)) == 1
+    assert box._filled == {}
+    box.close()
+    assert box.take(None) is None
 
 
 def test_take_waits_for_linger():
