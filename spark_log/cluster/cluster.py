@@ -4,12 +4,14 @@ Most clusters have one store, the home store. `Cluster.open` opens it, and `Clus
 store of a topic has it: all code that works on partitions takes such an object (`store_directory`).
 """
 
+import logging
 import threading
 import uuid
+import weakref
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import sqlalchemy as sa
 
@@ -30,13 +32,16 @@ from spark_log.metadata.address import Address
 from spark_log.metadata.sql_columns import BROKER, CLUSTER, LOG_DIR
 from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store
 from spark_log.metadata.store_opening import create_store, open_store
+from spark_log.process import Stop, start_thread
 
 if TYPE_CHECKING:
     from spark_log.cluster.topics import Topic
 
+logger = logging.getLogger(__name__)
+
 FIRST_BROKER = BrokerId(1)
-
-
+_FOLLOW_S = 5.0
+"""The time between reads of the list of stores by a process that has data stores open."""
 _LAST_TRIES_S = 10.0
 """How long a process that ends goes on trying to reach a store."""
 
@@ -45,6 +50,14 @@ def embedded_broker_row(broker_id: int, rack: str | None) -> dict[str, object]:
     """Return the row of a new embedded broker."""
     lease = {"served": False, "holder": None, "epoch": 0, "lease_until_ms": None, "lease_clock_epoch": None}
     return {"broker_id": broker_id, "rack": rack, **lease}
+
+
+class StoreUser(Protocol):
+    """Keeps something open for data stores."""
+
+    def close_at(self, store_id: StoreId) -> None:
+        """Close what is open for a store that was removed from the cluster."""
+        ...
 
 
 class Cluster:
@@ -69,6 +82,9 @@ class Cluster:
         self.failures: dict[StoreId, tuple[float, SparkLogError]] = {}
         """The data stores that did not answer `each_store`, with the time until which they are not asked again."""
         self._opening: defaultdict[StoreId, threading.Lock] = defaultdict(threading.Lock)
+        self._users: set[weakref.ref[StoreUser]] = set()
+        self._closed = Stop()
+        self._follower: threading.Thread | None = None
 
     @classmethod
     def init(cls, address: str, *, log_dir: str | None = None, if_not_exists: bool = False) -> "Cluster":
@@ -140,6 +156,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
+        self._closed.set()
         self.store.close()
         for each in list(self._at.values()):
             each.store.close()
@@ -174,7 +191,45 @@ class Cluster:
                 store.read_timeout_ms = home.store.read_timeout_ms
                 home.store.include(store)
                 home._at[store_id] = Cluster(store, store_id=store_id, home=home)
+                home._start_follower()
             return home._at[store_id]
+
+    def tell_of_removals(self, user: StoreUser) -> None:
+        """Call `close_at` of the user after the removal of a data store, for as long as the user exists."""
+        users = self.home._users
+        users.add(weakref.ref(user, users.discard))
+
+    def _start_follower(self) -> None:
+        with self._opening[HOME]:
+            if self._follower is None:
+                self._follower = start_thread(self._follow_removals, "spark-log removed stores")
+
+    def _follow_removals(self) -> None:
+        """Close the data stores that were removed from the cluster, one round after that was noticed: so those who
+        themselves follow the list of stores have ended their work.
+        """
+        removed: set[StoreId] = set()
+        while not self._closed.wait(_FOLLOW_S):
+            try:
+                present = {each.store_id for each in self.store.read(find_stores)}
+            except SparkLogError:  # the home store does not answer
+                continue
+            for store_id in removed & self._at.keys() - present:
+                try:
+                    self._close_removed(store_id)
+                except Exception as error:
+                    logger.warning("store %s was removed, and not closed in order: %s", store_id, redact(str(error)))
+            removed = self._at.keys() - present
+
+    def _close_removed(self, store_id: StoreId) -> None:
+        data = self._at.pop(store_id)
+        try:
+            for user in [reference() for reference in list(self._users)]:
+                if user is not None:
+                    user.close_at(store_id)
+        finally:
+            self.store.exclude(data.store)
+            data.store.close()
 
     def of(self, topic: "Topic") -> "Cluster":
         """Return the cluster as the store of the topic has it."""

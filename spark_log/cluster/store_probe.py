@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import redact
+from spark_log.errors import StoreNotFoundError, redact
 from spark_log.ids import StoreId
 from spark_log.process import Stop, start_thread
 
@@ -21,8 +21,8 @@ _PROBE_EVERY_S = 0.5
 class StoreProbe:
     """Whether one data store answers. Safe to share between threads.
 
-    A store is asked in a thread from a call of `suspect` until it answers. It is lost if it has failed, or has not
-    answered for SILENT_S.
+    A store is asked in a thread from a call of `suspect` until it answers or is removed. It is lost if it has failed,
+    or has not answered for SILENT_S.
     """
 
     def __init__(self, home: Cluster, store_id: StoreId, closed: Stop) -> None:
@@ -58,6 +58,8 @@ class StoreProbe:
         while not self._closed.is_set():
             try:
                 self._home.at(self._store_id).store.read(lambda c: c.execute(sa.select(sa.literal(1))), timeout_ms=0)
+            except StoreNotFoundError:  # it was removed, and its number is not used again
+                return
             except Exception as error:
                 with self._lock:
                     if not self._failed:

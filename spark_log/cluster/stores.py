@@ -91,7 +91,8 @@ def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
 
 
 def remove_store(cluster: Cluster, name: str) -> None:
-    """Remove a data store from the cluster. Its database stays, and may be dropped.
+    """Remove a data store from the cluster. Its database stays, and may be dropped when all processes have closed it,
+    some ten seconds later.
 
     Raises StoreNotFoundError, and InvalidConfigurationError while a topic, or part of a transaction, is in it, a topic
     is being moved to it, or topic.default.store names it.

@@ -178,6 +178,13 @@ class TopicStores:
         for store in list(self._data.values()):
             store.close()
 
+    def close_at(self, store_id: StoreId) -> None:
+        """End the threads of a store that was removed from the cluster."""
+        with self._lock:
+            store = self._data.pop(store_id, None)
+        if store is not None:
+            store.close()
+
     def _of(self, names: Iterable[str], topics: Mapping[str, Topic] | None = None) -> dict[str, StoreId]:
         if topics is None:
             topics = {} if len(self.ids()) == 1 else self._topics.find(names)
@@ -187,6 +194,7 @@ class TopicStores:
         with self._lock:
             if store_id not in self._data:
                 self._data[store_id] = _DataStore(self.cluster, store_id)
+                self.cluster.tell_of_removals(self)
             return self._data[store_id]
 
 

@@ -77,7 +77,15 @@ class LogReader:
         with self._others_lock:
             if store_id not in self._others:
                 self._others[store_id] = self._open_at(cluster)
+                self.cluster.tell_of_removals(self)
             return self._others[store_id]  # type: ignore[return-value]
+
+    def close_at(self, store_id: StoreId) -> None:
+        """Close this log as it was opened for a store that was removed from the cluster."""
+        with self._others_lock:
+            other = self._others.pop(store_id, None)
+        if other is not None:
+            other.close()
 
     def _open_at(self, cluster: Cluster) -> "LogReader":
         return LogReader(cluster)

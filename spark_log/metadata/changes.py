@@ -67,6 +67,14 @@ def include(home: Changes, data: Changes) -> None:
     home.include(data)
 
 
+def exclude(home: Changes, data: Changes) -> None:
+    """Undo `include`."""
+    from spark_log.metadata.postgresql_changes import PostgresqlChanges
+
+    assert isinstance(home, PostgresqlChanges) and isinstance(data, PostgresqlChanges)
+    home.exclude(data)
+
+
 class SqliteChanges:
     exact = True
 

@@ -61,6 +61,11 @@ class PostgresqlChanges:
         other._into = self
         self._included.append(other)
 
+    def exclude(self, other: "PostgresqlChanges") -> None:
+        """Detect the changes of another store no longer."""
+        other._into = None
+        self._included = [each for each in self._included if each is not other]
+
     def current(self) -> int:
         for other in self._included:
             other.current()
@@ -131,8 +136,9 @@ class PostgresqlChanges:
             self._version += 1
             self._listening = listening
             self._condition.notify_all()
-        if self._into is not None:
-            self._into._advance_included()
+        into = self._into
+        if into is not None:
+            into._advance_included()
 
     def _advance_included(self) -> None:
         with self._condition:

@@ -15,7 +15,7 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import MetadataStoreError, MetadataStoreUnavailableError, RetriableError, SparkLogError
 from spark_log.metadata import commit_tokens
 from spark_log.metadata.address import SQLITE_FILE, SQLITE_LOCK_FILE, Address
-from spark_log.metadata.changes import changes_of, include
+from spark_log.metadata.changes import changes_of, exclude, include
 from spark_log.metadata.connections import engine as engines
 from spark_log.metadata.connections.answer_watch import AnswerLimit
 from spark_log.metadata.connections.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
@@ -102,6 +102,11 @@ class Store(StoreTime):
         data._answer_limit.seconds = self._answer_limit.seconds
         self._answer_limits.append(data._answer_limit)
         include(self.changes, data.changes)
+
+    def exclude(self, data: "Store") -> None:
+        """Undo `include`, after the data store was removed from the cluster."""
+        self._answer_limits = [limit for limit in self._answer_limits if limit is not data._answer_limit]
+        exclude(self.changes, data.changes)
 
     @property
     def settings(self) -> ClusterSettings:

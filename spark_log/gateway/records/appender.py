@@ -216,9 +216,10 @@ class Appender(threading.Thread):
                 self._began_s = None
         finally:
             if self._store_id == HOME:
-                for appender in self._of_stores.values():
+                appenders = list(self._of_stores.values())
+                for appender in appenders:
                     appender.close()
-                for appender in self._of_stores.values():
+                for appender in appenders:
                     appender.join(_SILENT_S)
                 self._log.close()
 
@@ -270,10 +271,9 @@ class Appender(threading.Thread):
         if not elsewhere:
             return range(len(checked))
         for (store_id, name), numbers in elsewhere.items():
-            if store_id not in self._of_stores:
-                self._of_stores[store_id] = self._start(store_id)
+            appender = self._of_stores.get(store_id) or self._start(store_id)
             batches = [checked[number] for number in numbers]
-            hand_over = partial(self._of_stores[store_id].submit_or_give_up, batches, acks, name)
+            hand_over = partial(appender.submit_or_give_up, batches, acks, name)
             self._loop.call_soon_threadsafe(hand_over, partial(answers.fill, numbers))
         given = {number for numbers in elsewhere.values() for number in numbers}
         return [number for number in range(len(checked)) if number not in given]
@@ -284,7 +284,15 @@ class Appender(threading.Thread):
             provisional_offsets=self._provisional_offsets, store_id=store_id,
         )  # fmt: skip
         appender.start()
+        self._of_stores[store_id] = appender
+        self._log.cluster.tell_of_removals(self)
         return appender
+
+    def close_at(self, store_id: StoreId) -> None:
+        """End the thread that appends to a store that was removed from the cluster."""
+        appender = self._of_stores.pop(store_id, None)
+        if appender is not None:
+            appender.close()
 
     def submit_or_give_up(
         self,

@@ -11,9 +11,13 @@ from kafka.errors import OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log import Consumer, Producer
+from spark_log.cluster import cluster as cluster_module
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.store_directory import find_stores
+from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.stores import remove_store
 from spark_log.cluster.topics import find_topic, list_topics, moving_topics
-from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError
+from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError, StoreNotFoundError
 from spark_log.gateway.records.fetch_positions import Asked, find_answers
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.topic_stores import TopicStores
@@ -23,6 +27,7 @@ from spark_log.log.reader import LogReader
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
+from spark_log.process import Stop
 from spark_log.replication.controller import topic_moves
 from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_copies import follow, follow_all
@@ -519,6 +524,38 @@ def test_a_store_is_drained_and_removed(stores):
         create_topic(stores, "c", store="east")
     remove_store(stores, "east")
     assert {topic.store_id for topic in list_topics(stores)} == {HOME}
+
+
+def test_each_process_closes_a_store_that_was_removed(stores, address, postgres_server, monkeypatch):
+    """So its database can be dropped, and the threads of its users end."""
+    monkeypatch.setattr(cluster_module, "_FOLLOW_S", 0.05)
+    [info] = stores.store.read(find_stores)
+    database = sa.make_url(info.address).database
+    stores.close()
+    with Cluster.open(address) as cluster:
+        topic = create_topic(cluster, "t", store="east")
+        log, gateway_stores = ClientLog(cluster, in_thread=True), TopicStores(cluster, TopicCache(cluster))
+        log.append(topic, [Records(0, table("a"))])
+        gateway_stores.call(EAST, lambda data: data.store.changes.announce())
+        cluster.store.changes.current()
+        delete_topic(cluster, "t")
+        follow_all(cluster)
+        remove_store(cluster, "east")
+        sessions = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}'"
+        wait_until(lambda: int(postgres_server.query(sessions)) == 0)
+        postgres_server.execute(f"DROP DATABASE {database}")
+        wait_until(lambda: threads("gateway store") == [] and threads("spark-log-listen") == ["spark-log-listen"])
+        with pytest.raises(StoreNotFoundError):
+            log.at(EAST)
+        StoreProbe(cluster, EAST, Stop()).suspect()
+        wait_until(lambda: threads("spark-log probe of store") == [])
+        log.close()
+        gateway_stores.close()
+
+
+def threads(name):
+    """The names of the threads whose names begin so."""
+    return [each.name for each in threading.enumerate() if each.name.startswith(name)]
 
 
 def test_moves_that_cannot_be_made_are_refused(stores):
