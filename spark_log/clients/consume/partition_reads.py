@@ -165,6 +165,7 @@ class Fetching:
         the partitions that the store has, and a result; this returns the results. Home is asked again, once, for the
         topics of the others. Those that their stores still do not have are unknown.
         """
+        self._forget_others(states)
         pending = [partition for partition, state in states.items() if state.offset is not None or state.reset]
         unknown: set[TopicPartition] = set()
         looked_up: set[str] = set()
@@ -183,6 +184,13 @@ class Fetching:
             looked_up |= names
         self._note_unknown(unknown)
         return results
+
+    def _forget_others(self, states: dict[TopicPartition, PartitionState]) -> None:
+        """Drop what is cached of topics that are not assigned any more."""
+        self._stores.forget_others(states)
+        if len(self._known) > len(states):
+            topic_ids = {state.topic_id for state in states.values()}
+            self._known = {topic_id: topic for topic_id, topic in self._known.items() if topic_id in topic_ids}
 
     def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
         """Drop the streams that ended or are not at the position. A position moves to the end of an ended plan."""

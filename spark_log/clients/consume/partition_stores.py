@@ -56,6 +56,12 @@ class PartitionStores:
                 self._probes[store_id] = StoreProbe(self._cluster, store_id, self._closed)
             self._probes[store_id].suspect(error)
 
+    def forget_others(self, partitions: Collection[TopicPartition]) -> None:
+        """Drop the stores of topics other than those of these partitions."""
+        if len(self._of_topics) > len(partitions):
+            names = {partition.topic for partition in partitions}
+            self._of_topics = {name: store_id for name, store_id in self._of_topics.items() if name in names}
+
     def look_up_again(self, names: Collection[str]) -> None:
         """Ask home again which stores have these topics."""
         for name in names:

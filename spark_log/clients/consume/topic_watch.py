@@ -39,7 +39,8 @@ class TopicWatch:
         """Read the topics of these names, or all topics, if that is due; return whether it was.
 
         It is due after `forget`, shortly after a change of the store, and every metadata_max_age_ms. A missing topic of
-        these names is created (allow_auto_create_topics), unless it existed before or its creation was tried before.
+        these names is created (allow_auto_create_topics), unless it existed before or its creation was tried before,
+        since it has been among the names.
         """
         now_s = clock.monotonic_s()
         age_s = now_s - self._read_s
@@ -54,7 +55,7 @@ class TopicWatch:
             if missing:
                 self._create(missing)
                 self.counts = partition_counts(self._cluster, names)
-        self._known |= self.counts.keys()
+            self._known = (self._known | self.counts.keys()) & set(names)
         return True
 
     def time_to_read_s(self) -> float:

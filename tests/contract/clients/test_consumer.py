@@ -122,6 +122,21 @@ def test_a_program_written_for_kafka_python(cluster, log, cluster_address):
 
 
 @pytest.mark.on_sqlite
+def test_a_consumer_keeps_nothing_of_topics_that_are_not_assigned_any_more(cluster, log, consume):
+    consumer = consume()
+    for number in range(5):
+        topic = f"job-{number}"
+        make(cluster, topic)
+        fill(log, topic, [1])
+        consumer.assign([TopicPartition(topic, 0)])
+        assert read(consumer, 1) == {0: ["0/0"]}
+    polling = consumer._polling
+    assert len(polling.fetching._known) <= 2
+    assert polling.fetching._stores._of_topics.keys() == {"job-4"}
+    assert polling.topics._known <= {"job-4"}
+
+
+@pytest.mark.on_sqlite
 def test_polls_keep_the_order_and_the_limit(cluster, log, consume):
     make(cluster, "t", 2)
     fill(log, "t", [12, 7])
