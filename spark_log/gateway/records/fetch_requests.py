@@ -41,17 +41,17 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
     needed = 0
     # the last answers, if they had fewer than min_bytes: records are read again once a position or version is another
     too_few: Sequence[Answer] | None = None
-    found: FoundAnswers | None = None
+    news: FoundAnswers | None = None
     while True:
-        if found is None or decoded is None:
+        if news is None or decoded is None:
             seen, asked, answers, named = await services.call(_positions, services, request, decoded)
             decoded = asked if named else None
         else:
-            seen, answers = found
-            found = None
+            seen, answers = news
+            news = None
         left_s = deadline_s - clock.monotonic_s()
         if answers == too_few and left_s > 0:  # the change was of other partitions
-            found = await services.fetch_watches.wait(_waiting(decoded, answers, too_few), seen, left_s)
+            news = await services.fetch_watches.wait(_waiting(decoded, answers, too_few), seen, left_s)
             continue
         await memory.response.more(max(needed, _bytes_to_read(asked, answers, request.max_bytes)))
         left = request.max_bytes
@@ -74,7 +74,7 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
         del answers
         memory.response.set(0)
         needed = 0
-        found = await services.fetch_watches.wait(waiting, seen, left_s)
+        news = await services.fetch_watches.wait(waiting, seen, left_s)
 
 
 def _waiting(
