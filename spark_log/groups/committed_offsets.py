@@ -273,18 +273,16 @@ def read_commits(
     return found if requested is None else {p: commit for p, commit in found.items() if p in requested}
 
 
-def has_commits(connection: sa.Connection, group_id: str) -> bool:
-    """Return whether the group has commits of topics that exist. A commit while its topic is deleted may leave one that
-    does not count.
+def has_commits(group_id: str | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Return the condition that the group has commits of topics that exist. A commit while its topic is deleted may
+    leave one that does not count.
     """
-    query = sa.select(GROUP_OFFSET.group_id).join(t.topic, TOPIC.topic_id == GROUP_OFFSET.topic_id)
-    return connection.execute(query.where(GROUP_OFFSET.group_id == group_id).limit(1)).first() is not None
+    return sa.exists().where(GROUP_OFFSET.group_id == group_id, TOPIC.topic_id == GROUP_OFFSET.topic_id)
 
 
-def has_pending_commits(connection: sa.Connection, group_id: str) -> bool:
-    """Return whether an open transaction has offsets for the group."""
-    query = sa.select(TRANSACTION_OFFSET.group_id).where(TRANSACTION_OFFSET.group_id == group_id).limit(1)
-    return connection.execute(query).first() is not None
+def has_pending_commits(group_id: str | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Return the condition that an open transaction has offsets for the group."""
+    return sa.exists().where(TRANSACTION_OFFSET.group_id == group_id)
 
 
 def delete_commits(connection: sa.Connection, group_id: str, partitions: Collection[TopicPartition]) -> None:

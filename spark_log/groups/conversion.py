@@ -44,7 +44,7 @@ def upgrade(
         return before
     classic = advance(stored, now.lease_ms)
     members = [] if not classic.joined else _translated(store, connection, classic, now)
-    delete_classic(connection, group_id)
+    delete_classic(connection, [group_id])
     for member in members:
         rows.insert_member(connection, group_id, member)
         rows.assign_partitions(connection, group_id, member.member_id, member.member.target)

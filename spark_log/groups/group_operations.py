@@ -221,7 +221,7 @@ def delete_group(store: Store, group_id: str) -> None:
     def delete(connection: sa.Connection, _attempt: Attempt) -> None:
         _lock_existing(connection, group_id)
         refuse_live(store, connection, group_id)
-        delete_classic(connection, group_id)
+        delete_classic(connection, [group_id])
         delete_pending_offsets(connection, group_id)
         delete_state(connection, group_id)
         for table in (t.group_offset, t.group_partition, t.group_member, t.consumer_group):

@@ -1,5 +1,8 @@
 """Deletes committed offsets that have expired by offsets.retention.minutes, and groups without offsets (KIP-211)."""
 
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
 import sqlalchemy as sa
 
 from spark_log.cluster.lease import Fence, unfenced
@@ -14,6 +17,7 @@ from spark_log.groups.committed_offsets import KEPT, has_commits, has_pending_co
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer_messages import subscription_of
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC, TRANSACTION_OFFSET
 from spark_log.metadata.store import Attempt, Store
 from spark_log.metadata.store_clock import StoreClock
@@ -24,6 +28,9 @@ _PENDING = sa.exists().where(
     TRANSACTION_OFFSET.partition == GROUP_OFFSET.partition,
 )
 """An open transaction may commit another offset of the partition."""
+_WITHOUT_OFFSETS = ~has_commits(CONSUMER_GROUP.group_id) & ~has_pending_commits(CONSUMER_GROUP.group_id)
+_ROWS_A_TURN = 1_000
+"""The rows after which a transaction takes no more groups. All appends wait for it on SQLite."""
 
 
 def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence: Fence = unfenced) -> int:
@@ -36,28 +43,66 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
     may commit another one, or if its metadata is KEPT. The first error of a group with members is raised at the end.
     """
     retention_ms = (settings or store.settings).offsets_retention_ms
-
-    def expire_of_empty(connection: sa.Connection, _attempt: Attempt) -> int:
-        fence(connection)
-        before_ms = store.clock(connection).wall_ms - retention_ms
-        groups = sa.select(CONSUMER_GROUP.group_id).where(_empty_since(before_ms)).order_by(CONSUMER_GROUP.group_id)
-        gone = 0
-        for group_id in connection.execute(groups.with_for_update()).scalars().all():
-            gone += connection.execute(
-                t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id, _old(before_ms))
-            ).rowcount
-            if not (has_commits(connection, group_id) or has_pending_commits(connection, group_id)):
-                delete_classic(connection, group_id)
-                # of topics that were deleted during the commit
-                connection.execute(t.group_offset.delete().where(GROUP_OFFSET.group_id == group_id))
-                connection.execute(t.consumer_group.delete().where(CONSUMER_GROUP.group_id == group_id))
-        return gone
-
-    gone = store.transact(expire_of_empty)
+    due = store.read(lambda connection: _due_groups(connection, store.clock(connection), retention_ms))
+    gone = 0
+    for group_ids in _portions(due):
+        gone += store.transact(partial(_expire_of_empty, store, fence, retention_ms, group_ids))
     with FirstFailure() as failure:
         for group_id in store.read(lambda connection: _with_members(connection, store.clock(connection), retention_ms)):
             with failure.attempt():
                 gone += _expire_unsubscribed(store, group_id, retention_ms, fence)
+    return gone
+
+
+def _due_groups(connection: sa.Connection, now: StoreClock, retention_ms: int) -> list[tuple[str, int]]:
+    """Return the groups without members that have something to delete, with the numbers of their expired offsets."""
+    before_ms = now.wall_ms - retention_ms
+    expired = (GROUP_OFFSET.group_id == CONSUMER_GROUP.group_id) & _old(before_ms)
+    count = sa.select(sa.func.count()).select_from(t.group_offset).where(expired).scalar_subquery()
+    due = sa.exists().where(expired) | _WITHOUT_OFFSETS
+    query = sa.select(CONSUMER_GROUP.group_id, count).where(_empty_since(before_ms), due)
+    return [(group_id, count) for group_id, count in connection.execute(query.order_by(CONSUMER_GROUP.group_id))]
+
+
+def _portions(groups: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
+    """Divide groups with their numbers of offsets into portions of about `_ROWS_A_TURN` rows."""
+    portion: list[str] = []
+    row_count = 0
+    for group_id, offset_count in groups:
+        portion.append(group_id)
+        row_count += 1 + offset_count
+        if row_count >= _ROWS_A_TURN:
+            yield portion
+            portion, row_count = [], 0
+    if portion:
+        yield portion
+
+
+def _expire_of_empty(
+    store: Store,
+    fence: Fence,
+    retention_ms: int,
+    group_ids: Sequence[str],
+    connection: sa.Connection,
+    _attempt: Attempt,
+) -> int:
+    """Delete the expired offsets of those of the groups that are still empty, and the groups that then have none.
+    Return the number of deleted offsets.
+    """
+    fence(connection)
+    before_ms = store.clock(connection).wall_ms - retention_ms
+    empty = sa.select(CONSUMER_GROUP.group_id).where(
+        in_list(CONSUMER_GROUP.group_id, group_ids), _empty_since(before_ms)
+    )
+    locked = connection.execute(empty.order_by(CONSUMER_GROUP.group_id).with_for_update()).scalars().all()
+    # separate statements: on PostgreSQL they see what others committed while this transaction waited for the locks
+    old = in_list(GROUP_OFFSET.group_id, locked) & _old(before_ms)
+    gone = connection.execute(t.group_offset.delete().where(old)).rowcount
+    over = sa.select(CONSUMER_GROUP.group_id).where(in_list(CONSUMER_GROUP.group_id, locked), _WITHOUT_OFFSETS)
+    group_ids = connection.execute(over).scalars().all()
+    delete_classic(connection, group_ids)
+    for table in (t.group_offset, t.consumer_group):  # the offsets are of topics that were deleted during the commit
+        connection.execute(table.delete().where(in_list(table.c.group_id, group_ids)))
     return gone
 
 

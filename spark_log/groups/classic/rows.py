@@ -12,7 +12,7 @@ from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import Group
 from spark_log.groups.consumer.stored_values import facts_json, protocols_json, protocols_of
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import Prepared
+from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_GROUP
 from spark_log.metadata.store_clock import StoreClock
 
@@ -121,10 +121,10 @@ def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: 
         rows.save_group(connection, after.group_id, group, **values)
 
 
-def delete_classic(connection: sa.Connection, group_id: str) -> None:
-    """Delete the rows that make the group classic. Its row of `consumer_group` stays. The caller holds its lock."""
+def delete_classic(connection: sa.Connection, group_ids: Collection[str]) -> None:
+    """Delete the rows that make groups classic. Their rows of `consumer_group` stay. The caller holds their locks."""
     for table in (t.classic_member, t.classic_group):
-        connection.execute(table.delete().where(table.c.group_id == group_id))
+        connection.execute(table.delete().where(in_list(table.c.group_id, group_ids)))
 
 
 def _group(row: Any, now: StoreClock) -> ClassicGroup:

@@ -331,11 +331,7 @@ def take_over(connection: sa.Connection, group_id: str, group: group_rows.GroupR
     """Check that a group of another type has nothing left: then its id may be that of a share group. Raises
     GroupIdNotFoundError.
     """
-    has_classic = t.classic_group.c.group_id == group_id
-    if (
-        group_rows.count_members(connection, group_id)
-        or has_commits(connection, group_id)
-        or has_pending_commits(connection, group_id)
-        or connection.execute(sa.select(t.classic_group.c.group_id).where(has_classic)).first() is not None
-    ):
+    is_classic = sa.exists().where(t.classic_group.c.group_id == group_id)
+    is_in_use = is_classic | has_commits(group_id) | has_pending_commits(group_id)
+    if group_rows.count_members(connection, group_id) or connection.execute(sa.select(is_in_use)).scalar_one():
         raise not_a_share_group(group_id)

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from json import JSONDecodeError
 from types import SimpleNamespace
 from typing import Any, cast
@@ -719,6 +720,41 @@ def test_offsets_expire_once_their_group_has_been_empty_for_long(cluster):
     assert expire_offsets(cluster.store) == 0
     assert [found.group_id for found in list_groups(cluster.store)] == ["at-work", "new"]
     assert len(committed_offsets(cluster.store, "at-work")) == 2
+
+
+def put_empty_groups(cluster, count, committed_ms):
+    """Insert groups without members since long ago, each with one committed offset in topic t."""
+    topic_id = create_topic(cluster, "t", 1).topic_id
+    ids = [f"g{number:04}" for number in range(count)]
+    group = {"generation": 0, "target_generation": 0, "assignor": "", "empty_since_ms": 1}
+    offset = {
+        "topic_id": topic_id, "partition": 0, "committed_offset": 0, "leader_epoch": -1, "commit_metadata": b"",
+        "committed_ms": committed_ms, "position": 0,
+    }  # fmt: skip
+    change(cluster, t.consumer_group.insert().values([{**group, "group_id": group_id} for group_id in ids]))
+    change(cluster, t.group_offset.insert().values([{**offset, "group_id": group_id} for group_id in ids]))
+
+
+def test_other_transactions_run_during_the_expiry_of_many_offsets(cluster):
+    put_empty_groups(cluster, 1_200, committed_ms=1)
+    left = []
+
+    def fence(connection):
+        left.append(connection.execute(sa.select(sa.func.count()).select_from(t.consumer_group)).scalar_one())
+
+    assert count_expired_offsets(cluster.store, cluster.store.settings) == 1_200
+    assert expire_offsets(cluster.store, fence=fence) == 1_200
+    left.append(len(list_groups(cluster.store)))
+    assert left[0] == 1_200 and left[-1] == 0
+    assert max(before - after for before, after in pairwise(left)) <= 500, "groups deleted in one transaction"
+
+
+def test_no_transaction_locks_empty_groups_whose_offsets_do_not_expire(cluster):
+    put_empty_groups(cluster, 2, committed_ms=cluster.store.now().wall_ms)
+    fenced = []
+    assert expire_offsets(cluster.store, fence=fenced.append) == 0
+    assert fenced == []
+    assert len(list_groups(cluster.store)) == 2
 
 
 def test_a_group_whose_member_subscribes_to_nothing_is_not_empty(cluster):
