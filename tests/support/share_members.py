@@ -21,6 +21,7 @@ from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
+from spark_log.groups.share.offers import ask_offers, offers_of
 from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
@@ -97,7 +98,7 @@ def move_lock_ends(cluster: Cluster, by_ms: int) -> None:
 
     def move(connection: sa.Connection, _attempt: Attempt) -> None:
         now = cluster.store.clock(connection)
-        for key in rows.offers_of(rows.ask_offers(connection, "workers")):
+        for key in offers_of(ask_offers(connection, "workers")):
             row = rows.row_of(rows.ask_row(connection, "workers", key, lock=True), "workers", key, now)
             assert row is not None
             ranges = tuple(r._replace(until_ms=r.until_ms - by_ms) if r.lock > 0 else r for r in row.window.ranges)

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.config import GroupConfig
 from spark_log.groups.share import rows
+from spark_log.groups.share.offers import Offer, ask_offers, offers_of
 from spark_log.groups.share.rules import Delayed, Limits
 from spark_log.groups.share.service import Outcome
 from spark_log.log.partitions.partition_rows import Key
@@ -24,7 +25,7 @@ _GROUPS_MAX = 1_000
 class Look:
     """The offers of all partitions of a group to its members, as of one read."""
 
-    offers: dict[Key, rows.Offer]
+    offers: dict[Key, Offer]
     due: dict[Key, list[Delayed]]
     """The records whose time has come, of partitions that have some."""
     config: GroupConfig
@@ -38,8 +39,8 @@ def look(store: Store, group_id: str) -> Look:
         with one_message(connection):
             clock = store.ask_clock(connection)
             configs = rows.ask_configs(connection, group_id)
-            answer = rows.ask_offers(connection, group_id)
-        now, offers = clock(), rows.offers_of(answer)
+            answer = ask_offers(connection, group_id)
+        now, offers = clock(), offers_of(answer)
         due = {
             key: rows.due_of(rows.ask_due(connection, group_id, key, now.wall_ms))
             for key, offer in offers.items()
@@ -50,16 +51,17 @@ def look(store: Store, group_id: str) -> Look:
     return store.read(read)
 
 
-def has_work(offer: rows.Offer, now: StoreClock, limits: Limits) -> bool:
-    """Return whether a poll may acquire records of the partition now, or must follow an election, after which the log
-    may have other records below `next_offset`.
+def has_work(offer: Offer, now: StoreClock, limits: Limits) -> bool:
+    """Return whether a poll may acquire records of the partition now, or must follow the log first: after an election
+    it may have other records below `next_offset`, and after retention there may be room for more delayed records.
     """
     ended = offer.wake_ms is not None and now.expired(offer.wake_ms, offer.clock_epoch)
-    due = offer.due_ms is not None and offer.due_ms <= now.wall_ms
-    room = offer.unfinished < limits.record_locks and offer.delayed < limits.delayed
-    new = offer.next_offset < offer.log.high_watermark and room
+    room = offer.unfinished < limits.record_locks
+    due = room and offer.due_ms is not None and offer.due_ms <= now.wall_ms
+    new = room and offer.delayed < limits.delayed and offer.next_offset < offer.log.high_watermark
     elected = offer.leader_epoch != offer.log.leader_epoch
-    return bool(offer.available) or ended or new or elected or (due and offer.unfinished < limits.record_locks)
+    removed = offer.first_delayed is not None and offer.first_delayed < offer.log.log_start_offset
+    return bool(offer.available) or ended or new or elected or removed or due
 
 
 def next_change_ms(look: Look, keys: Iterable[Key]) -> int | None:

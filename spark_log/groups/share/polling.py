@@ -16,6 +16,7 @@ from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.dead_letters import DeadLetters
 from spark_log.groups.share.looks import Look, Looks, Seen, has_work, next_change_ms
+from spark_log.groups.share.offers import Offer
 from spark_log.groups.share.reading import ShareReads, near
 from spark_log.groups.share.rules import AVAILABLE, Acknowledgement, Delayed, Range
 from spark_log.groups.share.service import Outcome, Poll, Readable, run_polls
@@ -323,7 +324,7 @@ class SharePolls:
             logger.warning("share group %r: partition %s cannot be read: %s", group_id, key, redact(str(error)))
 
     def _read(
-        self, group_id: str, key: Key, name: str, offer: rows.Offer, seen: Look, locks: int, request: Request,
+        self, group_id: str, key: Key, name: str, offer: Offer, seen: Look, locks: int, request: Request,
         *, at_once: bool,
     ) -> Readable:  # fmt: skip
         """Read the records that a poll may acquire. With `at_once` it raises _WouldBlock if that may take long."""

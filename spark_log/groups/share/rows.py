@@ -101,6 +101,7 @@ _DUE = Prepared(
     .limit(sa.literal_column(str(_DUE_MAX)))
     .offset(sa.literal_column("0"))
 )
+_FIRST_DELAYED = Prepared(sa.select(sa.func.min(SHARE_DELAYED.offset)).where(*_DELAYED_HERE))
 _CONFIGS = Prepared(sa.select(GROUP_CONFIG.configs).where(GROUP_CONFIG.group_id == sa.bindparam("g")))
 _SAVE = Prepared(
     t.share_partition.update()
@@ -136,6 +137,10 @@ def ask_due(connection: sa.Connection, group_id: str, key: Key, now_ms: int) -> 
     return _DUE.ask(connection, {**_where(group_id, key), "now": now_ms})
 
 
+def ask_first_delayed(connection: sa.Connection, group_id: str, key: Key) -> Answer:
+    return _FIRST_DELAYED.ask(connection, _where(group_id, key))
+
+
 def ask_configs(connection: sa.Connection, group_id: str) -> Answer:
     return _CONFIGS.ask(connection, {"g": group_id})
 
@@ -156,6 +161,12 @@ def log_of(answer: Answer) -> LogFacts | None:
 
 def due_of(answer: Answer) -> list[Delayed]:
     return [Delayed(*row) for row in answer.rows()]
+
+
+def first_delayed_of(answer: Answer) -> int | None:
+    """Return the first offset of a delayed record, or None if there is none."""
+    [(offset,)] = answer.rows()
+    return None if offset is None else int(offset)
 
 
 def configs_of(answer: Answer, settings: ClusterSettings) -> GroupConfig:
@@ -281,24 +292,6 @@ def has_rows(connection: sa.Connection, group_id: str) -> bool:
     return connection.execute(query).first() is not None
 
 
-def outdated(connection: sa.Connection, now: StoreClock) -> list[tuple[str, Key]]:
-    """Return the partitions, in order, in which locks have ended, or retention has removed unfinished records."""
-    same = (PARTITION.topic_id == SHARE_PARTITION.topic_id) & (PARTITION.partition == SHARE_PARTITION.partition)
-    ended = SHARE_PARTITION.wake_ms.is_not(None) & (
-        (SHARE_PARTITION.clock_epoch != now.clock_epoch) | (SHARE_PARTITION.wake_ms <= now.lease_ms)
-    )
-    removed = (SHARE_PARTITION.start_offset < PARTITION.log_start_offset) & (
-        SHARE_PARTITION.unfinished + SHARE_PARTITION.delayed > 0
-    )
-    query = (
-        sa.select(SHARE_PARTITION.group_id, SHARE_PARTITION.topic_id, SHARE_PARTITION.partition)
-        .join(t.partition, same)
-        .where(ended | removed)
-        .order_by(SHARE_PARTITION.group_id, SHARE_PARTITION.topic_id, SHARE_PARTITION.partition)
-    )
-    return [(group_id, (topic_id, partition)) for group_id, topic_id, partition in connection.execute(query)]
-
-
 def read_configs(connection: sa.Connection, group_id: str) -> dict[str, str]:
     """Return the configs that the group sets."""
     rows = _CONFIGS.rows(connection, {"g": group_id})
@@ -318,71 +311,6 @@ def save_configs(connection: sa.Connection, group_id: str, configs: Mapping[str,
     """
     text = json.dumps(dict(sorted(configs.items())), separators=(",", ":"))
     insert_or_replace(connection, t.group_config, [{"group_id": group_id, "configs": text}])
-
-
-class Offer(NamedTuple):
-    """The counts and times that decide whether a poll finds records in a partition, as of the last read."""
-
-    next_offset: int
-    start_offset: int
-    available: int
-    unfinished: int
-    archiving: int
-    delayed: int
-    wake_ms: int | None
-    due_ms: int | None
-    """The first due time of a delayed record (wall clock)."""
-    clock_epoch: str
-    leader_epoch: int
-    """The epoch up to which the window follows the log's elections."""
-    log: LogFacts
-
-
-_HAS_DELAYED = SHARE_PARTITION.delayed > sa.literal_column("0")
-_FIRST_DUE = (
-    sa.select(sa.func.min(SHARE_DELAYED.due_ms))
-    .where(
-        SHARE_DELAYED.group_id == SHARE_PARTITION.group_id,
-        SHARE_DELAYED.topic_id == SHARE_PARTITION.topic_id,
-        SHARE_DELAYED.partition == SHARE_PARTITION.partition,
-    )
-    .scalar_subquery()
-)
-_OFFERS = Prepared(
-    sa.select(
-        SHARE_PARTITION.topic_id, SHARE_PARTITION.partition, SHARE_PARTITION.next_offset, SHARE_PARTITION.start_offset,
-        SHARE_PARTITION.available, SHARE_PARTITION.unfinished, SHARE_PARTITION.archiving, SHARE_PARTITION.delayed,
-        SHARE_PARTITION.wake_ms, sa.case((_HAS_DELAYED, _FIRST_DUE)), SHARE_PARTITION.clock_epoch,
-        SHARE_PARTITION.leader_epoch,
-        PARTITION.log_start_offset, PARTITION.high_watermark, PARTITION.leader_epoch, PARTITION.rewrites,
-    )
-    .join(
-        t.partition,
-        (PARTITION.topic_id == SHARE_PARTITION.topic_id) & (PARTITION.partition == SHARE_PARTITION.partition),
-    )
-    .where(SHARE_PARTITION.group_id == sa.bindparam("g"))
-)  # fmt: skip
-
-
-def ask_offers(connection: sa.Connection, group_id: str) -> Answer:
-    return _OFFERS.ask(connection, {"g": group_id})
-
-
-def offers_of(answer: Answer) -> dict[Key, Offer]:
-    """Return the offers of all partitions of the group."""
-    return {
-        (topic_id, partition): Offer._make([*numbers[:10], LogFacts._make(numbers[10:])])
-        for topic_id, partition, *numbers in answer.rows()
-    }
-
-
-def offer_of(row: ShareRow, log: LogFacts, now: StoreClock) -> Offer:
-    """Return what a row offers, without the due time of delayed records."""
-    window = row.window
-    return Offer(
-        window.next, window.start, window.available, window.unfinished, window.archiving, window.delayed,
-        window.wake_ms, None, now.clock_epoch, row.leader_epoch, log,
-    )  # fmt: skip
 
 
 def with_delays_dropped(row: ShareRow, dropped: int, *, expired: bool) -> ShareRow:

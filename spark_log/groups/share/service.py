@@ -17,6 +17,7 @@ from spark_log.errors.first_failure import FirstFailure
 from spark_log.failpoints import failpoint
 from spark_log.groups.share import rows, rules
 from spark_log.groups.share.acquisition_rules import Request, Stretch, acquire, parts
+from spark_log.groups.share.offers import Offer, offer_of, outdated
 from spark_log.groups.share.rules import Acknowledgement, Change, Delayed, Limits, Range, Time
 from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
@@ -79,8 +80,10 @@ class Outcome:
     """The duration of the locks."""
     archived: set[Key] = field(default_factory=set)
     """Partitions in which this transaction archived records, which wait for their dead letters."""
-    offers: dict[Key, rows.Offer] = field(default_factory=dict)
-    """The offers of the partitions of the poll after the transaction, without the due time of delayed records."""
+    offers: dict[Key, Offer] = field(default_factory=dict)
+    """The offers of the partitions of the poll after the transaction, without the times and offsets of delayed
+    records.
+    """
 
 
 def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> list[Outcome]:
@@ -116,7 +119,7 @@ def end_idle_locks(store: Store, fence: Fence = unfenced) -> int:
     has removed. Returns the number of partitions. Raises the errors of `fence`, and the first error of a partition at
     the end.
     """
-    places = store.read(lambda connection: rows.outdated(connection, store.clock(connection)))
+    places = store.read(lambda connection: outdated(connection, store.clock(connection)))
     polls = [Poll(group_id, "", release={key: frozenset()}) for group_id, key in places]
     with FirstFailure() as failure:
         for first in range(0, len(polls), _IDLE_MAX):
@@ -140,6 +143,8 @@ class _Work:
     stored: rows.ShareRow
     log: rows.LogFacts
     due: list[Delayed]
+    first_delayed: int | None
+    """The first offset of a delayed record, as stored."""
     delayed: list[Delayed] = field(default_factory=list)
     came_due: list[int] = field(default_factory=list)
     truncated: bool = False
@@ -163,7 +168,7 @@ class _Transaction:
         """Lock the rows of all polls, and read what the rules need, in one message."""
         places = sorted({(poll.group_id, key) for poll in self.polls for key in poll.keys})
         acquiring = {(poll.group_id, key) for poll in self.polls for key in poll.readable}
-        asked: dict[tuple[str, Key], tuple[Answer, Answer, Answer | None]] = {}
+        asked: dict[tuple[str, Key], tuple[Answer, Answer, Answer, Answer | None]] = {}
         about_ms = self.store.now().wall_ms
         with one_message(self.connection):
             clock = self.store.ask_clock(self.connection)
@@ -174,16 +179,18 @@ class _Transaction:
                 asked[group_id, key] = (
                     rows.ask_row(self.connection, group_id, key, lock=True),
                     rows.ask_log(self.connection, key),
+                    rows.ask_first_delayed(self.connection, group_id, key),
                     rows.ask_due(self.connection, group_id, key, about_ms) if (group_id, key) in acquiring else None,
                 )
         self._now = clock()
         settings = self.store.settings
         self._configs = {group_id: rows.configs_of(answer, settings) for group_id, answer in configs.items()}
-        for (group_id, key), (row_answer, log_answer, due_answer) in asked.items():
+        for (group_id, key), (row_answer, log_answer, first_answer, due_answer) in asked.items():
             row, log = rows.row_of(row_answer, group_id, key, self._now), rows.log_of(log_answer)
+            first_delayed = rows.first_delayed_of(first_answer)
             due = [] if due_answer is None else rows.due_of(due_answer)
             if row is not None and log is not None:
-                self._work[group_id, key] = work = _Work(row, row, log, due)
+                self._work[group_id, key] = work = _Work(row, row, log, due, first_delayed)
                 self._follow_log(work, self._limits(group_id))
 
     def _limits(self, group_id: str) -> Limits:
@@ -207,9 +214,9 @@ class _Transaction:
                 work.due = [entry for entry in work.due if entry.offset < end]
             row = replace(row, leader_epoch=log.leader_epoch)
         clipped = rules.clip(row.window, log.log_start_offset)
-        # The start may be above delayed records, and then the window does not show that they are gone.
-        if clipped.window != row.window or any(entry.offset < log.log_start_offset for entry in work.due):
-            row = replace(row, window=clipped.window, expired=row.expired + clipped.expired)
+        row = replace(row, window=clipped.window, expired=row.expired + clipped.expired)
+        # The start may be above delayed records: the window does not show that they are gone.
+        if work.first_delayed is not None and work.first_delayed < log.log_start_offset:
             dropped = rows.drop_delays(self.connection, row.group_id, row.key, below=log.log_start_offset)
             row = rows.with_delays_dropped(row, dropped, expired=True)
             work.due = [entry for entry in work.due if entry.offset >= log.log_start_offset]
@@ -280,7 +287,7 @@ class _Transaction:
         for poll, outcome in zip(self.polls, self.outcomes, strict=True):
             outcome.archived = {work.row.key for work in changed if work.archived and work.row.key in poll.keys}
             mine = {key: self._work[poll.group_id, key] for key in poll.readable if (poll.group_id, key) in self._work}
-            outcome.offers = {key: rows.offer_of(work.row, work.log, self._now) for key, work in mine.items()}
+            outcome.offers = {key: offer_of(work.row, work.log, self._now) for key, work in mine.items()}
         with sent_with_commit(self.connection):
             rows.save(self.connection, [work.row for work in changed], self._now)
             for work in changed:

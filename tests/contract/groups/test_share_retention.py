@@ -147,6 +147,24 @@ def test_due_records_below_the_log_start_are_expired(cluster, topic, beyond, pro
     assert member.result().wait_ms != 0, "the next poll does not expect records that are gone"
 
 
+@pytest.mark.parametrize("polled", [False, True], ids=["no member polls", "a member polls"])
+def test_delayed_records_that_retention_removes_make_room_for_others(cluster, log, topic, polled):
+    """All records below the start are delayed, as many as the group may have. The log begins at the start."""
+    alter_group_configs(cluster.store, "workers", {"share.partition.max.delayed.records": str(COUNT)})
+    member = ShareMember(cluster)
+    member.acknowledge(member.poll(), AcknowledgeType.RELEASE, delay_ms=HOUR_MS)
+    append(log, topic, "waits", "waits too")
+    assert member.poll() == {}, "no more records can be delayed"
+    remove_below(cluster, COUNT)
+    if not polled:
+        assert end_idle_locks(cluster.store) == 1
+        assert row(cluster).window.delayed == 0
+        assert end_idle_locks(cluster.store) == 0
+    assert offsets_of(member.poll()) == [COUNT, COUNT + 1]
+    assert (row(cluster).expired, row(cluster).window.delayed) == (COUNT, 0)
+    assert rows_of(cluster, t.share_delayed)["share_delayed"] == []
+
+
 def test_retention_by_time_with_a_group_that_nobody_polls(cluster, log, topic):
     """Two of the records are young, and one of them is Acquired."""
     append(log, topic, "young", "younger", timestamp_ms=cluster.store.now().wall_ms)
