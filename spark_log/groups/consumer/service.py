@@ -39,7 +39,7 @@ from spark_log.groups.consumer.rules import (
     notice_topics,
 )
 from spark_log.groups.consumer.stored_values import Pattern, Subscription, subscription_json
-from spark_log.groups.consumer.topic_patterns import matching
+from spark_log.groups.consumer.topic_patterns import TopicMatches, match_topics
 from spark_log.groups.conversion import check_upgrade, downgrade, upgrade
 from spark_log.groups.identity import Identity
 from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
@@ -69,10 +69,7 @@ def consumer_heartbeat(store: Store, heartbeat: ConsumerHeartbeat, assignors: Ma
     trusted = True
     for attempt in range(_TRIES):
         last = attempt == _TRIES - 1
-        result = store.transact(
-            lambda connection, _, t=trusted, last=last: _heartbeat(store, connection, heartbeat, t, last),  # type: ignore[misc]
-            timeout_ms=_TIMEOUT_MS,
-        )
+        result = _run(store, heartbeat, trusted, last)
         if isinstance(result, _Decided):
             break
         store.changes.announce()
@@ -133,11 +130,41 @@ class _TargetIsStale:
     trusted: bool
 
 
+class _NotMatchedError(Exception):
+    """The topics that a regular expression matches must be found first."""
+
+    def __init__(self, regex: str) -> None:
+        super().__init__(regex)
+        self.regex = regex
+
+
+def _run(store: Store, heartbeat: ConsumerHeartbeat, trusted: bool, last: bool) -> _Decided | _TargetIsStale:
+    """Run a transaction that decides a heartbeat, and match the topics before it. A heartbeat without a regular
+    expression may need that of the stored subscription, as the transaction finds.
+    """
+    regex = heartbeat.regex
+    while True:
+        matches = match_topics(store, regex, heartbeat.may_describe) if regex else None
+        try:
+            return store.transact(
+                lambda connection, _, m=matches: _heartbeat(store, connection, heartbeat, m, trusted, last),  # type: ignore[misc]
+                timeout_ms=_TIMEOUT_MS,
+            )
+        except _NotMatchedError as error:
+            regex = error.regex
+
+
 def _heartbeat(
-    store: Store, connection: sa.Connection, heartbeat: ConsumerHeartbeat, trusted: bool, last: bool
+    store: Store,
+    connection: sa.Connection,
+    heartbeat: ConsumerHeartbeat,
+    matches: TopicMatches | None,
+    trusted: bool,
+    last: bool,
 ) -> _Decided | _TargetIsStale:
     """Decide a heartbeat; in the `last` attempt even with a stale target. With `trusted`, the earlier attempts found
-    that the member's previous heartbeat came from the same connection.
+    that the member's previous heartbeat came from the same connection. Raises _NotMatchedError if `matches` is not of
+    the member's regular expression.
     """
     me = heartbeat.me
     if heartbeat.epoch == JOINING:
@@ -156,12 +183,12 @@ def _heartbeat(
         size = sum(len(metadata) for _, metadata in heartbeat.protocols)
         check_metadata(me.group_id, size + rows.classic_bytes(connection, me.group_id, me.member_id))
     if row is None:
-        row, group = _join(store, connection, heartbeat, group, now)
+        row, group = _join(store, connection, heartbeat, matches, group, now)
     else:
         check_epoch(row.member, row.epochs, _epoch(heartbeat, row), heartbeat.owned)
         trusted = trusted and row.epochs.connection_id == heartbeat.connection_id
         topics, assignors = row.subscription.topics, row.subscription.assignors
-        row = _with_subscription(connection, row, heartbeat)
+        row = _with_subscription(connection, row, heartbeat, matches)
         kept = row.subscription.topics & topics  # another subscription is a change by itself
         group = notice_topics(group, before.topics, rows.topic_facts(connection, kept), kept)
         changed = row.subscription.topics != topics or (
@@ -251,15 +278,18 @@ def _with_assigned(connection: sa.Connection, group_id: str, row: rows.MemberRow
 
 
 def _join(
-    store: Store, connection: sa.Connection, heartbeat: ConsumerHeartbeat, group: Group, now: StoreClock
+    store: Store,
+    connection: sa.Connection,
+    heartbeat: ConsumerHeartbeat,
+    matches: TopicMatches | None,
+    group: Group,
+    now: StoreClock,
 ) -> tuple[rows.MemberRow, Group]:
     """Write a new member. Return it, and the group after the join. Raises GroupMaxSizeReachedError, or
     InconsistentGroupProtocolError if the members would have no assignor in common.
     """
     me = heartbeat.me
-    subscription = _subscription(
-        connection, heartbeat, heartbeat.names or frozenset(), heartbeat.regex or "", _preference(heartbeat)
-    )
+    subscription = _subscription(heartbeat.names or frozenset(), heartbeat.regex or "", _preference(heartbeat), matches)
     _check_room(connection, me, subscription)
     choose_assignor(
         [subscription.assignors, *(other.assignors for other in rows.read_subscriptions(connection, me.group_id))]
@@ -289,7 +319,9 @@ def _join(
     return row, group
 
 
-def _with_subscription(connection: sa.Connection, row: rows.MemberRow, heartbeat: ConsumerHeartbeat) -> rows.MemberRow:
+def _with_subscription(
+    connection: sa.Connection, row: rows.MemberRow, heartbeat: ConsumerHeartbeat, matches: TopicMatches | None
+) -> rows.MemberRow:
     """Return the row of a member with the subscription of its heartbeat."""
     epochs, subscription = row.epochs, row.subscription
     if heartbeat.rebalance_timeout_ms is not None:
@@ -305,27 +337,23 @@ def _with_subscription(connection: sa.Connection, row: rows.MemberRow, heartbeat
     again = subscription.pattern is not None and subscription.pattern.matched != rows.all_topics(connection)
     if heartbeat.names is not None or heartbeat.regex is not None or assignors != subscription.assignors or again:
         new_names = names if heartbeat.names is None else heartbeat.names
-        subscription = _subscription(
-            connection, heartbeat, new_names, regex if heartbeat.regex is None else heartbeat.regex, assignors
-        )
+        new_regex = regex if heartbeat.regex is None else heartbeat.regex
+        subscription = _subscription(new_names, new_regex, assignors, matches)
         _check_room(connection, heartbeat.me, subscription)
     member = replace(row.member, topics=subscription.topics)
     return replace(row, epochs=epochs, subscription=subscription, member=member, protocols=protocols)
 
 
 def _subscription(
-    connection: sa.Connection,
-    heartbeat: ConsumerHeartbeat,
-    names: frozenset[str],
-    regex: str,
-    assignors: tuple[str, ...],
+    names: frozenset[str], regex: str, assignors: tuple[str, ...], matches: TopicMatches | None
 ) -> Subscription:
     legal = frozenset(name for name in names if is_legal(name))
     if not regex:
         return Subscription(legal, assignors)
-    pattern = Pattern(regex, legal, rows.all_topics(connection))
-    matched = frozenset(filter(heartbeat.may_describe, matching(regex, rows.topic_names(connection))))
-    return Subscription(legal | matched, assignors, pattern)
+    if matches is None or matches.regex != regex:
+        raise _NotMatchedError(regex)
+    # topics that were created or deleted since then are noticed by the next heartbeat
+    return Subscription(legal | matches.names, assignors, Pattern(regex, legal, matches.topic_set))
 
 
 def _check_room(connection: sa.Connection, me: Identity, subscription: Subscription) -> None:

@@ -1,14 +1,35 @@
-"""Matches subscriptions by a regular expression in RE2's syntax, like Kafka's brokers (KIP-848)."""
+"""Matches subscriptions by a regular expression in RE2's syntax, like Kafka's brokers (KIP-848).
 
-from collections.abc import Iterable
+It may take seconds, as clients choose the expression, and the names of all topics are matched. So it comes before the
+transaction of a heartbeat, for which other writers wait.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import sqlalchemy as sa
+
 from spark_log.cluster.names import is_internal
 from spark_log.errors import InvalidRegularExpressionError
+from spark_log.groups.consumer import rows
+from spark_log.groups.consumer.stored_values import TopicSet
+from spark_log.metadata.store import Store
+from spark_log.remembered import Remembered
 
 _PATTERN_BYTES_MAX = 1 << 20
 """The maximum memory of a compiled expression, in bytes."""
+_REMEMBERED_CHARACTERS_MAX = 10_000_000
+
+
+@dataclass(frozen=True)
+class TopicMatches:
+    """The topics that a regular expression matches, of those that existed at one time."""
+
+    regex: str
+    topic_set: TopicSet
+    names: frozenset[str]
 
 
 def check_pattern(regex: str) -> None:
@@ -16,10 +37,23 @@ def check_pattern(regex: str) -> None:
     compile_pattern(regex, "SubscribedTopicRegex")
 
 
-def matching(regex: str, names: Iterable[str]) -> frozenset[str]:
-    """Return the topics whose whole name matches, without internal ones."""
+def match_topics(store: Store, regex: str, may_describe: Callable[[str], bool]) -> TopicMatches:
+    """Return the topics whose whole name matches, without internal ones and those that the client may not see."""
+
+    def read(connection: sa.Connection) -> tuple[TopicSet, frozenset[str]]:
+        return rows.all_topics(connection), frozenset(rows.topic_names(connection))
+
+    topic_set, names = store.read(read)
+    return TopicMatches(regex, topic_set, frozenset(filter(may_describe, _matching(regex, names))))
+
+
+def _match(regex: str, names: frozenset[str]) -> frozenset[str]:
     compiled = compile_pattern(regex, "SubscribedTopicRegex")
     return frozenset(name for name in names if not is_internal(name) and compiled.fullmatch(name))
+
+
+_matching = Remembered(_match, lambda _value, _regex, names: sum(map(len, names)), _REMEMBERED_CHARACTERS_MAX)
+"""Members of a group have the same expression."""
 
 
 @lru_cache(maxsize=256)

@@ -34,7 +34,7 @@ from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups import custom_assignor_membership, membership
 from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets
-from spark_log.groups.consumer import rows, service
+from spark_log.groups.consumer import rows, service, topic_patterns
 from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
 from spark_log.groups.consumer.reconciliation import reconcile_group
 from spark_log.groups.group_operations import (
@@ -54,6 +54,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log.append.producer_expiry import expire_producers
 from spark_log.maintenance.coordinator import periodic_tasks
 from spark_log.metadata import tables as t
+from spark_log.metadata.connections.writer_queue import is_writing
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_OFFSET, TOPIC
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic, delete_topic
 from spark_log.transactions.transaction_rows import insert_empty_transaction, write_pending_offsets
@@ -777,6 +778,29 @@ def test_a_group_whose_member_subscribes_to_nothing_is_not_empty(cluster):
     assert expire_offsets(cluster.store) == 0
     assert committed_offsets(cluster.store, "g") == {tp(0): 1}
     assert service.consumer_heartbeat(cluster.store, replace(idle, epoch=epoch), known_assignors()).epoch == epoch
+
+
+def test_no_writer_waits_while_topics_are_matched_with_a_regular_expression(cluster, monkeypatch):
+    create_topic(cluster, "orders-1", 1)
+    compiled, writing = topic_patterns.compile_pattern, []
+
+    def compile_pattern(*arguments):
+        writing.append(is_writing())
+        return compiled(*arguments)
+
+    monkeypatch.setattr(topic_patterns, "compile_pattern", compile_pattern)
+    regex = f"orders-.*|{id(cluster)}"  # no other test has it: what it matches is remembered
+    first = ConsumerHeartbeat(
+        Identity("g", "m", None, "client", "host", LONG_MS), "m", 0, rebalance_timeout_ms=LONG_MS, regex=regex,
+        owned=frozenset(),
+    )  # fmt: skip
+    answer = service.consumer_heartbeat(cluster.store, first, known_assignors())
+    assert answer.partitions == {tp(0, "orders-1")}
+    create_topic(cluster, "orders-2", 1)
+    later = replace(first, epoch=answer.epoch, rebalance_timeout_ms=None, regex=None, owned=answer.partitions)
+    answer = service.consumer_heartbeat(cluster.store, later, known_assignors())
+    assert answer.partitions == {tp(0, "orders-1"), tp(0, "orders-2")}
+    assert writing == [False, False]
 
 
 @pytest.mark.parametrize("assignor", ["range", RangeOfOurs])
