@@ -15,6 +15,7 @@ from spark_log.groups.committed_offsets import Commit, of_their_topics
 from spark_log.groups.transacted_offsets import Commits, Committer, check_committing
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import TOPIC, TRANSACTION, TRANSACTION_OFFSET
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
 from spark_log.transactions import rules
@@ -22,6 +23,12 @@ from spark_log.transactions.fencing_rules import FencingToken
 from spark_log.transactions.rules import ONGOING
 from spark_log.transactions.transaction_rows import write_pending_offsets
 from spark_log.transactions.wire_transactions import WireProducer, locked
+
+_GROUPS = Prepared(
+    sa.select(TRANSACTION_OFFSET.group_id)
+    .distinct()
+    .where(TRANSACTION_OFFSET.producer_id == sa.bindparam("producer_id"))
+)
 
 
 def add_offsets(
@@ -36,13 +43,15 @@ def add_offsets(
     """Make offsets of a group pending in the open transaction. Returns the partitions that do not exist, or whose
     commit has the id of another topic.
 
-    Raises the errors of `rules.check_open`, and FencedConnectionError. Raises UnknownMemberIdError,
-    IllegalGenerationError or FencedInstanceIdError if the member may not commit the offsets now.
+    Raises the errors of `rules.check_open` and `rules.check_groups`, and FencedConnectionError. Raises
+    UnknownMemberIdError, IllegalGenerationError or FencedInstanceIdError if the member may not commit the offsets now.
     """
 
     def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
         transaction = locked(connection, store, producer, token).transaction
         rules.check_open(transaction, producer.ref)
+        groups = _groups_of(connection, producer.producer_id) | {who.group_id}
+        rules.check_groups(groups, f"transaction of {transaction.transactional_id!r}")
         # with the group's lock, a member to which a partition is assigned after this finds the pending offset
         check_committing(store, connection, who, commits, lock=True)
         here = of_their_topics(connection, commits)
@@ -63,6 +72,11 @@ def add_offsets(
     unknown = store.transact(body, timeout_ms=timeout_ms)
     failpoint("gateway.offsets-added")
     return unknown
+
+
+def _groups_of(connection: sa.Connection, producer_id: int) -> set[str]:
+    """Return the groups of which the producer's open transaction has offsets."""
+    return {group_id for (group_id,) in _GROUPS.rows(connection, {"producer_id": producer_id})}
 
 
 def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping[Committer, Commits]:

@@ -12,7 +12,7 @@ A transaction with batches in data stores has a *part* in each of them (`part_ru
 its decision. Until all parts have followed, the transaction is *unfinished*, and the next one cannot begin.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -29,6 +29,8 @@ from spark_log.ids import HOME, StoreId
 
 PENDING_MAX = 50_000
 """The limit of pending batches of a transaction. The commit reads and appends all of them in one SQL transaction."""
+GROUPS_MAX = 1_000
+"""The limit of groups whose offsets a transaction commits. The commit locks all of them in one SQL transaction."""
 EPOCH_MAX = 2**15 - 2
 """The highest epoch that a producer uses, since Kafka's epochs are int16. Above it, `init_producer` gives the
 transactional id another producer id, as in Kafka."""
@@ -181,6 +183,14 @@ def check_pending(batches: int, what: str = "transaction") -> None:
         raise PolicyViolationError(
             f"{what}: more than {PENDING_MAX} batches before its commit; abort it, and commit more often or send larger"
             " batches (linger, batch size)"
+        )
+
+
+def check_groups(group_ids: Collection[str], what: str) -> None:
+    """Raise PolicyViolationError if a transaction would commit offsets of more than GROUPS_MAX groups."""
+    if len(group_ids) > GROUPS_MAX:
+        raise PolicyViolationError(
+            f"{what}: offsets of more than {GROUPS_MAX} groups; abort it, and commit those of fewer groups together"
         )
 
 

@@ -37,7 +37,7 @@ from spark_log.log.append.producer_rows import find_transactional_producer
 from spark_log.log.append.rules import Appended, Batch
 from spark_log.log.log import Log, Records, WrittenBatches
 from spark_log.transactions import transaction_parts, transaction_store
-from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
+from spark_log.transactions.rules import EPOCH_MAX, ProducerRef, check_groups
 from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.transaction_rows import PendingBatch
 
@@ -133,6 +133,8 @@ class ProducerTransaction:
             self.check("send_offsets_to_transaction")
             with self.fail_on_error():
                 store = self._cluster.store
+                groups = {each.group_id for each in [*self._offsets, who]}
+                check_groups(groups, f"transaction of {self._transactional_id!r}")
                 found = self._check_in_store(lambda connection: check_offsets(store, connection, who, commits))
             self._offsets.setdefault(who, {}).update(found)
 

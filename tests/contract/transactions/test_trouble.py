@@ -15,6 +15,7 @@ from spark_log.errors import (
     InvalidProducerIdMappingError,
     InvalidTxnStateError,
     MetadataStoreUnavailableError,
+    PolicyViolationError,
     ProducerFencedError,
     TransactionAbortableError,
 )
@@ -22,7 +23,7 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from spark_log.transactions import transaction_parts, transaction_store
+from spark_log.transactions import rules, transaction_parts, transaction_store
 from spark_log.transactions.rules import ProducerRef
 from tests.contract.transactions.transaction_state import (
     FILES,
@@ -208,6 +209,21 @@ def test_offsets_of_a_consumer_that_lost_its_partitions(cluster, cluster_address
     producer.abort_transaction()
     assert contents(log, out) == {0: [b"good"]}
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
+
+
+def test_a_producer_adds_offsets_of_a_limited_number_of_groups(cluster, topic, begin, monkeypatch):
+    name, groups = topic(), [group() for _ in range(3)]
+    monkeypatch.setattr(rules, "GROUPS_MAX", 2)
+    producer = begin()
+    for mine in [*groups[:2], groups[0]]:
+        producer.send_offsets_to_transaction(commits(name), mine)
+    with pytest.raises(PolicyViolationError, match="of more than 2 groups"):
+        producer.send_offsets_to_transaction(commits(name), groups[2])
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction(commits(name), groups[2])
+    producer.commit_transaction()
+    assert [len(committed_offsets(cluster.store, mine)) for mine in groups] == [0, 0, 1]
 
 
 # Failures between send and commit -----------------------------------------------------------------------------------

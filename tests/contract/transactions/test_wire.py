@@ -253,6 +253,22 @@ def test_pending_batches_are_counted_and_bounded(cluster, topic, log, monkeypatc
     assert wire.pending == 0
 
 
+def test_a_transaction_has_offsets_of_a_limited_number_of_groups(cluster, topic, monkeypatch):
+    name, groups = topic(2), [group() for _ in range(3)]
+    wire = Wire(cluster)
+    monkeypatch.setattr(rules, "GROUPS_MAX", 2)
+    for mine in groups[:2]:
+        wire.add_offsets(mine, name, 0)
+    with pytest.raises(PolicyViolationError, match="of more than 2 groups"):
+        wire.add_offsets(groups[2], name, 0)
+    wire.add_offsets(groups[1], name, 1)
+    assert [len(unstable(cluster, mine)) for mine in groups] == [1, 2, 0]
+    wire.abort()
+    wire.begin()
+    wire.offsets_token = take_fencing_token(cluster.store, wire.who, Role.OFFSETS)
+    wire.add_offsets(groups[2], name, 0)
+
+
 def test_provisional_offsets_follow_the_log_end(cluster, topic, log):
     there = log.find_topic(topic())
     wire, other = Wire(cluster), Wire(cluster)
