@@ -72,6 +72,11 @@ def ask_owned(connection: sa.Connection, keys: Collection[Key]) -> Answer:
     return _ask(_OWNED, connection, keys)
 
 
+def ask_assigned(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
+    """Ask for the assigned partitions of the groups; the answer has group_id, topic, partition."""
+    return _ASSIGNED.ask(connection, {"groups": list(group_ids)})
+
+
 def ask_classic_members(connection: sa.Connection, keys: Collection[Key]) -> Answer:
     """Ask which of the members exist; the answer has their group_id and member_id."""
     return _ask(_CLASSIC_MEMBERS, connection, keys)
@@ -153,6 +158,11 @@ _OWNED = Prepared(
     sa.select(
         GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition
     ).where(in_pairs(GROUP_PARTITION.group_id, GROUP_PARTITION.member_id))
+)
+_ASSIGNED = Prepared(
+    sa.select(GROUP_PARTITION.group_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition).where(
+        in_list(GROUP_PARTITION.group_id, "groups")
+    )
 )
 _SESSION_ENDS = Prepared(
     sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch, sa.func.min(GROUP_MEMBER.until_ms))

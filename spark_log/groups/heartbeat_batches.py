@@ -29,6 +29,10 @@ class Heartbeat(NamedTuple):
     """The member epoch, or the generation of a classic member."""
     connection_id: str
     protocol: str = rows.CONSUMER
+    waits: bool = False
+    """Whether the member waits in JoinGroup until others have revoked the partitions that it lacks. Then it must be
+    handled alone only if it can get some of them, or something else has changed.
+    """
 
     @property
     def key(self) -> Key:
@@ -90,7 +94,7 @@ def renew_sessions(store: Store, heartbeats: Sequence[Heartbeat]) -> list[bool]:
 
 
 def _answers(store: Store, connection: sa.Connection, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
-    classic = [heartbeat for heartbeat in heartbeats if heartbeat.protocol == rows.CLASSIC]
+    classic = [heartbeat for heartbeat in heartbeats if heartbeat.protocol == rows.CLASSIC and not heartbeat.waits]
     answers = _of_classic_groups(store, connection, classic) if classic else {}
     rest = [heartbeat for heartbeat in heartbeats if heartbeat not in answers]
     if rest:
@@ -140,13 +144,17 @@ def _of_classic_groups(
 def _of_consumer_groups(
     store: Store, connection: sa.Connection, heartbeats: Sequence[Heartbeat]
 ) -> dict[Heartbeat, HeartbeatAnswer]:
-    keys = _keys(heartbeats)
+    keys, waiting = _keys(heartbeats), {heartbeat.group_id for heartbeat in heartbeats if heartbeat.waits}
     with one_message(connection):
         clock = store.ask_clock(connection)
         members = batch_rows.ask_members(connection, keys)
         owned = batch_rows.ask_owned(connection, keys)
         ends = batch_rows.ask_session_ends(connection, {group_id for group_id, _ in keys})
+        all_owned = batch_rows.ask_assigned(connection, waiting) if waiting else None
     now = clock()
+    taken: dict[str, set[TopicPartition]] = {}
+    for group_id, topic, number in () if all_owned is None else all_owned.rows():
+        taken.setdefault(group_id, set()).add(TopicPartition(topic, number))
     by_key = {(row.group_id, row.member_id): row for row in map(MemberColumns._make, members.rows())}
     assigned: dict[Key, set[TopicPartition]] = {}
     for group_id, member_id, topic, number in owned.rows():
@@ -169,6 +177,9 @@ def _of_consumer_groups(
             continue
         group, subscription = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
         epochs, owned_now = epochs_of(row.epoch_state), assigned.get(heartbeat.key, set())
+        target = partitions_of(row.target)
+        if heartbeat.waits:  # what it lacks is assigned to others
+            target -= taken.get(heartbeat.group_id, set()) - owned_now
         accepted = (row.epoch, epochs.connection_id) == (
             heartbeat.epoch,
             heartbeat.connection_id,
@@ -178,7 +189,7 @@ def _of_consumer_groups(
             or row.group_generation != heartbeat.epoch
             or notice_topics(group, facts_of(row.topics), facts, subscription.topics) != group
             or ends_ms[heartbeat.group_id] <= now.lease_ms
-            or owned_now != partitions_of(row.target)
+            or owned_now != target
             or owned_now != epochs.current
             or (subscription.pattern is not None and subscription.pattern.matched != topic_set)
         )

@@ -4,13 +4,15 @@ No classic client is the leader of such a group, so it never computes an assignm
 the store, and the generation is the member's epoch. So classic clients share a group with other members, and any
 gateway serves any member.
 
-    eager          a member joins without partitions; JoinGroup waits until the others have revoked its new partitions
+    eager          a member joins without partitions; JoinGroup waits until the others have revoked its new partitions;
+                   a change of the store costs one read for all members that wait
     cooperative    a member joins with its partitions, and gets free ones at once; while some are missing, or have to
                    be revoked, the answers to its heartbeats make it join again
 
 The functions raise the errors of `groups.consumer.service`.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,11 +51,14 @@ from spark_log.groups.consumer.rules import JOINING, LEAVING, Partitions
 from spark_log.groups.consumer.service import consumer_heartbeat, leave_consumer
 from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_subscription, encode_assignment
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
+from spark_log.groups.heartbeat_batches import Heartbeat
 from spark_log.groups.identity import Identity
 from spark_log.metadata.store import Attempt, Store
 
 COOPERATIVE = "cooperative-sticky"
 _MEMBER_ID_CHARACTERS_MAX = 249
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 1.0
+"""The pause before a waiting member looks again. It grows within these limits while nothing changes for the member."""
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
@@ -72,15 +77,24 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     deadline_s = clock.monotonic_s() + timeout_ms / 1000
     seen = await services.call(services.changes.current)
     joined = await services.call(join, store, joining)
+    pause_s = _PAUSE_S_MIN
     while not (joined.complete or joining.cooperative) and clock.monotonic_s() < deadline_s:
         left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / BEATS_PER_SESSION)
         await services.changes.wait(seen, left_s)
         seen = await services.call(services.changes.current)
-        joined = await services.call(_join_again, store, joining)
+        changed = (await services.heartbeats.answer(_waiting(joining.me, joined.generation))).alone
+        if changed:
+            joined = await services.call(_join_again, store, joining)
+        pause_s = _PAUSE_S_MIN if changed else min(2 * pause_s, _PAUSE_S_MAX)
+        await asyncio.sleep(pause_s)
     return JoinGroupResponse(
         throttle_time_ms=0, error_code=NONE, generation_id=joined.generation, protocol_type=PROTOCOL_TYPE,
         protocol_name=joined.protocol, leader="", member_id=joining.me.member_id, members=[],
     )  # fmt: skip
+
+
+def _waiting(me: Identity, generation: int) -> Heartbeat:
+    return Heartbeat(me.group_id, me.member_id, me.instance_id, generation, me.member_id, rows.CLASSIC, waits=True)
 
 
 async def sync_group(services: Services, request: Message, client: Client) -> Message:

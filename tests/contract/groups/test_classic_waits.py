@@ -1,18 +1,31 @@
-"""Members of many classic groups wait at one gateway: what a change of the store costs, and which of them wake."""
+"""Classic members wait at one gateway: what a change of the store costs, and which of them wake."""
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
+from kafka.protocol.consumer import JoinGroupRequest
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
+from spark_log.cluster.cluster import Cluster
+from spark_log.gateway.api import Client
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.gateway.groups import classic_waits
+from spark_log.gateway.groups import classic_waits, translated_members
 from spark_log.gateway.groups.classic_waits import ClassicWaits
+from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
+from spark_log.groups.assignors import known_assignors
 from spark_log.groups.classic.group import Joining, State
 from spark_log.groups.classic.rules import leave
 from spark_log.groups.classic.service import change, join_classic, marks_of
+from spark_log.groups.committed_offsets import commit_offsets
+from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
+from spark_log.groups.consumer.service import consumer_heartbeat
+from spark_log.groups.identity import Identity
+from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CLASSIC_MEMBER
+from tests.support.topics import make
 
 GROUPS = 300
 """More than one statement asks for."""
@@ -28,16 +41,20 @@ def join(cluster, group_id, member_id):
 class Gateway:
     """The members that wait at one, by name. `reads` has the numbers of members that each read of the store was for."""
 
-    def __init__(self, store):
+    def __init__(self, cluster):
+        self.cluster, store = cluster, cluster.store
         self.changes = ChangeWatch(store, asyncio.get_running_loop())
+        self.heartbeats = Heartbeats(store, self.call)
         self.waits = ClassicWaits(store, self.changes, self.call)
         self.members = {}
         self.calls = 0
         self.reads = []
+        self.looks = 0
 
     async def call(self, function, *arguments):
         self.calls += 1
         result = await asyncio.to_thread(function, *arguments)
+        self.looks += function == self.changes.current
         if function is marks_of:
             self.reads.append(len(arguments[1]))
         return result
@@ -54,6 +71,13 @@ class Gateway:
             del self.members[name]
         return names
 
+    async def after_look(self, action, *arguments):
+        """Call the action, and wait until a member that waits by itself has looked for changes once more."""
+        before = self.looks
+        await asyncio.to_thread(action, *arguments)
+        while self.looks == before:
+            await asyncio.sleep(0.01)
+
     async def quiet(self):
         """Until what was committed is read: PostgreSQL announces commits a moment later."""
         before = None
@@ -64,7 +88,7 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway_of(cluster):
-    gateway = Gateway(cluster.store)
+    gateway = Gateway(cluster)
     gateway.changes.start()
     try:
         yield gateway
@@ -144,3 +168,46 @@ def expire(cluster, member_id):
 def delete(connection, _attempt):
     for table in (t.classic_member, t.classic_group):
         connection.execute(table.delete())
+
+
+async def test_a_member_that_waits_for_others_writes_nothing_while_other_groups_commit(
+    cluster, cluster_address, monkeypatch
+):
+    """It is a classic member in a group of consumers, and waits until another one has revoked a partition."""
+    monkeypatch.setattr(translated_members, "_PAUSE_S_MAX", 0.02)
+    make(cluster, "t", 2)
+
+    async def beat(**changes):
+        return await asyncio.to_thread(consumer_heartbeat, cluster.store, replace(owner, **changes), known_assignors())
+
+    def commit(number):
+        commit_offsets(cluster.store, "other", {TopicPartition("t", 0): number})
+        cluster.store.changes.announce()
+
+    me = Identity("g", "owner", None, "client", "host", 100_000)
+    owner = ConsumerHeartbeat(
+        me, "connection", 0, rebalance_timeout_ms=300_000, names=frozenset({"t"}), owned=frozenset()
+    )
+    told = await beat()
+    metadata = ConsumerProtocolSubscription(version=0, topics=["t"], user_data=b"").encode()
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)
+    request = JoinGroupRequest(
+        group_id="g", session_timeout_ms=300_000, rebalance_timeout_ms=300_000, member_id="late",
+        group_instance_id=None, protocol_type="consumer", protocols=[protocol], version=9,
+    )  # fmt: skip
+    with Cluster.open(cluster_address) as there:
+        writes, transact = [], there.store.transact
+        monkeypatch.setattr(
+            there.store, "transact", lambda *args, **named: writes.append(1) or transact(*args, **named)
+        )
+        async with gateway_of(there) as gateway:
+            joining = asyncio.create_task(translated_members.join_group(gateway, request, Client("client", "host")))
+            while told.partitions is None or len(told.partitions) > 1:
+                told = await beat(epoch=told.epoch, names=None, rebalance_timeout_ms=None, owned=None)
+            for number in range(6):
+                if number == 3:
+                    writes.clear()  # the member knows by now what it lacks
+                await gateway.after_look(commit, number)
+            assert not joining.done() and writes == []
+            await beat(epoch=told.epoch, owned=told.partitions)
+            assert (await joining).error_code == 0
