@@ -1,6 +1,6 @@
 """Aborts transactions that are open for too long, and deletes transactional ids that are not used any more."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import sqlalchemy as sa
@@ -144,14 +144,14 @@ def expire_parts(data: Cluster, settings: ClusterSettings | None = None, fence: 
 
     gone = sorted(set(ids) - home.read_as_primary(known))
 
-    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+    def delete(portion: Collection[int], connection: sa.Connection, _attempt: Attempt) -> None:
         fence(connection)
-        delete_parts(connection, gone)
-        delete_producer_batches(connection, gone)
-        delete_producers(connection, gone)
+        delete_parts(connection, portion)
+        delete_producer_batches(connection, portion)
+        delete_producers(connection, portion)
 
-    if gone:
-        store.transact(delete)
+    for first in range(0, len(gone), _IDS_A_TURN):
+        store.transact(partial(delete, gone[first : first + _IDS_A_TURN]))
     return len(gone)
 
 

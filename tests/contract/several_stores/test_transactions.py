@@ -18,11 +18,14 @@ from spark_log.errors import (
 from spark_log.facts.transactions import describe_transactions, list_transactions
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
+from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import TRANSACTION_PART, TRANSACTION_SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.spark.streams.transactional_loop import TransactionalLoop
 from spark_log.transactions import transaction_parts, transaction_store
+from spark_log.transactions.transaction_expiry import expire_parts
 from spark_log.transactions.transaction_rows import PendingBatch
+from tests.support.stores import change
 from tests.support.topics import append_to, stored
 from tests.support.waiting import LIMIT_S
 
@@ -252,6 +255,20 @@ def test_the_home_store_is_another_store_too(two):
         with pytest.raises(CrossStoreTransactionError, match="spark-log topic move"):
             transaction_parts.register(two, ref, None, [PendingBatch(0, None)], {})
         producer.abort_transaction()
+
+
+def test_parts_of_many_expired_ids_are_deleted_in_several_transactions(stores):
+    """Appends to the data store may wait for the locks of each one."""
+    east, left = stores.at(EAST), []
+    part = {"number": 1, "state": "committed", "pending": 0, "changed_ms": 1}
+    change(east, t.transaction_part.insert().values([{**part, "producer_id": 7 + number} for number in range(1_500)]))
+
+    def fence(connection):
+        left.append(connection.execute(sa.select(sa.func.count()).select_from(t.transaction_part)).scalar_one())
+
+    assert expire_parts(east, fence=fence) == 1_500
+    assert left == [1_500, 500]
+    assert parts(stores) == {EAST: (0,)}
 
 
 def test_a_deleted_topic_does_not_stop_a_decided_commit(two, monkeypatch):
