@@ -6,7 +6,8 @@ killed, the rows remain, and the next clean-up continues.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +29,8 @@ from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 
+_CLAIMED_MAX = 200
+"""The number of replicas that one transaction claims."""
 _THIS = (
     (RETIRED_REPLICA.log_dir_id == sa.bindparam("key_log_dir"))
     & (RETIRED_REPLICA.topic_id == sa.bindparam("key_topic"))
@@ -125,11 +128,11 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
     rows = store.read(due)
     unclaimed = [row for row in rows if not row.deleting]
 
-    def claim(connection: sa.Connection, _attempt: Attempt) -> set[tuple[int, int, int]]:
+    def claim(portion: Sequence[Any], connection: sa.Connection, _attempt: Attempt) -> set[tuple[int, int, int]]:
         fence(connection)
-        states = lock_partitions(connection, [(row.topic_id, row.partition) for row in unclaimed])
+        states = lock_partitions(connection, [(row.topic_id, row.partition) for row in portion])
         mine = set()
-        for row in unclaimed:
+        for row in portion:
             key = (row.topic_id, row.partition)
             placed = {replica.log_dir_id for replica in states[key].replicas} if key in states else set()
             free = key in states and row.log_dir_id not in placed
@@ -138,7 +141,9 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
                 mine.add((row.log_dir_id, *key))
         return mine
 
-    claimed = store.transact(claim) if unclaimed else set()
+    claimed: set[tuple[int, int, int]] = set()
+    for first in range(0, len(unclaimed), _CLAIMED_MAX):  # appends wait for the locks of the partitions
+        claimed |= store.transact(partial(claim, unclaimed[first : first + _CLAIMED_MAX]))
     return [
         (LogDirId(row.log_dir_id), (row.topic_id, row.partition), row.folder)
         for row in rows

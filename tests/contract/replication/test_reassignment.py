@@ -16,6 +16,7 @@ from spark_log.errors import (
 from spark_log.facts.topics import describe_topics
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
+from spark_log.log.partitions import retired_replicas
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import elect_leaders
@@ -263,6 +264,26 @@ def test_files_are_kept_for_readers_and_deleted_later(brokers, moved, tmp_path):
     assert kept.parent.name == "1", "the other partition's"
     assert not (kept.parents[1] / "0").exists()
     assert delete_retired_replicas(brokers, unfenced) == 0
+
+
+def test_one_transaction_claims_a_limited_number_of_replicas(brokers, log, monkeypatch):
+    """Appends wait for the locks of its partitions."""
+    topic = topic_on(brokers, "t", [[3]] * 3, **FILES, retired_file_retention_ms="0")
+    begin_reassignments(brokers, {TopicPartition("t", number): [4] for number in range(3)})
+    for number in range(3):
+        copy(brokers, topic, 4, partition=number)
+    finish(brokers)
+    lock_partitions, locked = retired_replicas.lock_partitions, []
+
+    def lock(connection, keys):
+        locked.append(len(keys))
+        return lock_partitions(connection, keys)
+
+    monkeypatch.setattr(retired_replicas, "lock_partitions", lock)
+    monkeypatch.setattr(retired_replicas, "_CLAIMED_MAX", 2)
+    assert delete_retired_replicas(brokers, unfenced) == 3
+    assert locked == [2, 1]
+    assert rows(brokers, t.retired_replica) == []
 
 
 @pytest.mark.delta
