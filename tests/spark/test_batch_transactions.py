@@ -219,6 +219,26 @@ def test_copied_checkpoints_and_foreign_sources_are_refused(
         batch_transaction(spark.range(1), cluster=address, transaction_timeout_ms=0)
 
 
+def test_a_batch_in_progress_is_not_written_again_to_changed_outputs(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, topics: None, checkpoint: Path
+) -> None:
+    """The sink wrote it, and a transaction would write it again, or the reverse."""
+    frame, transact = numbers(spark, cluster), in_a_transaction(str(cluster.store.address), both)
+    options = {"checkpointLocation": str(checkpoint)}
+    sink(frame, cluster, **options)
+    uncommit(checkpoint, 1)
+    with fails("the outputs of the query have changed", "Run the query with its former outputs"):
+        run(frame, checkpoint, transact)
+    sink(frame, cluster, **options)
+    append(log, "in", "5")
+    run(frame, checkpoint, transact)
+    uncommit(checkpoint, 2)
+    with fails("the outputs of the query have changed", "Run the query with its former outputs"):
+        sink(frame, cluster, **options, topic="a")
+    run(frame, checkpoint, transact)
+    assert stored(cluster, "a") == stored(cluster, "b") == {0: ["1", "2", "3", "4", "5"]}
+
+
 # --- the sink -------------------------------------------------------------------------------------------------------
 
 

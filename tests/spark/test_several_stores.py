@@ -98,8 +98,8 @@ def to_outputs(frame):
     return frame.select("value", "partition", F.concat("topic", F.lit("-out")).alias("topic"))
 
 
-def copy(spark, stores, checkpoint):
-    frame = read_stream(spark, stores, subscribe="near,far", startingOffsets="earliest", maxOffsetsPerTrigger=7)
+def copy(spark, stores, checkpoint, topics="near,far"):
+    frame = read_stream(spark, stores, subscribe=topics, startingOffsets="earliest", maxOffsetsPerTrigger=7)
     frame = to_outputs(frame)
     options = {"cluster": stores.store.address.with_password, "checkpointLocation": str(checkpoint)}
     frame.writeStream.format("spark_log").options(**options).trigger(availableNow=True).start().awaitTermination()
@@ -150,6 +150,14 @@ def test_a_transacted_batch_of_both_stores_is_refused_unless_allowed(spark, stor
     with fails("division by zero"):
         copy_in_transactions(spark, stores, tmp_path / "failed", then=lambda: 1 / 0)
     assert pending(stores) == [0, 0] and stored(stores, "near-out") == {}
+
+
+def test_a_batch_that_the_sink_wrote_in_a_data_store_is_not_written_again_in_a_transaction(spark, stores, tmp_path):
+    copy(spark, stores, tmp_path / "checkpoint", "far")
+    uncommit(tmp_path / "checkpoint", 1)
+    with fails("the outputs of the query have changed"):
+        copy_in_transactions(spark, stores, tmp_path / "checkpoint", topics="far")
+    assert stored(stores, "far-out") == stored(stores, "far") and pending(stores) == [0, 0]
 
 
 @pytest.mark.slow

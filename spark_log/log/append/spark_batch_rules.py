@@ -1,6 +1,6 @@
 """The pure rule of Spark's writes: a batch is appended once to each topic."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_log.errors import CheckpointMismatchError
@@ -40,6 +40,22 @@ class SparkBatch:
         if last.fingerprint.startswith(ENTRY):
             return self.entry in (None, last.fingerprint)
         return (self.record_count, self.fingerprint) == (last.record_count, last.fingerprint)
+
+
+def check_other_outputs(new: SparkBatch, others: Iterable[SparkBatch]) -> None:
+    """Raise CheckpointMismatchError if a query has written this strict batch, or a later one, to other outputs.
+
+    `others` are the last batches that the application wrote to other targets, or in another way: by the sink and not in
+    transactions of foreachBatch, or the reverse.
+    """
+    newest = max(others, key=lambda batch: batch.version, default=None)
+    if new.strict and newest is not None and newest.version >= new.version:
+        topic = f" (topic {newest.target!r})" if newest.target else ""
+        raise CheckpointMismatchError(
+            f"{new.application}: the outputs of the query have changed, and batch {newest.version} was written to the"
+            f" former ones{topic}: batch {new.version} would be written twice. Run the query with its former outputs"
+            " until it has ended this batch, and change them then; or start with a new checkpoint location"
+        )
 
 
 def topics_without(new: SparkBatch, last: Mapping[int, SparkBatch], topic_ids: Collection[int]) -> set[int]:

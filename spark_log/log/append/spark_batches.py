@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from spark_log.errors import CheckpointMismatchError
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.append.rules import Batch
-from spark_log.log.append.spark_batch_rules import SparkBatch, topics_without
+from spark_log.log.append.spark_batch_rules import SparkBatch, check_other_outputs, topics_without
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.sql_columns import SPARK_BATCH
@@ -28,12 +28,13 @@ def append_once_hook(new: SparkBatch, topic_ids: Collection[int]) -> CommitHook:
     return lambda connection, now: _is_new(connection, now, new, topic_ids or {NO_TOPIC})
 
 
-def find_last(store: Store, application: str, target: str, *, final: bool = False) -> dict[int, SparkBatch]:
-    """Return the last batch of the application that was appended to each topic, by topic id. With `final` no failover
-    can lose what is returned.
+def find_last(store: Store, new: SparkBatch, *, final: bool = False) -> dict[int, SparkBatch]:
+    """Return the last batch that the application of `new` appended to each topic with its target, by topic id. With
+    `final` no failover can lose what is returned. Raises CheckpointMismatchError if `new` was appended with another
+    target.
     """
     read = store.read_as_primary if final else store.read
-    return read(lambda connection: _last(connection, application, target))
+    return read(lambda connection: _last(connection, new))
 
 
 def not_appended(last: dict[int, SparkBatch], new: SparkBatch, batches: Sequence[Batch]) -> list[Batch]:
@@ -44,16 +45,20 @@ def not_appended(last: dict[int, SparkBatch], new: SparkBatch, batches: Sequence
     return [batch for batch in batches if batch.topic_id in missing] or list(batches)
 
 
-def _last(connection: sa.Connection, application: str, target: str, *, lock: bool = False) -> dict[int, SparkBatch]:
+def _last(connection: sa.Connection, new: SparkBatch, *, lock: bool = False) -> dict[int, SparkBatch]:
     query = sa.select(
-        SPARK_BATCH.topic_id, SPARK_BATCH.version, SPARK_BATCH.record_count, SPARK_BATCH.fingerprint
-    ).where(SPARK_BATCH.application == application, SPARK_BATCH.target == target)
+        SPARK_BATCH.target, SPARK_BATCH.topic_id, SPARK_BATCH.version, SPARK_BATCH.record_count, SPARK_BATCH.fingerprint
+    ).where(SPARK_BATCH.application == new.application)
+    if not new.strict:
+        query = query.where(SPARK_BATCH.target == new.target)
     if lock:
         query = query.with_for_update()
-    return {
-        topic_id: SparkBatch(application, target, version, count, fingerprint, strict=True)
-        for topic_id, version, count, fingerprint in connection.execute(query)
+    last = {
+        (target, topic_id): SparkBatch(new.application, target, version, count, fingerprint, strict=True)
+        for target, topic_id, version, count, fingerprint in connection.execute(query)
     }
+    check_other_outputs(new, [batch for (target, _), batch in last.items() if target != new.target])
+    return {topic_id: batch for (target, topic_id), batch in last.items() if target == new.target}
 
 
 def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_ids: Collection[int]) -> bool:
@@ -62,7 +67,7 @@ def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_i
         connection.execute(lock)
     # FOR UPDATE: the commit of a transaction that only finds the batch then waits for the standby, which may lack the
     # batch, because the wait of the batch's own commit was cancelled
-    missing = topics_without(new, _last(connection, new.application, new.target, lock=True), topic_ids)
+    missing = topics_without(new, _last(connection, new, lock=True), topic_ids)
     if not missing:
         return False
     if missing != set(topic_ids):

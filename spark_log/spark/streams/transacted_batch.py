@@ -37,10 +37,10 @@ from spark_log.failpoints import failpoint
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.ids import StoreId
 from spark_log.log.append.rules import Batch
-from spark_log.log.append.spark_batch_rules import SparkBatch, topics_without
+from spark_log.log.append.spark_batch_rules import SparkBatch, check_other_outputs, topics_without
 from spark_log.log.append.spark_batches import NO_TOPIC, append_once_hook, find_last
 from spark_log.log.log import Log
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 from spark_log.process import in_parallel
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
@@ -134,11 +134,11 @@ class BatchTransaction:
                 f"batch_transaction: batch {self._batch_id} has been committed in this run of the query:"
                 " use one transaction per batch and cluster; it may write to several topics"
             )
-        last = find_last(store, self._application, "")
+        last = self._find_last(store)
         new = self._remembered(last[NO_TOPIC].record_count if NO_TOPIC in last else 0)
         self.done = not topics_without(new, last, {NO_TOPIC})
         if self.done:
-            find_last(store, self._application, "", final=True)  # Spark must not go on before the batch is replicated
+            find_last(store, new, final=True)  # Spark must not go on before the batch is replicated
             logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
             with commit_log(self._cluster, micro_batch=True) as log:
                 self._complete_last(log)
@@ -154,6 +154,13 @@ class BatchTransaction:
             producer = _Producer(self._run_id, self._initialized())
         _producers.pop(key, None)
         self._producer = producer
+
+    def _find_last(self, store: Store) -> dict[int, SparkBatch]:
+        """Return the query's last batches in a store. Raises CheckpointMismatchError if the sink wrote this batch."""
+        new = self._remembered(0)
+        last = find_last(store, new)
+        check_other_outputs(new, [batch for topic_id, batch in last.items() if topic_id != NO_TOPIC])
+        return last
 
     def _began(self, producer: _Producer) -> bool:
         """False if another producer id is needed: the transactional id expired while the query was idle, or its epochs
@@ -224,6 +231,7 @@ class BatchTransaction:
     def _prepare(self, log: Log, number: int, store_id: StoreId) -> list[Batch]:
         """Prepare the part of the transaction in a data store. Returns its batches."""
         data, producer_id = log.at(store_id), self._producer.ref.producer_id
+        self._find_last(data.cluster.store)
         batches = [each.batch for each in data.cluster.store.read(lambda c: read_pending(c, producer_id))]
         try:
             if not batches:
@@ -291,10 +299,11 @@ def batch_transaction(
     checkpointLocation) are needed; a classic session ignores them, because Spark's JVM knows both.
 
     Raises InvalidOptionError outside of foreachBatch, over Spark Connect without these two, and for a second
-    transaction of the batch. Raises CheckpointMismatchError for a copied or rolled-back checkpoint, ProducerFencedError
-    if another driver runs the query, and at the end of the block TransactionAbortableError if the transaction has timed
-    out, and TransactionCommitPendingError if it is committed and a data store has not appended its rows yet, which the
-    replay of the batch waits for.
+    transaction of the batch. Raises CheckpointMismatchError for a copied or rolled-back checkpoint, and for a batch
+    that the query wrote with `format("spark_log")` before. Raises ProducerFencedError if another driver runs the query,
+    and at the end of the block TransactionAbortableError if the transaction has timed out, and
+    TransactionCommitPendingError if it is committed and a data store has not appended its rows yet, which the replay of
+    the batch waits for.
     """
     if transaction_timeout_ms is not None and transaction_timeout_ms <= 0:
         raise InvalidOptionError(f"transaction_timeout_ms {transaction_timeout_ms}: expected more than 0")

@@ -200,6 +200,24 @@ def test_a_spark_batch_is_appended_once_and_a_copied_checkpoint_is_an_error(clus
     assert read_all(log, topic) == [(0, 0, "a"), (0, 1, "b")]
 
 
+def test_a_batch_that_was_written_to_other_outputs_of_its_query_is_an_error(cluster, log):
+    """A transaction of foreachBatch has no target. After the batch in progress the outputs may change."""
+    topic = create_topic(cluster, "t")
+    sink = SparkBatch("stream:q", "t", 5, 1, "aa", strict=True)
+    assert not spark_write(cluster, topic, sink, "a").committed_before
+    transaction = replace(sink, target="")
+    for batch in (transaction, replace(transaction, version=4)):
+        with pytest.raises(CheckpointMismatchError, match=r"batch 5 was written to the former ones \(topic 't'\)"):
+            spark_write(cluster, topic, batch, "a")
+    assert not spark_write(cluster, topic, replace(transaction, version=6), "b").committed_before
+    with pytest.raises(CheckpointMismatchError, match="Run the query with its former outputs until it has ended"):
+        spark_write(cluster, topic, replace(sink, version=6), "b")
+    assert not spark_write(cluster, topic, replace(sink, application="stream:other", target="x"), "c").committed_before
+    for target in ("x", "y"):  # as Delta: txnAppId and txnVersion are of one table
+        spark_write(cluster, topic, replace(sink, application="txn:a", target=target, strict=False), target)
+    assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c", "x", "y"]
+
+
 def test_the_same_first_spark_batch_from_two_drivers_at_once_is_appended_once(cluster, log):
     topic = create_topic(cluster, "t")
     outcomes = []
@@ -208,7 +226,7 @@ def test_the_same_first_spark_batch_from_two_drivers_at_once_is_appended_once(cl
     def write(number):
         start.wait(timeout=60)
         for version in range(10):
-            batch = SparkBatch("stream:q", f"{version}", 0, 1, "aa", strict=True)
+            batch = SparkBatch(f"stream:{version}", "t", 0, 1, "aa", strict=True)
             outcomes.append(spark_write(cluster, topic, batch, f"{version}").committed_before)
 
     threads = [threading.Thread(target=write, args=[number]) for number in range(4)]

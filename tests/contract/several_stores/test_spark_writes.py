@@ -8,9 +8,15 @@ import pytest
 from spark_log.cluster import each_store
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.stores import add_store
-from spark_log.errors import CrossStoreTransactionError, MetadataStoreUnavailableError, WriteIdExpiredError
+from spark_log.errors import (
+    CheckpointMismatchError,
+    CrossStoreTransactionError,
+    MetadataStoreUnavailableError,
+    WriteIdExpiredError,
+)
 from spark_log.ids import HOME
 from spark_log.log.append.spark_batch_rules import SparkBatch
+from spark_log.log.append.spark_batches import append_once_hook
 from spark_log.log.append.write_ids import take
 from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
 from spark_log.metadata import tables as t
@@ -41,6 +47,19 @@ def written(stores, *topics):
     values = pa.array([b"a", b"b"] * len(topics))
     writer.write(pa.record_batch({"value": values, "topic": names}))
     return address, [writer.finish()], plan.write_id
+
+
+def test_a_micro_batch_that_a_transaction_wrote_is_refused_before_any_store_appends(stores, topics):
+    """Transactions of foreachBatch are recorded in the home store."""
+    transaction = SparkBatch("stream:q", "", 3, 2, "aa", strict=True)
+    hook = append_once_hook(transaction, ())
+    stores.store.transact(lambda connection, _: hook(connection, stores.store.clock(connection)))
+    address, outputs, write_id = written(stores, "far")
+    with pytest.raises(CheckpointMismatchError, match="batch 3 was written to the former ones: batch 3 would be"):
+        commit_write(address, outputs, write_id, replace(transaction, target="far", fingerprint="bb"))
+    abort_write(address, outputs, write_id)
+    commit_write(*written(stores, "far"), replace(transaction, version=4, target="far", fingerprint="bb"))
+    assert stored(stores, "far") == {0: ["a", "b"]}
 
 
 def write_ids(stores):

@@ -147,6 +147,8 @@ def commit_write(
             parts.setdefault(HOME, [])
         registered = store_ids or _store_ids(outputs)
         used = [store_id for store_id, part in parts.items() if part or (ends is not None and store_id == HOME)]
+        if batch is not None and batch.strict and set(used) - {HOME}:
+            find_last(cluster.store, batch)  # refuses what a transaction of foreachBatch wrote: it is recorded at home
         for store_id in sorted(used or registered[:1], reverse=True):
             here = cluster.at(store_id)
             mine = blobs if len(parts) == 1 else {b.name: blobs[b.name] for b in parts[store_id] if b.inline}
@@ -166,7 +168,7 @@ def _commit_part(
     """Append the batches for the topics of one store in a transaction of it."""
     batches, hooks = list(written), []
     if batch is not None:
-        last = find_last(cluster.store, batch.application, batch.target)
+        last = find_last(cluster.store, batch)
         batches = not_appended(last, batch, written)
         _warn_of_skipped(batch, last.values(), written)
         hooks.append(
