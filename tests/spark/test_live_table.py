@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -12,16 +13,20 @@ from pyspark.sql import functions as sf
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError, PolicyViolationError
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.replication.controller.topic_operations import add_partitions
 from spark_log.spark.streams import live_table, outputs
-from spark_log.spark.streams.compacted_tables import read_table
+from spark_log.spark.streams.compacted_tables import last_in_partitions, last_values, read_table
 from spark_log.spark.streams.formats.codecs import Json
 from spark_log.spark.streams.live_table import Table
+from spark_log.spark.streams.live_table_rows import OTHERS, changed_row, newest_rows
 from spark_log.spark.streams.outputs import TopicOutput, write_stream
 from tests.support.records import append_keyed
 from tests.support.replicas import truncate
 from tests.support.spark import assert_same_rows
 from tests.support.stores import refuse_first_reads
 from tests.support.topics import all_stored, append, compact_now, fails, make, read_stream
+
+FIELDS = ("value", "partition", "offset", "timestamp")
 
 
 @pytest.fixture
@@ -130,6 +135,46 @@ def test_a_truncated_log_is_read_again(
         with caplog.at_level(logging.WARNING):
             assert {bytes(row.key): bytes(row.value) for row in planes.rows().collect()} == {b"a": b"1", b"b": b"3"}
         assert "an unclean leader election truncated records of the table" in caplog.text
+
+
+def test_a_key_in_several_partitions_has_the_row_with_the_largest_time(
+    spark: SparkSession, cluster: Cluster, log: ClientLog
+) -> None:
+    """Also if the table was read before a partition was added: a repeated batch may read it anew."""
+    make(cluster, "planes", cleanup_policy="compact")
+    append(log, "planes", "newest", key=b"a", timestamp_ms=9)
+    append(log, "planes", None, key=b"b", timestamp_ms=9)
+    frame = spark.createDataFrame([("a",), ("b",)], "key string")
+    with Table(spark, str(cluster.store.address), "planes") as planes:
+        assert planes.rows().count() == 1
+        add_partitions(cluster, "planes", 2)
+        append(log, "planes", "older", key=b"a", partition=1, timestamp_ms=5)
+        append(log, "planes", "deleted", key=b"b", partition=1, timestamp_ms=5)
+        rows = planes.join(frame, "key").select("key", sf.col("planes.value").cast("string"))
+        assert dict(rows.collect()) == {"a": "newest", "b": None}
+        assert_same_rows(planes.rows(), read_table(spark, cluster, "planes"))
+
+
+def test_changed_rows_are_those_that_all_records_together_have(spark: SparkSession) -> None:
+    """Of 300 keys, each with up to 6 records in 3 partitions, where later records may have an earlier time."""
+    drawn = Random(1)
+    records = [
+        (f"{key}".encode(), drawn.choice([None, f"{key}-{number}".encode()]), drawn.randrange(3), number, second)
+        for key in range(300)
+        for number, second in enumerate(drawn.sample(range(60), drawn.randrange(1, 7)))
+    ]
+    columns = "key binary, value binary, partition int, offset long, second long"
+    frame = spark.createDataFrame(records, columns).withColumn("timestamp", sf.timestamp_seconds("second"))
+    frame = frame.drop("second").coalesce(1)
+    before, since = (
+        newest_rows(last_in_partitions(frame.where(part))).select(
+            "key", *(sf.col(name).alias(prefix + name) for name in (*FIELDS, OTHERS))
+        )
+        for prefix, part in (("old_", "offset < 3"), ("new_", "offset >= 3"))
+    )
+    row = changed_row(FIELDS, "old_", "new_").alias("row")
+    found = before.join(since, "key", "full").select("key", row).select("key", "row.*")
+    assert_same_rows(found, last_values(frame))
 
 
 def test_values_become_columns(spark: SparkSession, cluster: Cluster, log: ClientLog) -> None:

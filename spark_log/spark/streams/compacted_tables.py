@@ -145,7 +145,7 @@ def _with_tail(spark: SparkSession, changes: Callable[..., DataFrame], state: _S
     Both parts are of one moment: the tables' versions are functions of the log below `ends`.
     """
     tail = changes(offsets={number: (end, state.watermarks[number]) for number, end in state.ends.items()})
-    last = _last_in_partitions(tail)
+    last = last_in_partitions(tail)
     changed = last.select("partition", "key")
     if state.tail_records <= _BROADCAST_MAX:
         changed = sf.broadcast(changed)
@@ -153,7 +153,7 @@ def _with_tail(spark: SparkSession, changes: Callable[..., DataFrame], state: _S
         _SEQUENCE in tail.columns and state.tail_records
     ):  # a key's deletion, which may have a larger sequence, has no row in the tables
         records = changes(offsets={number: (EARLIEST, end) for number, end in state.watermarks.items()})
-        last = _last_in_partitions(records.join(changed, ["partition", "key"], "left_semi"))
+        last = last_in_partitions(records.join(changed, ["partition", "key"], "left_semi"))
     columns = last.columns
     shown: list[DataFrame] = []
     for location, version, partitions in state.tables:
@@ -203,7 +203,7 @@ def last_values(records: DataFrame) -> DataFrame:
     partitioned by column key. The last record is the one with the largest offset. If partitions were added to the topic
     and a key has records in several, it is the last record with the largest timestamp.
     """
-    in_partition = _last_in_partitions(records)
+    in_partition = last_in_partitions(records)
     columns = in_partition.columns
     last = in_partition.groupBy("key").agg(
         sf.max_by(sf.struct(*columns[1:]), sf.struct("timestamp", "partition")).alias("last")
@@ -211,7 +211,7 @@ def last_values(records: DataFrame) -> DataFrame:
     return last.select("key", *(f"last.{name}" for name in columns[1:]))
 
 
-def _last_in_partitions(records: DataFrame) -> DataFrame:
+def last_in_partitions(records: DataFrame) -> DataFrame:
     """Return the current record of each key of each partition, with the columns of `last_values`."""
     more = [name for name in records.columns if name in ("headers", *TYPED)]
     records = records.where(sf.col("key").isNotNull())

@@ -25,9 +25,10 @@ from spark_log.maintenance.client_log import TaskReader
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.spark.datasource.read.read_topic import read_plan
 from spark_log.spark.streams.batch_notes import Notes
-from spark_log.spark.streams.compacted_tables import check_compacted, last_values
+from spark_log.spark.streams.compacted_tables import check_compacted, last_in_partitions
 from spark_log.spark.streams.formats.codecs import ERROR, RAW, Codec, decode
 from spark_log.spark.streams.formats.parsing import column_named
+from spark_log.spark.streams.live_table_rows import OTHERS, changed_row, newest_rows
 from spark_log.spark.streams.micro_batch import MicroBatch, current_batch
 from spark_log.spark.streams.table_version import TableVersion, plan_at, read_version
 
@@ -42,10 +43,10 @@ JOIN_KINDS = ("inner", "left")
 
 @dataclass(frozen=True)
 class _State:
-    """The table at `version`. The rows of `changed` replace the rows of `base` with the same keys.
+    """The table at `version`: the rows at `base_version`, and the rows of the records that were appended since.
 
-    The columns are _table_key, and those of `read_table` with the prefix _base_ or _changed_. A null `_changed_value`
-    means that the key is deleted.
+    The columns are _table_key, and those of `newest_rows` with the prefix _base_ or _changed_. A null value means that
+    the key is deleted.
     """
 
     version: TableVersion
@@ -67,7 +68,8 @@ class Table:
     is joined with that change or a later one. A batch that is replayed after a crash uses the same version again: it is
     noted in the checkpoint before it is used. If records of that version have been compacted, erased, expired, or
     truncated by an unclean leader election since, the batch uses the current version and logs a warning. Another
-    warning is logged when records that the table showed before were lost.
+    warning is logged when records that the table showed before were lost. If a key has records in several partitions,
+    its row is the last record with the largest timestamp, as `read_table` returns it.
 
     With a codec (`value`), each value is decoded once, when it is read. A bad value counts as deleted.
 
@@ -130,22 +132,23 @@ class Table:
         keyed = batch.withColumn(_KEY, self._key(batch, on))
         state = self._as_of_batch(batch.sparkSession)
         matched = keyed.join(state.base, _KEY, how if state.changed is None else "left")
-        row = self._row(_BASE, state.base)
         if state.changed is not None:
             matched = matched.join(sf.broadcast(state.changed), _KEY, "left")
-            is_changed = sf.col(f"{_CHANGED}offset").isNotNull()
-            row = sf.when(is_changed, self._row(_CHANGED, state.changed)).otherwise(row)
+        row = _row(state)
+        row = sf.when(row["value"].isNotNull(), row) if self._codec is None else row["value"]
         joined = matched.select(*(column_named(column) for column in batch.columns), row.alias(name))
         return joined.where(column_named(name).isNotNull()) if how == "inner" else joined
 
     def rows(self) -> DataFrame:
         """Return the rows at the version that `join` uses, with the columns of `read_table` and decoded values."""
         state = self._as_of_batch(self._spark)
-        rows = _named(state.base, _BASE)
+        rows = state.base
         if state.changed is not None:
+            rows = state.changed.join(state.base, _KEY, "left")
             unchanged = state.base.join(state.changed, _KEY, "left_anti")
-            rows = _named(unchanged, _BASE).unionByName(_named(state.changed, _CHANGED).where("value IS NOT NULL"))
-        return rows
+            rows = rows.unionByName(unchanged, allowMissingColumns=True)
+        rows = rows.select(sf.col(_KEY).alias("key"), _row(state).alias("row"))
+        return rows.select("key", "row.*").where("value IS NOT NULL")
 
     def _key(self, batch: DataFrame, on: "str | Column") -> Column:
         if isinstance(on, str) and on not in batch.columns:
@@ -217,8 +220,7 @@ class Table:
             rows = self._read(version, whole, tasks)
             if rows is None:
                 return None
-            base = rows.where(sf.col("value").isNotNull())
-            base = _prefixed(base.sortWithinPartitions("key"), _BASE).persist()
+            base = _prefixed(rows.sortWithinPartitions("key"), _BASE).persist()
             base.count()  # Spark plans joins by its size, and does not shuffle and sort it again
             after = _State(version, version, base, None)
             before = [] if state is None else [state.base, state.changed]
@@ -226,7 +228,7 @@ class Table:
         return after
 
     def _read(self, version: TableVersion, ranges: "dict[int, OffsetRange]", tasks: int) -> DataFrame | None:
-        """Return `last_values` of the ranges, or None if records of the version are gone.
+        """Return `newest_rows` of the ranges, or None if records of the version are gone.
 
         The plan's segments may extend beyond the ranges.
         """
@@ -236,16 +238,8 @@ class Table:
         records = read_plan(self._spark, self.topic, plan)
         ends = sf.array(*(sf.lit(version.partitions[number].end) for number in sorted(version.partitions)))
         records = records.where(sf.col("offset") < sf.get(ends, sf.col("partition")))
-        last = last_values(records.repartition(tasks, "key"))
-        return last if self._codec is None else decode(last, self._codec).drop(RAW, ERROR)
-
-    def _row(self, prefix: str, rows: DataFrame) -> Column:
-        """Return a row of the table as a struct, or null if there is none or it is deleted."""
-        value = sf.col(f"{prefix}value")
-        if self._codec is not None:
-            return value
-        fields = (sf.col(name).alias(_field(name, prefix)) for name in rows.columns if name != _KEY)
-        return sf.when(value.isNotNull(), sf.struct(*fields))
+        last = last_in_partitions(records.repartition(tasks, "key"))
+        return newest_rows(last if self._codec is None else decode(last, self._codec).drop(RAW, ERROR))
 
     def _shuffle_partitions(self) -> int:
         return int(str(self._spark.conf.get("spark.sql.shuffle.partitions")))
@@ -260,10 +254,10 @@ def _prefixed(rows: DataFrame, prefix: str) -> DataFrame:
     return rows.select(*(sf.col(name).alias(_KEY if name == "key" else prefix + name) for name in rows.columns))
 
 
-def _named(rows: DataFrame, prefix: str) -> DataFrame:
-    """Return the rows with the names that they had before `_prefixed`."""
-    return rows.select(*(sf.col(name).alias(_field(name, prefix)) for name in rows.columns))
-
-
-def _field(name: str, prefix: str) -> str:
-    return "key" if name == _KEY else name.removeprefix(prefix)
+def _row(state: _State) -> Column:
+    """Return the row of a key as a struct, with null for the value of one that is deleted or missing."""
+    names = [name.removeprefix(_BASE) for name in state.base.columns]
+    fields = [name for name in names if name not in (_KEY, OTHERS)]
+    if state.changed is not None:
+        return changed_row(fields, _BASE, _CHANGED)
+    return sf.struct(*(sf.col(_BASE + name).alias(name) for name in fields))
