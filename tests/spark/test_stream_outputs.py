@@ -1,6 +1,7 @@
 """A streaming query writes each row through `write_stream` once, to any output and after any crash."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +17,7 @@ from spark_log.errors import InvalidOptionError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.spark.streams import ConsoleOutput, DeltaOutput, TopicOutput, write_stream
+from spark_log.spark.streams import ConsoleOutput, DeltaOutput, TopicOutput, keep_last, write_stream
 from spark_log.spark.streams.outputs import Output
 from tests.support.python_process import killed_at, run_process
 from tests.support.spark import driver_gateway, uncommit
@@ -92,6 +93,25 @@ def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, 
             (0, 2),
             (1, 3),
         ]
+
+
+@pytest.mark.slow
+@pytest.mark.delta_jars
+def test_several_rows_of_a_key_in_one_batch_are_refused_by_a_table_with_keys(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    """Before there is a table, and in MERGE. Then the function that reduces them continues."""
+    make(cluster, "in")
+    table = DeltaOutput(str(tmp_path / "table"), ("odd", "a.b"))
+    rows = numbers(spark, cluster).select("n", (F.col("n") % 2).alias("odd"), F.lit("x").alias("a.b"))
+    run = partial(write_stream, rows, checkpoint=str(tmp_path / "checkpoint"), trigger="available-now")
+    for values, last in ((["1", "2", "3"], [(0, 2), (1, 3)]), (["5", "7"], [(0, 2), (1, 7)])):
+        append(log, "in", *values)
+        with fails("a batch has 2 rows with odd 1, a.b 'x', and it is not known which one", "keep_last"):
+            run(table).awaitTermination()
+        run(lambda batch: [(keep_last(batch, "odd", order=["n"]), table)]).awaitTermination()
+        found = spark.read.format("delta").load(table.path).select("odd", "n")
+        assert sorted(map(tuple, found.collect())) == last
 
 
 @pytest.fixture

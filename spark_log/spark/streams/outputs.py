@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -31,6 +32,8 @@ OutputMode = Literal["append", "update", "complete"]
 
 AVAILABLE_NOW = "available-now"
 AS_FAST_AS_POSSIBLE = "0 seconds"
+_SHOWN_MAX = 100
+"""The largest number of characters of a key in an error."""
 _NO_TABLE = ("DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND")
 
 
@@ -52,7 +55,9 @@ class DeltaOutput:
 
     path: str
     keys: tuple[str, ...] = ()
-    """With keys, a row replaces the row with the same values in these columns (MERGE). Mode update requires keys."""
+    """With keys, a row replaces the row with the same values in these columns (MERGE). Mode update requires keys. The
+    rows of one batch have no order: a batch with two rows of a key is an error (`keep_last` reduces them to one).
+    """
 
 
 @dataclass(frozen=True)
@@ -191,11 +196,28 @@ def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: Ou
             print(f"batch {batch.batch_id}", flush=True)
             rows.show(limit, truncate=False)
         case DeltaOutput(path, keys):
-            if keys and output_mode != "complete" and _merged(rows, path, keys):
-                return
+            if keys and output_mode != "complete":
+                _check_one_row_per_key(rows, output)
+                if _merged(rows, path, keys):
+                    return
             once = {"txnAppId": batch.query_id, "txnVersion": str(batch.batch_id)}
             mode = "overwrite" if output_mode == "complete" else "append"
             rows.write.format("delta").options(**once).mode(mode).save(path)
+
+
+def _check_one_row_per_key(rows: DataFrame, output: DeltaOutput) -> None:
+    """Raise InvalidOptionError if a key has several rows: MERGE would insert all of them, or fail if the table has the
+    key.
+    """
+    counts = rows.groupBy(*(sf.col(_quoted(key)) for key in output.keys)).agg(sf.count("*").alias("_rows"))
+    repeated = counts.where("_rows > 1").first()
+    if repeated is not None:
+        *key, count = repeated
+        named = ", ".join(f"{name} {value!r}" for name, value in zip(output.keys, key, strict=True))[:_SHOWN_MAX]
+        raise InvalidOptionError(
+            f"outputs: {output}: a batch has {count} rows with {named}, and it is not known which one replaces the"
+            " others: reduce them to one in a function that is given as outputs, for example with keep_last"
+        )
 
 
 def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
