@@ -9,17 +9,25 @@ deletions are not copied. Driver.
 """
 
 import contextlib
+import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-import sqlalchemy as sa
-
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic
-from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, SparkLogError
+from spark_log.errors import (
+    InvalidOptionError,
+    MetadataStoreUnavailableError,
+    OffsetOutOfRangeError,
+    SparkLogError,
+    TopicMovedError,
+    redact,
+)
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, StoreId, TopicPartition
 from spark_log.log.append import write_ids
@@ -34,16 +42,24 @@ from spark_log.log.partitions.truncations import read_truncations
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Positions, Slice
 from spark_log.maintenance.client_log import ClientLog, TaskReader
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.spark.datasource.read.rate_limit import rate_limit
 from spark_log.spark.mirror.mirror_comparison import Lacking, TopicComparison
 from spark_log.spark.mirror.mirror_positions import (
     MirrorPosition,
     SourcePartition,
+    read_source,
     refuse_gap,
     save_positions_hook,
     write_positions,
 )
 from spark_log.spark.mirror.mirror_topics import UNAVAILABLE, MirroredTopics, MirrorSettings, Pair, recreated
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_PAUSE_S = 0.2
+"""Pause before topics that move, and stores that fail, are looked up again."""
 
 
 class Step(NamedTuple):
@@ -92,27 +108,32 @@ class Mirror:
         self._source_log.close()
         self._target_log.close()
 
-    def ranges(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, OffsetRange]:
+    def ranges(self) -> dict[TopicPartition, OffsetRange]:
         """Return the records that each partition of the target lacks, by the source's topics.
 
         Leaves out topics, or raises: OffsetOutOfRangeError if the target has other records than the source, and
         DataLossError if the source's topic was recreated, or if it deleted records that the target lacks or truncated
         records that the target has.
         """
-        return {tp: lacking.range for tp, lacking in self._lacking(pairs).items()}
+        lacking_of = self._repeat(lambda: self._lacking(self.topics.pairs()))
+        return {tp: lacking.range for tp, lacking in lacking_of.items()}
 
     def _lacking(self, pairs: Mapping[str, Pair]) -> dict[TopicPartition, Lacking]:
         source: dict[TopicPartition, SourcePartition] = {}
         for store_id in _source_stores(pairs):
-            there = {name: pair for name, pair in pairs.items() if pair.source.store_id == store_id}
-            find = partial(self._source_partitions, pairs=there)
+            there = [pair.source for pair in pairs.values() if pair.source.store_id == store_id]
+            find = partial(read_source, cluster_id=self.source.cluster_id, topics=there)
             source |= self.source.at(store_id).store.read(find)
         lacking_of: dict[TopicPartition, Lacking] = {}
         for name, pair in pairs.items():
             try:
-                lacking_of |= self._comparison.lacking(pair, source)
+                compared = self._comparison.lacking(pair, source)
             except self.topics.isolated as error:
-                self.topics.leave_out(name, error)
+                self._leave_out(name, error)
+                continue
+            if len(compared) < pair.target.partition_count:
+                self.topics.check_not_moved([name])  # else it was deleted
+            lacking_of |= compared
         verified: dict[StoreId, dict[Key, MirrorPosition]] = {}
         for (name, number), lacking in lacking_of.items():
             if lacking.unsaved:
@@ -123,29 +144,6 @@ class Mirror:
             store.transact(lambda connection, _attempt: write_positions(connection, positions))  # noqa: B023
         return lacking_of
 
-    def _source_partitions(
-        self, connection: sa.Connection, pairs: Mapping[str, Pair]
-    ) -> dict[TopicPartition, SourcePartition]:
-        everything = {
-            TopicPartition(name, n): pair.source
-            for name, pair in pairs.items()
-            for n in range(pair.source.partition_count)
-        }
-        positions = planner.find_positions(connection, everything.keys())
-        truncations = read_truncations(connection, [(topic.topic_id, tp.partition) for tp, topic in everything.items()])
-        # topics that were deleted or created again since they were looked up are left out
-        return {
-            tp: SourcePartition(
-                self.source.cluster_id,
-                topic.uuid,
-                positions[tp].positions,
-                positions[tp].leader_epoch,
-                truncations.get((topic.topic_id, tp.partition), ()),
-            )
-            for tp, topic in everything.items()
-            if tp in positions and positions[tp].topic_id == topic.topic_id
-        }
-
     def step(self, run: Run, until: Mapping[TopicPartition, int] | None = None) -> Step | None:
         """Copy new records in one append transaction: at most `offsets_per_step_max` offsets, and none from the offsets
         of `until` on. Returns None if there is no new record.
@@ -154,11 +152,32 @@ class Mirror:
         transaction of its own after that of the others. Raises an error with all reasons if no other topic remains.
         Topics to which the target cannot append now are left out before that, and copied with the others once it can.
         """
+        step = self._repeat(lambda: self._step(run, until))
+        self.topics.raise_failures(of_all=True)
+        return step
+
+    def _repeat(self, work: Callable[[], T]) -> T:
+        """Call a function until the source is not truncated meanwhile, no topic gets to another store, and no data
+        store fails whose topics can be left out. It raises the error if that lasts for two minutes.
+        """
+        until_s: float | None = None
         while True:
-            with contextlib.suppress(_TruncatedMeanwhile):
-                step = self._step(run, until)
-                self.topics.raise_failures(of_all=True)
-                return step
+            try:
+                return work()
+            except _TruncatedMeanwhile:
+                continue
+            except SparkLogError as error:
+                until_s = until_s or clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000
+                if clock.monotonic_s() > until_s or not self.topics.is_passing(error):
+                    raise
+                logger.info("the mirror looks its topics up again: %s", redact(str(error)))
+            time.sleep(_PAUSE_S)
+
+    def _leave_out(self, name: str, error: SparkLogError) -> None:
+        """Leave out a topic, unless the reason is that it has got to another store."""
+        if name not in self.topics.failed:
+            self.topics.check_not_moved([name])
+        self.topics.leave_out(name, error)
 
     def _step(self, run: Run, until: Mapping[TopicPartition, int] | None) -> Step | None:
         pairs = self.topics.pairs()
@@ -177,7 +196,7 @@ class Mirror:
             for ranges, transferred in self._copies(run, pairs, lags, lacking):
                 taken |= ranges
                 done += transferred
-        except _TruncatedMeanwhile:
+        except (_TruncatedMeanwhile, TopicMovedError, MetadataStoreUnavailableError):
             if not taken:
                 raise
         self.topics.mirrored(complete | {tp.topic for tp in taken})
@@ -239,9 +258,11 @@ class Mirror:
             done = self._copy_ranges(run, pairs, lags, taken)
         except self.topics.isolated as error:
             if len(names) == 1:
-                self.topics.leave_out(names[0], error)
+                self._leave_out(names[0], error)
                 return
             parts = [names[: len(names) // 2], names[len(names) // 2 :]]
+        except TopicMovedError:  # another store has it, or will have it soon
+            raise
         except UNAVAILABLE:
             unavailable = self.topics.leave_out_unavailable(pairs, taken)
             if not unavailable and (again or not self.topics.isolated):

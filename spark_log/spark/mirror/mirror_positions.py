@@ -4,18 +4,20 @@ The offset is the target's log end offset. The id of the source's topic, and its
 looked up, identify the log to which the offset belongs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from spark_log.cluster.topics import Topic
 from spark_log.errors import DataLossError, OffsetOutOfRangeError
-from spark_log.ids import OffsetRange
+from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key, read_partitions
 from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
+from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Positions
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
@@ -126,6 +128,28 @@ def refuse_gap(name: str, source: Positions, target_end: int) -> None:
             f"{name}: the records with the offsets [{target_end}, {source.log_start_offset}) are gone from the source"
             " and were not copied (--allow-data-loss continues after them)"
         )
+
+
+def read_source(
+    connection: sa.Connection, cluster_id: str, topics: Iterable[Topic]
+) -> dict[TopicPartition, SourcePartition]:
+    """Return the partitions of topics of the source. Topics that were deleted or created again since they were looked
+    up are left out.
+    """
+    everything = {TopicPartition(topic.name, n): topic for topic in topics for n in range(topic.partition_count)}
+    positions = planner.find_positions(connection, everything.keys())
+    truncations = read_truncations(connection, [(topic.topic_id, tp.partition) for tp, topic in everything.items()])
+    return {
+        tp: SourcePartition(
+            cluster_id,
+            topic.uuid,
+            positions[tp].positions,
+            positions[tp].leader_epoch,
+            truncations.get((topic.topic_id, tp.partition), ()),
+        )
+        for tp, topic in everything.items()
+        if tp in positions and positions[tp].topic_id == topic.topic_id
+    }
 
 
 def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPartition]:

@@ -1,7 +1,7 @@
 """The topics of a mirror: pairs of a topic of the source and its copy in the target, which is made if it is missing."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -10,23 +10,27 @@ import sqlalchemy as sa
 
 from spark_log import errors
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores, by_store
 from spark_log.cluster.names import validate_user_topic
-from spark_log.cluster.topics import Topic, find_topic, find_topics
+from spark_log.cluster.topics import Topic, find_topic, find_topics, topics_of_ids
 from spark_log.errors import (
     DataLossError,
     InvalidPartitionsError,
+    MetadataStoreUnavailableError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
     SparkLogError,
     TopicAlreadyExistsError,
+    TopicMovedError,
     UnknownTopicOrPartitionError,
     redact,
 )
-from spark_log.ids import TopicPartition
+from spark_log.ids import HOME, StoreId, TopicPartition
 from spark_log.log.append.targets import targets_of
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.mirror.mirror_columns import configs_for_target, copy_columns
+from spark_log.text import some_of
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +109,11 @@ class MirroredTopics:
             if name not in everything:
                 raise UnknownTopicOrPartitionError(f"topic {name!r}: unknown topic or partition, in the source")
         self._names = names
-        self.failed = {name: error for name, error in self.failed.items() if name in everything}
+        self.failed = {
+            name: error
+            for name, error in self.failed.items()
+            if name in everything and not isinstance(error, MetadataStoreUnavailableError)
+        }
         there = self._target.store.read(lambda connection: find_topics(connection, map(self.named, names)))
         by_name: dict[str, Pair] = {}
         for name in names:
@@ -113,7 +121,45 @@ class MirroredTopics:
                 by_name[name] = self._pair(everything[name], there.get(self.named(name)))
             except self.isolated as error:
                 self.leave_out(name, error)
+        if self.isolated:
+            unreachable = self._unreachable(by_name)
+            for name in sorted(unreachable):
+                self.leave_out(name, unreachable[name])
+            by_name = {name: pair for name, pair in by_name.items() if name not in unreachable}
         return by_name
+
+    def _unreachable(self, pairs: Mapping[str, Pair]) -> dict[str, SparkLogError]:
+        """Return the topics whose data store, in the source or the target, does not answer, with its error."""
+        of_source = _failures(self._source, (pair.source for pair in pairs.values()))
+        of_target = _failures(self._target, (pair.target for pair in pairs.values()))
+        unreachable: dict[str, SparkLogError] = {}
+        for name, pair in pairs.items():
+            error = of_source.get(pair.source.store_id) or of_target.get(pair.target.store_id)
+            if error is not None:
+                unreachable[name] = error
+        return unreachable
+
+    def is_passing(self, error: SparkLogError) -> bool:
+        """Whether `pairs` may avoid an error now: a topic moves to another store, or a data store whose topics can be
+        left out does not answer.
+        """
+        if isinstance(error, MetadataStoreUnavailableError):
+            return bool(self.isolated and self._unreachable(self._seen))
+        return isinstance(error, TopicMovedError) or self._have_moved(self._names)
+
+    def check_not_moved(self, names: Collection[str]) -> None:
+        """Raise TopicMovedError if one of these topics has got to another store since `pairs` looked it up."""
+        if self._have_moved(names):
+            raise TopicMovedError(f"topic {some_of(sorted(names))}: it was moved to another metadata store")
+
+    def _have_moved(self, names: Collection[str]) -> bool:
+        seen = [self._seen[name] for name in names if name in self._seen]
+        for cluster, topics in ((self._source, [p.source for p in seen]), (self._target, [p.target for p in seen])):
+            topic_ids = [topic.topic_id for topic in topics]
+            now = cluster.store.read(partial(topics_of_ids, topic_ids=topic_ids))
+            if any(topic.topic_id in now and now[topic.topic_id].store_id != topic.store_id for topic in topics):
+                return True
+        return False
 
     def leave_out(self, name: str, error: SparkLogError) -> None:
         """Note that a topic could not be mirrored. A warning names it the first time, for each kind of error."""
@@ -211,6 +257,19 @@ def _unavailable(
                     f"{where}: {in_sync} replica(s) in sync, min.insync.replicas is {in_sync_min}"
                 )
     return unavailable
+
+
+def _failures(cluster: Cluster, topics: Iterable[Topic]) -> Mapping[StoreId, SparkLogError]:
+    """Return the data stores of these topics that do not answer, with their errors."""
+
+    def ask(view: Cluster) -> object:
+        return view.store.read(lambda connection: connection.scalar(sa.select(1)), timeout_ms=ASK_TIMEOUT_MS)
+
+    answers = ask_stores(cluster, ask, by_store(topics).keys() - {HOME})
+    for error in answers.failures.values():
+        if not isinstance(error, MetadataStoreUnavailableError):
+            raise error
+    return answers.failures
 
 
 def recreated(name: str) -> DataLossError:

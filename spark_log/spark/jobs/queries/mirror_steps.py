@@ -49,7 +49,7 @@ def run(arguments: MirrorArguments) -> int:
 
 def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
     # checks without Spark; the ranges are the end of a run with available-now
-    lacking = mirror.ranges(mirror.topics.pairs())
+    lacking = mirror.ranges()
     steps = _Steps(arguments.json)
     if isinstance(arguments.run, AvailableNow) and not any(offsets.size for offsets in lacking.values()):
         _copy_groups(mirror, arguments)
