@@ -10,7 +10,8 @@ from spark_log.spark.mirror.mirror_topics import MirrorSettings
 
 
 def mirror_topics(source: Cluster, target: Cluster, *topics: str, prefix: str = "") -> int:
-    """Copy the records that the target lacks, each at its offset in the source. Return the number of records copied.
+    """Copy the records that the target lacks now, each at its offset in the source. Return the number of records
+    copied.
 
     `prefix` is put in front of the topics' names in the target. Topics and partitions that the target lacks are created
     with the configs of the source. After an interruption call it again: it continues where the target ends, and no
@@ -20,7 +21,8 @@ def mirror_topics(source: Cluster, target: Cluster, *topics: str, prefix: str = 
     mirror = Mirror(source, target, MirrorSettings(SubscribeTopics(topics), prefix, create=True))
     copied = 0
     try:
-        while (step := mirror.step(_in_this_process)) is not None:
+        until = {partition: lacking.end for partition, lacking in mirror.ranges().items()}
+        while (step := mirror.step(_in_this_process, until)) is not None:
             copied += step.records
     finally:
         mirror.close()

@@ -23,12 +23,14 @@ from spark_log.errors import (
 )
 from spark_log.groups.committed_offsets import Commit, commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
+from spark_log.log.append.transfer import transfer
 from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
+from spark_log.spark.mirror import local_mirror
 from spark_log.spark.mirror.mirror import Mirror
 from spark_log.spark.mirror.mirror_groups import copy_groups
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
@@ -134,6 +136,24 @@ def test_a_limited_step_ends_at_any_offset_and_the_next_one_continues(source, ta
     until = {TopicPartition("t", 0): ends(source)[0][1]}
     append(source, 0, "beyond until")
     assert mirror.step(without_spark, until) is None
+
+
+def test_a_mirror_in_this_process_ends_although_records_come_meanwhile(source, target, monkeypatch):
+    for value in "01":
+        append(source, 0, value)
+    records = len(everything(source))
+
+    def transfer_while_records_come(task):
+        assert len(everything(source)) < records + 50, "the mirror does not end"
+        append(source, 0, "2")
+        return transfer(task)
+
+    monkeypatch.setattr(local_mirror, "transfer", transfer_while_records_come)
+    assert local_mirror.mirror_topics(source, target, "t") == records
+    assert everything(target) == [row for row in everything(source) if row["value"] != b"2"]
+    monkeypatch.undo()
+    local_mirror.mirror_topics(source, target, "t")
+    assert everything(target) == everything(source)
 
 
 def test_records_of_another_writer_in_the_target_are_an_error(source, target, mirrors):
