@@ -135,6 +135,20 @@ def test_a_data_store_that_does_not_answer_ends_a_mirror_of_named_topics(stores,
     mirror.close()
 
 
+def test_a_mirror_can_be_closed_while_a_data_store_of_the_target_does_not_answer(stores, target, caplog):
+    append_to(stores, "a", "0")
+    mirror = Mirror(stores, target, MirrorSettings(SubscribePattern("a")))
+    mirror_all(mirror)
+    log = mirror._target_log
+    log.at(1).seal(log.find_topic("a"), [0])  # it has a write id there
+    outage = Outage(target.at(1))
+    outage.begin()
+    mirror.close()
+    outage.end()
+    assert "after the mirror: no answer" in caplog.messages
+    assert stored(target, "a") == {0: ["0"]}
+
+
 def test_a_mirror_ends_if_no_store_of_its_topics_answers(stores, target, all_topics):
     outages = [Outage(stores.at(1)), Outage(target.at(1))]
     for each in outages:
