@@ -89,6 +89,7 @@ def test_commands_and_metrics_show_the_topics_of_all_stores(stores, address, mon
     assert run("table", "describe", "far", "--cluster", address)
     now_ms = freeze_clocks(stores, monkeypatch)
     change(stores, t.segment.update().values(appended_ms=now_ms - 7_000))
+    change(stores, t.topic.update().values(created_ms=now_ms - 7_000))  # the records were appended after it
     snapshot = read_cluster(stores)
     assert sorted(each.topic for each in snapshot.partitions if each.replicas) == list(BOTH)
     lags = {each.topic: (each.lag, each.lag_s) for each in snapshot.groups}
