@@ -91,7 +91,7 @@ class StatedTopic(NamedTuple):
     state: str
     move: TopicMove | None = None
     move_epoch: int = 0
-    """The number of moves of the topic between stores, up to this copy."""
+    """The number of moves of the topic between stores, also of cancelled ones, up to this copy."""
 
     @property
     def stores(self) -> set[StoreId]:
@@ -324,13 +324,13 @@ def _move_json(move: TopicMove | None) -> str | None:
     return None if move is None else json.dumps(vars(move), sort_keys=True)
 
 
-def set_move(connection: sa.Connection, topic_id: int, move: TopicMove | None) -> None:
-    """Begin or cancel the move of a topic. The connection is to the home store, and the topic is locked."""
+def set_move(connection: sa.Connection, topic_id: int, move: TopicMove) -> None:
+    """Begin the move of a topic. The connection is to the home store, and the topic is locked."""
     _update(connection, topic_id, move=_move_json(move))
 
 
 def set_store(connection: sa.Connection, topic_id: int, store_id: StoreId, move_epoch: int) -> None:
-    """Record which store has the topic. The connection is to the home store."""
+    """Record which store has the topic, and that no move has been begun. The connection is to the home store."""
     _update(connection, topic_id, store_id=store_id, move=None, move_epoch=move_epoch)
 
 
@@ -355,15 +355,18 @@ def set_live(connection: sa.Connection, topic_id: int) -> bool:
     return connection.execute(t.topic.update().where(*here).values(state=LIVE, move=None)).rowcount == 1
 
 
-def set_deleting(connection: sa.Connection, topic_id: int) -> None:
-    """Take the name from a topic of a data store, whose rows there are deleted next."""
+def set_deleting(connection: sa.Connection, topic_id: int, *states: str) -> None:
+    """Take the name from a topic of a data store, whose rows there are deleted next; if it is in one of these states,
+    where some are given.
+    """
     name = f"deleting/{topic_id}"  # no legal name of a topic
-    _update(connection, topic_id, state=DELETING, name=name, collision_key=name, move=None)
+    here = (TOPIC.topic_id == topic_id, TOPIC.state.in_(states or (LIVE, CREATING, DELETING)))
+    connection.execute(t.topic.update().where(*here).values(state=DELETING, name=name, collision_key=name))
 
 
-def delete_topic_row(connection: sa.Connection, topic_id: int, state: str) -> None:
-    """Delete the row of a topic that is in this state. It has no partitions here."""
-    connection.execute(t.topic.delete().where(TOPIC.topic_id == topic_id, TOPIC.state == state))
+def delete_topic_row(connection: sa.Connection, topic_id: int) -> None:
+    """Delete the row of a topic that is being deleted. It has no partitions here, and no data store has a copy."""
+    connection.execute(t.topic.delete().where(TOPIC.topic_id == topic_id, TOPIC.state == DELETING))
 
 
 def set_configs(connection: sa.Connection, topic_id: int, configs: str, typed_columns: str | None) -> None:

@@ -1,6 +1,14 @@
 """The generators of ids that are never reused: SQLite's AUTOINCREMENT, PostgreSQL's sequences."""
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+
+def last_id(connection: sa.Connection, column: sa.Column[int]) -> int:
+    """Return the last id that a generated column has assigned or left out on PostgreSQL, 0 if none."""
+    sequence = sa.func.pg_get_serial_sequence(f'"{column.table.name}"', column.name)
+    last = sa.select(sa.func.pg_sequence_last_value(sa.cast(sequence, postgresql.REGCLASS)))
+    return connection.execute(last).scalar() or 0
 
 
 def skip_ids(connection: sa.Connection, column: sa.Column[int], count: int) -> None:

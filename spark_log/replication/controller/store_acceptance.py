@@ -15,6 +15,7 @@ Ids of topics and producers that the lost store assigned are left out: a positio
 producer, would be taken for one of another topic or producer with the same id.
 
 If a data store was restored, it may lack its part of a transaction that home has committed: home then takes it as done.
+It may have topics that home has deleted since: their copies are deleted then.
 """
 
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from spark_log.cluster.topics import (
     StatedTopic,
     Topic,
     insert_copy,
+    set_deleting,
     set_store,
     stated_topic,
     topics_of_store,
@@ -49,7 +51,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, Truncatio
 from spark_log.log.partitions.truncations import record_truncation
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Identity
-from spark_log.metadata.id_generators import skip_ids
+from spark_log.metadata.id_generators import last_id, skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
@@ -78,6 +80,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
         learn_commits(cluster)
     else:
         finish_lost_parts(cluster)
+        _mark_deleted(cluster)
 
     def accept(connection: sa.Connection, _attempt: Attempt) -> Identity | None:
         now = store.clock(connection)
@@ -116,12 +119,14 @@ def _adopt(home: Cluster) -> None:
     """Insert the rows of topics that only data stores have, and let each topic be in the store with its newest copy.
 
     Backups of several stores are of different times, so a topic that was moved may be in both stores, or home may not
-    know of the move.
+    know of the move. Home then counts more moves than any copy, which decides that the others are deleted.
     """
     copies = in_each_store(home, _copies, home.store_ids()[1:])
     newest: dict[TopicId, _Copy] = {}
+    moves: dict[TopicId, int] = {}
     for of_store in copies.values():
         for topic_id, copy in of_store.items():
+            moves[topic_id] = max(moves.get(topic_id, 0), copy.stated.move_epoch)
             if topic_id not in newest or copy.rank > newest[topic_id].rank:
                 newest[topic_id] = copy
 
@@ -131,13 +136,17 @@ def _adopt(home: Cluster) -> None:
             stated = stated_topic(connection, topic_id)
             if stated is None:
                 _check_name_is_free(connection, topic)
-                insert_copy(connection, topic, epoch)
+                insert_copy(connection, topic, moves[topic_id] + 1)
                 continue
+            _check_id_is_free(stated.topic, topic)
             here = stated.topic.store_id
             is_lost = here != HOME and topic_id not in copies.get(here, {})
             is_newer = copy.stated.state == LIVE and epoch > stated.move_epoch
+            counted = max(moves[topic_id] + 1, stated.move_epoch)
             if here != topic.store_id and (is_newer or is_lost):
-                set_store(connection, topic_id, topic.store_id, max(epoch, stated.move_epoch))
+                set_store(connection, topic_id, topic.store_id, counted)
+            elif stated.move is None:
+                set_store(connection, topic_id, here, counted)
 
     if newest:
         home.store.transact(adopt, announce=True)
@@ -151,6 +160,36 @@ def _copies(data: Cluster) -> dict[TopicId, _Copy]:
         }
 
     return data.store.read(read)
+
+
+def _mark_deleted(data: Cluster) -> None:
+    """Let the copies of a restored data store be deleted whose topics home has deleted since the backup: home has
+    assigned their ids, and has no rows of them. If home was restored as well, it is to be accepted first or later, and
+    does not decide.
+    """
+    copies = _copies(data)  # before home is read: a topic that is created meanwhile has a row at home
+
+    def deleted(connection: sa.Connection) -> list[TopicId]:
+        if server_identity.problem_of(connection) is not None:
+            return []
+        last = last_id(connection, TOPIC.topic_id)
+        return [each for each in copies if each <= last and stated_topic(connection, each) is None]
+
+    def mark(connection: sa.Connection, _attempt: Attempt) -> None:
+        for topic_id in topic_ids:
+            set_deleting(connection, topic_id)
+
+    topic_ids = data.home.store.read_as_primary(deleted)
+    if topic_ids:
+        data.store.transact(mark)
+
+
+def _check_id_is_free(stated: Topic, copy: Topic) -> None:
+    if stated.uuid != copy.uuid:
+        raise InvalidConfigurationError(
+            f"topic {copy.name!r} of store {copy.store_id} has the id of topic {stated.name!r}, which was created after"
+            f" the restore of the home store: delete that one first (`spark-log topic delete {stated.name}`)"
+        )
 
 
 def _check_name_is_free(connection: sa.Connection, topic: Topic) -> None:

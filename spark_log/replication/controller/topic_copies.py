@@ -5,15 +5,16 @@ a copy of them, and decides about its partitions and replicas. `follow` brings b
 
     home            data store      step
     creating        no row          the data store inserts the topic with its partitions; if it has too few brokers,
-                                    home deletes its row
+                                    home deletes the topic
     creating        a row           home makes the topic live
     live            a row           configs and typed columns are copied to the data store, and the numbers of
                                     partitions and replicas to home; frozen partitions thaw, unless it is being moved
     live            creating        the topic has been moved here: the data store makes it live
     deleting        a row           the data store deletes the topic
     deleting        no row          home deletes its row
-    no row, or in   a row           the data store deletes the rows, unless the topic is being moved here
-    another store
+    in another      a row           the data store deletes the rows, unless the topic is being moved here, or the other
+    store                           store does not have it live yet
+    no row          a row           home, which was restored, has lost the topic: nothing is deleted (`check_decided`)
 
 The caller that changes a topic does the steps at once. A coordinator repeats them for all topics, for processes that
 were killed and for stores that did not answer.
@@ -46,7 +47,7 @@ from spark_log.cluster.topics import (
     topics_of_store,
     topics_with_name,
 )
-from spark_log.errors import InvalidReplicationFactorError, redact
+from spark_log.errors import InvalidReplicationFactorError, StoreChangedError, redact
 from spark_log.errors.first_failure import FirstFailure
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, StoreId
@@ -113,9 +114,9 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
         # the data store first: a topic that is not at home when home is read later was deleted, and not just created
         copies = data.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
         stated = home.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
-        for deleted_id in copies.keys() - stated.keys():
+        for left_id in copies.keys() - stated.keys():
             with failure.attempt():
-                _delete_copy(data, deleted_id)
+                _delete_copy(data, left_id)
         for stated_id, one in stated.items():
             with failure.attempt():
                 _follow_topic(home, data, one, copies.get(stated_id))
@@ -126,17 +127,17 @@ def _follow_topic(home: Cluster, data: Cluster, stated: StatedTopic, copy: State
     topic, state = stated.topic, stated.state
     topic_id, store_id = topic.topic_id, data.store_id
     if state == DELETING:
-        if copy is not None:
-            _delete_copy(data, topic_id)
-        failpoint("topic.copy-deleted")
-        home.store.transact(lambda c, _: delete_topic_row(c, topic_id, DELETING))
+        _finish_deletion(home, stated)
         return
+    if copy is not None:
+        _check_same(topic, copy.topic)
     if copy is None and state == CREATING:
         try:
             _create(data, topic)
         except InvalidReplicationFactorError as error:
             logger.warning("topic %s cannot be created in store %s: %s", topic.name, store_id, redact(str(error)))
-            home.store.transact(lambda c, _: delete_topic_row(c, topic_id, CREATING))
+            home.store.transact(lambda c, _: set_deleting(c, topic_id, CREATING))
+            _finish_deletion(home, stated)
             raise
         failpoint("topic.copied")
     elif copy is None:  # as after a restore of the data store: its files are kept
@@ -148,6 +149,15 @@ def _follow_topic(home: Cluster, data: Cluster, stated: StatedTopic, copy: State
         _copy(home, data, topic, copy.topic)
     if state == CREATING:
         home.store.transact(lambda c, _: set_live(c, topic_id), announce=True)
+
+
+def _finish_deletion(home: Cluster, stated: StatedTopic) -> None:
+    """Delete the copies of a topic that is being deleted, and then its row at home."""
+    topic_id = stated.topic.topic_id
+    for store_id in sorted(stated.stores - {HOME}):
+        _delete_copy(home.at(store_id), topic_id)
+    failpoint("topic.copy-deleted")
+    home.store.transact(lambda c, _: delete_topic_row(c, topic_id))
 
 
 def _make_live(connection: sa.Connection, topic_id: int, stated: StatedTopic | None, store_id: StoreId) -> None:
@@ -191,10 +201,10 @@ def _create(data: Cluster, topic: Topic) -> None:
     def create(connection: sa.Connection, stated: StatedTopic | None) -> None:
         if stated is None or stated.state != CREATING or stated.topic.store_id != data.store_id:
             return
-        if stated_topic(connection, topic.topic_id) is not None:
+        if (copy := stated_topic(connection, topic.topic_id)) is not None:
+            _check_same(topic, copy.topic)
             return  # another process was first
-        for deleted in topics_with_name(connection, topic.name):  # home has freed the name; `follow` deletes the rows
-            set_deleting(connection, deleted)
+        free_name(data, connection, topic.name)
         loads = read_loads(connection, data.store.clock(connection))
         placement = place_replicas(loads, topic.partition_count, topic.replication_factor)
         insert_copy(connection, topic, stated.move_epoch)
@@ -215,14 +225,28 @@ def _copy(home: Cluster, data: Cluster, topic: Topic, copy: Topic) -> None:
         home.store.transact(take_numbers, announce=True)
 
 
+def free_name(view: Cluster, connection: sa.Connection, name: str) -> None:
+    """Take the name from copies of this data store that are to be deleted. Home has freed the name before."""
+    for topic_id in topics_with_name(connection, name):
+        stated = view.home.store.read_as_primary(lambda c, i=topic_id: (stated_topic(c, i),))[0]  # type: ignore[misc]
+        check_decided(view, stated, stated_topic(connection, topic_id))
+        set_deleting(connection, topic_id)
+
+
 def _delete_copy(view: Cluster, topic_id: int) -> None:
-    """Delete the rows of a topic that is to be in no store any more, or in another one. A restored home store lacks
-    topics: `store accept` adopts them, and until then home is not the recorded store, and nothing is deleted.
-    """
+    """Delete the rows of a topic that is to be in no store any more, or in another one that has it live."""
 
     def delete(connection: sa.Connection, stated: StatedTopic | None) -> None:
+        copy = stated_topic(connection, topic_id)
+        if copy is None:
+            return
         exists = stated is not None and stated.state != DELETING
         if stated is not None and exists and view.store_id in stated.stores:
+            return
+        if stated is not None and not exists and stated.topic.uuid != copy.topic.uuid:  # of a lost topic
+            return
+        check_decided(view, stated, copy)
+        if stated is not None and exists and not _is_live_there(view, stated):
             return
         # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
         lock_all_partitions(connection, topic_id)
@@ -232,3 +256,43 @@ def _delete_copy(view: Cluster, topic_id: int) -> None:
             delete_topic_rows(connection, topic_id)
 
     change_copy(view, topic_id, delete, unlimited=True)  # a million rows may take a minute
+
+
+def _is_live_there(view: Cluster, stated: StatedTopic) -> bool:
+    """Whether the store that home names has the topic live: until then another copy is not deleted."""
+    topic = stated.topic
+    if topic.store_id == HOME:
+        return True
+    owner = view.home.at(topic.store_id).store
+    copy = owner.read_as_primary(lambda connection: (stated_topic(connection, topic.topic_id),))[0]
+    return copy is not None and copy.state == LIVE
+
+
+def check_decided(view: Cluster, stated: StatedTopic | None, copy: StatedTopic | None) -> None:
+    """Raise StoreChangedError unless home has decided that this data store is not to have its copy of a topic any more.
+
+    Home keeps the row of a topic until no data store has a copy, and counts its moves, also those that are cancelled.
+    So if it has no row, or has counted fewer moves than the copy, home is an older copy of the store that decided about
+    the copy. `store accept` adopts the newest copy of each topic, and counts one move more, so that others are deleted.
+    """
+    if copy is None or view.store_id == HOME or copy.state == DELETING:
+        return
+    if stated is not None and stated.topic.uuid == copy.topic.uuid:
+        was_live = copy.state == LIVE
+        if stated.state == DELETING or copy.move_epoch < stated.move_epoch + (not was_live):
+            return
+    raise _unknown(copy.topic)
+
+
+def _check_same(topic: Topic, copy: Topic) -> None:
+    """Raise StoreChangedError if home, which was restored, has given the id of a lost topic to another one."""
+    if topic.uuid != copy.uuid:
+        raise _unknown(copy)
+
+
+def _unknown(copy: Topic) -> StoreChangedError:
+    return StoreChangedError(
+        f"topic {copy.name!r}: a data store has it, and the home store does not know that: one of them was restored"
+        " from an older copy. Nothing of the topic is deleted. See `spark-log store status`, then run `spark-log store"
+        " accept`, with `--store NAME` if a data store was restored"
+    )

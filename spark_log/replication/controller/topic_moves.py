@@ -39,13 +39,12 @@ from spark_log.cluster.topics import (
     find_topic,
     insert_copy,
     moving_topics,
-    set_deleting,
     set_move,
     set_partition_count,
     set_replication_factor,
+    set_store,
     stated_topic,
     topics_of_store,
-    topics_with_name,
 )
 from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError, redact
 from spark_log.failpoints import failpoint
@@ -60,7 +59,7 @@ from spark_log.log.partitions.partition_rows import (
 from spark_log.metadata.cascade import copy_rows_of_topic, delete_moved_rows
 from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC
 from spark_log.metadata.store import Attempt
-from spark_log.replication.controller.topic_copies import change_copy, follow
+from spark_log.replication.controller.topic_copies import change_copy, check_decided, follow, free_name
 from spark_log.transactions.part_rows import has_pending
 
 logger = logging.getLogger(__name__)
@@ -131,7 +130,8 @@ def cancel_move(cluster: Cluster, name: str) -> bool:
     def cancel(connection: sa.Connection, _attempt: Attempt) -> StatedTopic | None:
         topic = find_topic(connection, name, lock=True)
         stated = stated_topic(connection, topic.topic_id)
-        set_move(connection, topic.topic_id, None)
+        if stated is not None and stated.move is not None:  # counted, so that the copy is known to be of no use
+            set_store(connection, topic.topic_id, topic.store_id, stated.move_epoch + 1)
         return stated
 
     stated = home.store.transact(cancel)
@@ -193,7 +193,7 @@ def _freeze(source: Cluster, topic: Topic, move: TopicMove) -> bool:
     """Freeze the partitions, unless home has ended the move. Returns False if the move is to wait for transactions."""
 
     def freeze(connection: sa.Connection, stated: StatedTopic | None) -> bool:
-        if stated is None or stated.move != move:
+        if stated is None or stated.state != LIVE or stated.move != move:
             return True
         here = TOPIC.topic_id == topic.topic_id
         connection.execute(sa.select(TOPIC.topic_id).where(here).with_for_update()).all()  # no partitions are added
@@ -212,11 +212,12 @@ def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> No
     """Copy the rows, unless they were copied for this move before or home has ended it."""
 
     def copy(connection: sa.Connection, stated: StatedTopic | None) -> None:
-        if stated is None or stated.move != move:
+        if stated is None or stated.state != LIVE or stated.move != move:
             return
         there = stated_topic(connection, topic.topic_id)
         if target.store_id != HOME and there is not None and there.move == move:
             return
+        check_decided(target, stated, there)
         delete_moved_rows(connection, topic.topic_id)  # of another move
         # an old primary of the source may have partitions that were frozen for an earlier move, and lack appends since
         with source.store.snapshot_as_primary() as reading:
@@ -230,8 +231,7 @@ def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> No
                 set_replication_factor(connection, topic.topic_id, numbers[1])
             else:
                 delete_topic_rows(connection, topic.topic_id)
-                for deleted in topics_with_name(connection, topic.name):  # home has freed the name
-                    set_deleting(connection, deleted)
+                free_name(target, connection, topic.name)
                 now = replace(stated.topic, partition_count=numbers[0], replication_factor=numbers[1])
                 insert_copy(connection, now, stated.move_epoch + 1, move)
             copy_producers_of_topic(reading, connection, topic.topic_id)

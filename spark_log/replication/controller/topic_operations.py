@@ -14,13 +14,14 @@ from spark_log.cluster.topics import (
     CREATING,
     Topic,
     configs_json,
-    delete_topic_row,
     delete_topic_rows,
     find_topic,
     insert_topic_row,
     set_configs,
     set_deleting,
     set_partition_count,
+    set_store,
+    stated_topic,
 )
 from spark_log.config import TopicConfig, canonical
 from spark_log.errors import (
@@ -193,12 +194,12 @@ def _create_topic(cluster: Cluster, name: str, plan: Callable[[sa.Connection], _
 
 
 def _finish_creation(cluster: Cluster, topic: Topic) -> None:
-    """Let the data store insert the topic. If it cannot, the topic is removed again, here or by a coordinator."""
+    """Let the data store insert the topic. If it cannot, the topic is deleted, here or by a coordinator."""
     try:
         follow(cluster, topic.store_id, topic.topic_id)
     except SparkLogError:
         with contextlib.suppress(SparkLogError):
-            cluster.store.transact(lambda c, _: delete_topic_row(c, topic.topic_id, CREATING), timeout_ms=1_000)
+            cluster.store.transact(lambda c, _: set_deleting(c, topic.topic_id, CREATING), timeout_ms=1_000)
         raise
     cluster.store.read(lambda connection: find_topic(connection, topic.name))  # a coordinator has not removed it
 
@@ -324,13 +325,17 @@ def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) ->
         topic = find_topic(connection, name, lock=True)
         if topic_id not in (None, topic.topic_id):
             raise UnknownTopicOrPartitionError(f"topic {name!r}: it was deleted and created again")
+        stated = stated_topic(connection, topic.topic_id)
+        # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
+        lock_all_partitions(connection, topic.topic_id)
+        if topic.store_id == HOME and stated is not None and stated.move is not None:  # that store may have a copy
+            set_store(connection, topic.topic_id, stated.move.to, stated.move_epoch + 1)
+            topic = replace(topic, store_id=stated.move.to)
         if topic.store_id != HOME:
             delete_rows_of_topic(connection, topic.topic_id)
             set_deleting(connection, topic.topic_id)
             retire_folder(connection, topic, cluster.store.clock(connection))
             return topic
-        # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
-        lock_all_partitions(connection, topic.topic_id)
         # pending batches stay: their transaction can no longer be committed, and drops them when it ends
         delete_topic_rows(connection, topic.topic_id)
         retire_folder(connection, topic, cluster.store.clock(connection))

@@ -329,11 +329,14 @@ def test_processes_move_a_topic_at_once_while_it_is_written(stores, address):
     assert stored(stores, "t") == acknowledged
 
 
-def test_a_topic_is_deleted_while_it_is_moved(stores, address, way):
+@pytest.mark.parametrize("point", ["frozen", "copied"])
+def test_a_topic_is_deleted_while_it_is_moved(stores, address, way, point):
     source, target = way
+    if (point, target) == ("copied", "home"):
+        point = "copying"  # then it is decided
     topic = create(stores, source)
     append(stores, "a")
-    killed_at("move.frozen", "-c", PROGRAM, address, target)
+    killed_at(f"move.{point}", "-c", PROGRAM, address, target)
     delete_topic(stores, "t")
     other = create(stores, target, partitions=1)
     continue_moves(stores)

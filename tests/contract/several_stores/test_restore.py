@@ -13,13 +13,14 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
 from spark_log.cluster.topics import find_topics, set_store, topics_of_store
+from spark_log.errors import InvalidConfigurationError, StoreChangedError
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import move_topic
-from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.transactions import transaction_parts
 from spark_log.transactions.part_rows import unfinished_parts
 from spark_log.transactions.transaction_store import init_producer
@@ -198,6 +199,80 @@ def test_a_topic_that_was_being_moved_is_taken_back(both, step):
     append_to(both, "t", "next")
     append_to(both, "u", "next")
     assert (stored(both, "t"), stored(both, "u")) == ({0: ["a", "next"]}, {0: ["b", "next"]})
+
+
+@pytest.mark.parametrize("created_before", [False, True])
+def test_a_restored_home_store_deletes_no_topic_before_it_is_accepted(both, created_before, caplog):
+    """It does not know that topics were created, or moved, since the backup, and nothing shows that it was restored."""
+    if created_before:
+        move_topic(both, "t", "west")
+    for topic in ("t", "w"):
+        append_to(both, topic, "acknowledged")
+
+    def restore(connection, _attempt):
+        if created_before:
+            connection.execute(t.topic.update().where(t.topic.c.name == "t").values(store_id=EAST, move_epoch=0))
+        else:
+            connection.execute(t.topic.delete())
+
+    both.store.transact(restore)
+    follow_all(both)
+    assert "one of them was restored from an older copy" in caplog.text
+    if not created_before:
+        with pytest.raises(StoreChangedError, match="topic 't': a data store has it"):
+            create_topic(both, "t", store="east")
+        follow_all(both)
+    accept_store(both)
+    follow_all(both)
+    assert (stored(both, "t"), stored(both, "w")) == ({0: ["acknowledged"]}, {0: ["acknowledged"]})
+
+
+@pytest.mark.parametrize("store", ["home", "east"])
+def test_the_id_of_a_lost_topic_is_given_to_another_one(stores, store):
+    """It is created after home was restored, and before that is accepted."""
+    create_topic(stores, "lost", store="east")
+    append_to(stores, "lost", "acknowledged")
+
+    def restore(connection, _attempt):
+        connection.execute(t.topic.delete())
+        connection.execute(sa.text("SELECT setval(pg_get_serial_sequence('topic', 'topic_id'), 1, false)"))
+
+    stores.store.transact(restore)
+    if store == "home":
+        create_topic(stores, "new")
+    else:
+        with pytest.raises(StoreChangedError, match="topic 'lost'"):
+            create_topic(stores, "new", store="east")
+    follow_all(stores)
+    if store == "home":
+        with pytest.raises(InvalidConfigurationError, match="'lost' of store 1 has the id of topic 'new'"):
+            accept_store(stores)
+        delete_topic(stores, "new")
+    accept_store(stores)
+    follow_all(stores)
+    assert stored(stores, "lost") == {0: ["acknowledged"]}
+
+
+def test_a_topic_that_was_deleted_after_the_backup_of_its_data_store(both):
+    """It is back in that store, and is deleted there again when this store is accepted, and not before."""
+    east = both.at(EAST)
+    rows = east.store.read(lambda connection: connection.execute(sa.select(t.topic)).all())
+    delete_topic(both, "t")
+
+    def restore(connection, _attempt):
+        for row in rows:
+            connection.execute(t.topic.insert().values(**row._mapping))
+
+    def names():
+        return [each.topic.name for each in east.store.read(partial(topics_of_store, store_id=EAST)).values()]
+
+    east.store.transact(restore)
+    follow_all(both)
+    assert names() == ["t"]
+    accept_store(east)
+    follow_all(both)
+    assert names() == []
+    assert set(both.store.read(find_topics)) == {"w"}
 
 
 def test_a_cluster_is_restored_from_backups_of_different_times(postgres_server, tmp_path, monkeypatch):

@@ -6,13 +6,14 @@ import pytest
 
 from spark_log import AcknowledgeType, Consumer, Producer, ShareConsumer
 from spark_log.cluster.settings import alter_settings
-from spark_log.cluster.topics import CREATING, delete_topic_row, find_topics, insert_topic_row, topics_of_store
+from spark_log.cluster.topics import CREATING, find_topics, insert_topic_row, set_deleting, topics_of_store
 from spark_log.errors import (
     CrossStoreTransactionError,
     DeadLetterTopicError,
     IllegalArgumentError,
     InvalidConfigurationError,
     MetadataStoreError,
+    MetadataStoreUnavailableError,
     OutOfOrderSequenceNumberError,
     StoreNotFoundError,
     TopicAlreadyExistsError,
@@ -30,6 +31,7 @@ from spark_log.log.append.producer_rows import register_producer
 from spark_log.log.append.rules import Appended
 from spark_log.log.append.sequence_rules import ProducerSequence
 from spark_log.log.log import Records
+from spark_log.metadata import tables as t
 from spark_log.replication.controller import topic_copies, topic_operations
 from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import move_topic
@@ -210,8 +212,25 @@ def test_a_topic_that_cannot_be_created_does_not_stop_the_others(stores, monkeyp
 
 def test_a_creation_whose_topic_a_coordinator_removes_meanwhile_fails(stores, monkeypatch):
     def removed(home, _, topic_id):
-        home.store.transact(lambda connection, _: delete_topic_row(connection, topic_id, CREATING))
+        home.store.transact(lambda connection, _: set_deleting(connection, topic_id, CREATING))
 
     monkeypatch.setattr(topic_operations, "follow", removed)
     with pytest.raises(UnknownTopicOrPartitionError):
         create_topic(stores, "t", store="east")
+
+
+def test_a_creation_that_failed_late_leaves_no_copy(stores, monkeypatch):
+    """The data store has committed the topic, and its answer was lost."""
+
+    def lost(home, store_id, topic_id):
+        topic_copies.follow(home, store_id, topic_id)
+        home.store.transact(lambda connection, _: connection.execute(t.topic.update().values(state=CREATING)))
+        raise MetadataStoreUnavailableError("no answer")
+
+    monkeypatch.setattr(topic_operations, "follow", lost)
+    with pytest.raises(MetadataStoreUnavailableError):
+        create_topic(stores, "t", store="east")
+    assert stores.store.read(find_topics) == {}
+    follow_all(stores)
+    for store in (stores.store, stores.at(EAST).store):
+        assert store.read(lambda connection: topics_of_store(connection, EAST)) == {}
