@@ -5,15 +5,15 @@ A server that was restored from a backup, or a standby that was promoted without
 metadata of files in the log dirs. Clean-up would delete these files, and publication would remove their records from
 the Delta tables. Both call `check_identity` first. Such a server has another system identifier, which initdb creates,
 or another timeline, which each promotion and each point-in-time recovery raises; a dump that was restored on the same
-server is in another database. A connection's server and database do not change, so each connection asks once, when it
-is opened.
+server is in another database, or in new tables (`pg_restore --clean`), whose OIDs are others. A connection's server and
+database do not change, so each connection asks for them once, when it is opened.
 
 SQLite has no such identity, and a PostgreSQL server whose data folder was replaced by an older copy keeps both values.
 These cases are detected by a Delta table that is ahead of the metadata (tables/publication.py).
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -39,6 +39,9 @@ pg_current_wal_lsn() or pg_walfile_name(pg_lsn) was revoked.
 """
 
 
+_TABLE = sa.text("SELECT 'cluster'::regclass::oid::bigint")
+
+
 @dataclass(frozen=True)
 class Identity:
     """A PostgreSQL server: its system identifier and its timeline, and the database of the store there."""
@@ -47,15 +50,22 @@ class Identity:
     timeline: int
     database: int | None = None
     """The OID of the database; None in a record of an earlier release."""
+    table: int | None = None
+    """The OID of table `cluster`, which no restart, promotion or VACUUM changes; None in a record of an earlier
+    release.
+    """
 
     def __str__(self) -> str:
         database = "" if self.database is None else f", database {self.database}"
-        return f"system {self.system_identifier}, timeline {self.timeline}{database}"
+        table = "" if self.table is None else f", table {self.table}"
+        return f"system {self.system_identifier}, timeline {self.timeline}{database}{table}"
 
     def is_system_of(self, recorded: "Identity") -> bool:
-        """Whether this is a recorded server or one with its write-ahead log, and the store is in the same database."""
-        same_database = recorded.database in (None, self.database)
-        return self.system_identifier == recorded.system_identifier and same_database
+        """Whether this is a recorded server or one with its write-ahead log, and the store is in the same tables of the
+        same database.
+        """
+        same_tables = recorded.database in (None, self.database) and recorded.table in (None, self.table)
+        return self.system_identifier == recorded.system_identifier and same_tables
 
     def is_same_as(self, recorded: "Identity") -> bool:
         return self.is_system_of(recorded) and self.timeline == recorded.timeline
@@ -108,8 +118,8 @@ def _warn(address: str, why: str) -> None:
 
 def of_server(connection: sa.Connection) -> Identity | None:
     """Return the identity of the connection's server; None on SQLite, or if the server refused to show it."""
-    found: Identity | None = connection.info.get(_INFO)
-    return found
+    server: Identity | None = connection.info.get(_INFO)
+    return None if server is None else replace(server, table=connection.execute(_TABLE).scalar_one())
 
 
 def recorded(connection: sa.Connection) -> Identity | None:
@@ -117,19 +127,23 @@ def recorded(connection: sa.Connection) -> Identity | None:
 
     Return None if it was not known.
     """
-    row = connection.execute(sa.select(CLUSTER.system_identifier, CLUSTER.timeline)).one()
+    row = connection.execute(sa.select(CLUSTER.system_identifier, CLUSTER.timeline, CLUSTER.table_oid)).one()
     if row.system_identifier is None:
         return None
     system, _, database = row.system_identifier.partition("/")
-    return Identity(system, row.timeline, int(database) if database else None)
+    return Identity(system, row.timeline, int(database) if database else None, row.table_oid)
 
 
 def values(identity: Identity | None) -> dict[str, Any]:
     """Return the values of the columns of table `cluster` that record the identity."""
     if identity is None:
-        return {"system_identifier": None, "timeline": None}
+        return {"system_identifier": None, "timeline": None, "table_oid": None}
     database = "" if identity.database is None else f"/{identity.database}"
-    return {"system_identifier": f"{identity.system_identifier}{database}", "timeline": identity.timeline}
+    return {
+        "system_identifier": f"{identity.system_identifier}{database}",
+        "timeline": identity.timeline,
+        "table_oid": identity.table,
+    }
 
 
 def check_identity(connection: sa.Connection) -> None:
@@ -138,12 +152,16 @@ def check_identity(connection: sa.Connection) -> None:
     If either identity is unknown, nothing is checked. Call it before anything is deleted, or removed from a Delta
     table, because the metadata does not refer to it.
     """
-    now = of_server(connection)
-    if now is None or connection.info.get(_MATCHES):
+    if connection.info.get(_INFO) is None or connection.info.get(_MATCHES):
         return
-    before = recorded(connection)
-    if before is not None and not now.is_same_as(before):
-        what = "restored or promoted" if now.is_system_of(before) else "on another server or in another database"
+    now, before = of_server(connection), recorded(connection)
+    if now is not None and before is not None and not now.is_same_as(before):
+        if now.is_system_of(before):
+            what = "restored or promoted"
+        elif now.is_system_of(replace(before, table=None)):
+            what = "restored from a dump"
+        else:
+            what = "on another server or in another database"
         raise StoreChangedError(
             f"the metadata store is {what}: it was {before}, and is {now}; it may know less than the log dirs hold, so"
             " clean-up of files and publication to Delta tables have stopped. See what it lacks with"

@@ -105,7 +105,7 @@ __all__ = [
     "write_id",
 ]
 
-SCHEMA_REVISION = "v10"
+SCHEMA_REVISION = "v11"
 """The Alembic revision that this code reads and writes: the newest one in `migrations/versions`."""
 
 OLDEST_REVISION = "v9"

@@ -63,6 +63,7 @@ cluster = _table(
     ),
     column("secret", LargeBinary, "random; from it come the salts that users who do not exist are shown"),
     column("store_id", Integer, "0: the home store; else the number of this data store", server_default=text("0")),
+    column("table_oid", BigInteger, "OID of this table; a restore of a dump changes it (PostgreSQL)", nullable=True),
     comment="The cluster that this store describes.",
 )
 

@@ -145,6 +145,7 @@ FIRST_RELEASE_LACKS = [
     ("cluster", "promoted_ms"),
     ("retired_file", "fresh"),
     ("cluster", "oldest_revision"),
+    ("cluster", "table_oid"),
     ("cluster", "store_id"),
     ("topic", "store_id"),
     ("topic", "state"),

@@ -23,6 +23,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
+from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.pages import blocks
@@ -95,7 +96,7 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
 
 def test_another_server_is_distinguished_from_another_timeline(postgres_cluster):
     store = postgres_cluster.store
-    store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
+    store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17", table_oid=None)))
     other = r"is on another server .*: it was system 17, timeline 1, and is system"
     with pytest.raises(StoreChangedError, match=other):
         store.read(server_identity.check_identity)
@@ -115,12 +116,34 @@ def test_a_dump_that_was_restored_on_the_same_server_is_detected(postgres_server
         cluster.store.read(server_identity.check_identity)
 
 
+def test_a_dump_that_was_restored_over_its_own_database_is_detected(postgres_cluster):
+    """pg_restore --clean makes the tables anew. VACUUM FULL, which writes them anew, is no restore."""
+    store = postgres_cluster.store
+    with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("VACUUM FULL cluster")
+    store.read(server_identity.check_identity)
+
+    def restore(connection, _attempt):
+        connection.exec_driver_sql("ALTER TABLE cluster RENAME TO dumped")
+        connection.exec_driver_sql("CREATE TABLE cluster (LIKE dumped INCLUDING ALL)")
+        connection.exec_driver_sql("INSERT INTO cluster SELECT * FROM dumped")
+
+    store.transact(restore)
+    with Cluster.open(store.address.with_password) as restored:
+        with pytest.raises(StoreChangedError, match=r"is restored from a dump: it was .* table .*, and is .* table .*"):
+            restored.store.read(server_identity.check_identity)
+        accept_store(restored)
+    with Cluster.open(store.address.with_password) as restored:
+        restored.store.read(server_identity.check_identity)
+
+
 def test_a_record_of_an_earlier_release_names_no_database(postgres_cluster):
     store = postgres_cluster.store
     now = store.read(server_identity.of_server)
-    earlier = {"system_identifier": now.system_identifier}
+    earlier = {"system_identifier": now.system_identifier, "table_oid": None}
     store.transact(lambda c, _: c.execute(t.cluster.update().values(**earlier)))
-    assert store.read(server_identity.recorded).database is None
+    recorded = store.read(server_identity.recorded)
+    assert (recorded.database, recorded.table) == (None, None)
     store.read(server_identity.check_identity)
 
 
