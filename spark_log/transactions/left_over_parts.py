@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
+from spark_log.errors import StoreChangedError
 from spark_log.ids import StoreId
 from spark_log.log.append.producer_rows import copy_producers, transactional_id_of
 from spark_log.log.log import Log
@@ -35,7 +36,9 @@ class Unresolved(NamedTuple):
 
 
 def find_unresolved(data: Cluster) -> list[Unresolved]:
-    """Return the parts that `resolve` would end now."""
+    """Return the parts that `resolve` would end now. Raises StoreChangedError if one is to be aborted whose transaction
+    another data store has committed: the home store was restored, and `learn_commits` comes first.
+    """
     home = data.home.store
     parts = {part.producer_id: part for part in _unfinished_parts(data)}  # before their transactions
     unresolved = []
@@ -45,10 +48,23 @@ def find_unresolved(data: Cluster) -> list[Unresolved]:
         resolution = Resolution.WAIT if part is None else part_rules.resolve(transaction, data.store_id, part)
         if part is not None and resolution is not Resolution.WAIT:
             committed = resolution is Resolution.ROLL_FORWARD
+            if not committed and part.state is PartState.PREPARED:
+                _check_not_committed(data, part, name)
             unresolved.append(Unresolved(name, producer_id, part.number, committed))
         elif transaction is not None and rules.is_unfinished(transaction):
             unresolved.append(Unresolved(name, producer_id, transaction.parts.number, committed=True))
     return unresolved
+
+
+def _check_not_committed(data: Cluster, part: Part, name: str) -> None:
+    for store_id in data.home.store_ids()[1:]:
+        store = data.home.at(store_id).store
+        other = store.read_as_primary(lambda connection: (read_part(connection, part.producer_id),))[0]
+        if other.state is PartState.COMMITTED and other.number == part.number:
+            raise StoreChangedError(
+                f"a transaction of {name} is committed in store {store_id}, and the home store does not know that: it"
+                " was restored from an older copy. See `spark-log store status`, then run `spark-log store accept`"
+            )
 
 
 def _unfinished_parts(data: Cluster) -> list[Part]:
@@ -117,6 +133,8 @@ def _learn_commit(home: Cluster, producer_id: int, parts: Parts) -> None:
     learned = home.store.transact(learn)
     if learned is None:
         logger.error("a transaction of %s is committed in some data stores, and aborted in %s", name, parts.stores)
+        for store_id in sorted(parts.stores):
+            abort_part(home.at(store_id), producer_id, parts.number)
     elif learned:
         logger.warning("a transaction of %s is committed; what it had in the home store is lost", name)
 

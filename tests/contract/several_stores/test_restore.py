@@ -22,12 +22,13 @@ from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.transactions import transaction_parts
+from spark_log.transactions.left_over_parts import find_unresolved
 from spark_log.transactions.part_rows import unfinished_parts
 from spark_log.transactions.transaction_store import init_producer
 from tests.support.python_process import killed_at
 from tests.support.topics import TRANSACTION, append_to, stored
 
-EAST = 1
+EAST, WEST = 1, 2
 TO_BOTH = TRANSACTION.replace(
     "    producer.commit",
     """    producer.send("w", b"committed", partition=0)
@@ -104,6 +105,29 @@ def test_home_from_before_the_decision(both, decided, backup):
     assert list(run_tasks(both, ["transactions"], dry_run=True)) == []
     assert stored(both, "w") == ({0: ["committed"]} if decided else {})
     assert stored(both, "t") == {0: [*expected, "next"]}
+
+
+@pytest.mark.parametrize("its_id", ["is unknown", "belongs to another"])
+def test_a_restored_home_store_aborts_no_committed_transaction_before_it_is_accepted(both, its_id):
+    """One part is committed, which proves the decision."""
+    rows = rows_of_home(both)
+    killed_at("part.decided", "-c", TO_BOTH, both.store.address.with_password)
+    [part] = both.at(EAST).store.read(unfinished_parts)
+    log = ClientLog(both)
+    transaction_parts.roll_forward(log.at(EAST), part.producer_id, part.number)
+    log.close()
+    restore_home(both, rows)
+    if its_id == "belongs to another":
+        restored = sa.text("SELECT setval(pg_get_serial_sequence('producer', 'producer_id'), :last, :last > 1)")
+        both.store.transact(lambda c, _: c.execute(restored, {"last": max(1, part.producer_id - 1)}))
+        assert init_producer(both, "y", 60_000).ref.producer_id == part.producer_id
+    for _ in range(2):
+        with pytest.raises(StoreChangedError, match="committed in store 1, and the home store does not know that"):
+            find_unresolved(both.at(WEST))
+    accept_store(both)
+    list(run_tasks(both, ["transactions"]))
+    assert both.at(WEST).store.read(unfinished_parts) == []
+    assert stored(both, "w") == ({0: ["committed"]} if its_id == "is unknown" else {})
 
 
 def test_home_that_has_lost_nothing(both):
