@@ -268,11 +268,6 @@ class OpenDelta(OpenTable):
     def force(self, after: int) -> None:
         force_commits(self._table.log_dir, self._table.folder, after)
 
-    def committed_ms(self) -> int:
-        """`DeltaTable.history` returns it too, but holds the GIL while it waits for an object store."""
-        actions = self._actions(self._delta.version()) or []
-        return max((action.get("commitInfo", {}).get("timestamp", 0) for action in actions), default=0)
-
     def _actions(self, version: int) -> list[dict[str, Any]] | None:
         """Return the actions of a commit, None if its file is not there any more."""
         try:

@@ -24,7 +24,6 @@ from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailab
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId, TopicId
 from spark_log.log.columns.topic_columns import TopicColumns
-from spark_log.metadata.connections.server_identity import accepted_at_ms
 from spark_log.remembered import BoundedDict
 from spark_log.tables import checkpoints, publication_intent, publication_state, table_work, topic_tables
 from spark_log.tables.current.cut import NO_CUTS, Cut
@@ -374,15 +373,15 @@ def _compare_all(cluster: Cluster, table: TopicTable, there: OpenTable, found: C
     """
     what = there.compared(found.wanted)
     if there.at[0] > (found.recorded or (0, 0))[0]:
-        _check_store_is_not_older(cluster, table, there, what)
+        _check_store_is_not_older(cluster, table, what)
     return what
 
 
-def _check_store_is_not_older(cluster: Cluster, table: TopicTable, there: OpenTable, what: Difference) -> None:
+def _check_store_is_not_older(cluster: Cluster, table: TopicTable, what: Difference) -> None:
     """Raise StoreChangedError if the table, which has later commits than the metadata knows, lists segments that the
     metadata does not name: then it was restored from an older copy, and does not tell which files to remove.
 
-    An operator who has accepted the store after the last commit allows the removal.
+    An operator who accepts the store allows the removal (`publication_resets.use_up_versions`).
     """
     ours = [path for path in what.remove if path.startswith("_segments/")]
     if not ours:
@@ -390,8 +389,7 @@ def _check_store_is_not_older(cluster: Cluster, table: TopicTable, there: OpenTa
     topic = table.topic
     named = cluster.store.read(lambda connection: publication_state.named_paths(connection, topic))
     unknown = sum(path not in named for path in ours)
-    accepted_ms = cluster.store.read(accepted_at_ms)
-    if unknown and (accepted_ms is None or accepted_ms <= there.committed_ms()):
+    if unknown:
         raise StoreChangedError(
             f"{table.title} in {redact(table.info.uri)} lists {unknown} segments that the metadata"
             " store does not know: the store seems to be restored from an older copy. Publication and clean-up of the"

@@ -1,9 +1,21 @@
-"""Resets the recorded state of a topic's Delta tables after changes of the log."""
+"""Resets the recorded state of tables: those of a topic after changes of the log, and all of an accepted store."""
 
 import sqlalchemy as sa
 
+from spark_log.cluster.topics import find_topics, undamaged
+from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import PUBLICATION
+from spark_log.metadata.sql_columns import PUBLICATION, REPLICA
+from spark_log.tables.publication_state import CHUNK, ICEBERG, TableKey
+from spark_log.tables.topic_tables import tables_of_topic, targets
+
+VERSIONS_SKIPPED = 100_000_000
+"""More commits of a table than are made between a backup and the loss of the store."""
+
+_UNKNOWN = sa.case((PUBLICATION.table_version < 0, PUBLICATION.table_version - 1), else_=-1)
+"""No version of a table. It is another number each time: a publication between two changes of the log must not take the
+second for the first.
+"""
 
 
 def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: int) -> None:
@@ -26,6 +38,39 @@ def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.Col
     They may list files that do not exist.
     """
     here = (PUBLICATION.topic_id == topic_id) & where
-    # another number each time: a publication between two changes of the log must not take the second for the first
-    unknown = sa.case((PUBLICATION.table_version < 0, PUBLICATION.table_version - 1), else_=-1)
-    connection.execute(t.publication.update().where(here).values(table_version=unknown))
+    connection.execute(t.publication.update().where(here).values(table_version=_UNKNOWN))
+
+
+def use_up_versions(connection: sa.Connection) -> None:
+    """Skip the versions that commits of a lost store may have, in each table of each topic. The next publication then
+    compares the whole table, and may remove files that the metadata does not name (`publication`).
+    """
+    versions = {"transaction_version": PUBLICATION.transaction_version + VERSIONS_SKIPPED, "table_version": _UNKNOWN}
+    connection.execute(t.publication.update().values(versions))
+    new = [
+        {**key._asdict(), "transaction_version": VERSIONS_SKIPPED, "table_version": -1}
+        for key in _unpublished(connection)
+    ]
+    for first in range(0, len(new), CHUNK):
+        connection.execute(t.publication.insert(), new[first : first + CHUNK])
+
+
+def _unpublished(connection: sa.Connection) -> list[TableKey]:
+    """Return the tables that the metadata does not know yet: the lost store may have made them."""
+    columns = (PUBLICATION[name] for name in TableKey._fields)
+    known = {TableKey(*row) for row in connection.execute(sa.select(*columns))}
+    log_dirs: dict[int, list[int]] = {}
+    for topic_id, log_dir_id in connection.execute(sa.select(REPLICA.topic_id, REPLICA.log_dir_id).distinct()):
+        log_dirs.setdefault(topic_id, []).append(log_dir_id)
+    unpublished: list[TableKey] = []
+    for topic in undamaged(find_topics(connection).values()):
+        formats = targets(topic)
+        keys = {
+            TableKey(topic.topic_id, LogDirId(i), target)
+            for i in log_dirs.get(topic.topic_id, [])
+            for target in formats
+        }
+        if ICEBERG in formats and keys - known:
+            keys = set(tables_of_topic(connection, topic))
+        unpublished += sorted(keys - known)
+    return unpublished

@@ -190,9 +190,6 @@ class OpenTable(Protocol):
     def force(self, after: int) -> None:
         """Force the versions after this one to disk: the process that made them may have been killed before it did."""
 
-    def committed_ms(self) -> int:
-        """Return the time of the last commit by the clock of its writer, 0 if it is unknown."""
-
 
 def find_changes(
     connection: sa.Connection, table: TopicTable, left_at: tuple[int, int], *, reads_all: bool = True

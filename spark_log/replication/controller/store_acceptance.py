@@ -12,7 +12,8 @@ committed in all: home gets its row back. Otherwise its other parts would be abo
 producer id: the data stores know later epochs of the old one, and would refuse the epochs that home gives out again.
 
 Ids of topics and producers that the lost store assigned are left out: a position of a lost topic, or a batch of a lost
-producer, would be taken for one of another topic or producer with the same id.
+producer, would be taken for one of another topic or producer with the same id. So are the versions that commits to
+tables have got: the next publication may remove what the metadata does not name.
 
 If a data store was restored, it may lack its part of a transaction that home has committed: home then takes it as done.
 It may have topics that home has deleted since: their copies are deleted then.
@@ -55,6 +56,7 @@ from spark_log.metadata.id_generators import last_id, skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
 from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
+from spark_log.tables.publication_resets import use_up_versions
 from spark_log.transactions.left_over_parts import finish_lost_parts, learn_commits
 from spark_log.transactions.rules import EPOCH_MAX
 
@@ -96,6 +98,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
             use_up_epochs(connection, EPOCH_MAX)
         for column in (TOPIC.topic_id, PRODUCER.producer_id):
             skip_ids(connection, column, IDS_SKIPPED)
+        use_up_versions(connection)
         return server_identity.accept(connection, now.wall_ms)
 
     return store.transact(accept, announce=True)

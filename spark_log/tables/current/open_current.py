@@ -172,9 +172,6 @@ class OpenCurrent(OpenTable):
     def force(self, after: int) -> None:
         force_commits(self._table.log_dir, self._table.folder, after)
 
-    def committed_ms(self) -> int:
-        return self._current.committed_ms
-
     def _read(self, file: SegmentFile) -> Rows:
         path, rule = f"{self._table.topic.folder}/{file.path}", self._rule(self._columns)
         return read_rows(

@@ -102,6 +102,3 @@ class OpenIceberg(OpenTable):
             metadata_files.force_versions(log_dir, folder, after)
         else:
             catalog.force_metadata(log_dir, folder, self._in_catalog.table.metadata_location)
-
-    def committed_ms(self) -> int:
-        return self._iceberg.updated_ms

@@ -208,6 +208,38 @@ def test_an_older_copy_of_the_store_removes_nothing(tmp_path):
         assert store_command("status", str(address))[1]["unnamed"] == []
 
 
+@pytest.mark.parametrize("published_before", [True, False])
+def test_an_acceptance_counts_whatever_the_clocks_say(tmp_path, published_before):
+    """The clock of the host that wrote the table was ahead, and that of the acceptance before the backup too."""
+    address, backup = tmp_path / "cluster", tmp_path / "backup.sqlite"
+    with Cluster.init(str(address)) as cluster:
+        accept_store(cluster)
+        later = t.cluster.c.accepted_ms + 86_400_000
+        cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(accepted_ms=later)))
+        topic = create_topic(cluster, "t", configs=FILES)
+        if published_before:
+            append_to(cluster, topic, "before the backup")
+    shutil.copy(address / "metadata.sqlite", backup)
+    with Cluster.open(str(address)) as cluster:
+        append_to(cluster, topic, "after the backup")
+        [location] = delta_tables(cluster, topic).values()
+        last = max(Path(location).glob("_delta_log/*.json"))
+        last.write_text(last.read_text().replace('"timestamp":1', '"timestamp":9'))
+    shutil.copy(backup, address / "metadata.sqlite")
+    with Cluster.open(str(address)) as cluster:
+        kept = ["before the backup"] if published_before else []
+        with pytest.raises(StoreChangedError):
+            publish(cluster, topic)
+        accept_store(cluster)
+        publish(cluster, topic)
+        assert in_delta(cluster, topic) == kept
+        append_to(cluster, topic, "new")
+        assert in_delta(cluster, topic) == [*kept, "new"]
+    shutil.copy(backup, address / "metadata.sqlite")
+    with Cluster.open(str(address)) as cluster, pytest.raises(StoreChangedError):
+        publish(cluster, topic)
+
+
 def accept_long_ago(cluster, topic):
     """As if the store had been accepted file.delete.delay.ms ago."""
     earlier = t.cluster.c.accepted_ms - topic.config.file_delete_delay_ms
