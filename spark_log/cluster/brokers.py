@@ -118,7 +118,7 @@ def _removal(cluster: Cluster, broker_id: int) -> Callable[[sa.Connection, Attem
         keep_brokers(connection, [each for each in broker_ids if each < broker_id])  # in the order of ids, as others do
         row = _lock(connection, broker_id, to_remove=True)
         keep_brokers(connection, [each for each in broker_ids if each > broker_id])
-        if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_clock_epoch):
+        if _left_ms(row, cluster.store.clock(connection)):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
         replicas = connection.execute(sa.select(sa.func.count()).where(REPLICA.broker_id == broker_id)).scalar_one()
         if replicas:
@@ -144,7 +144,7 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
 
     def embed(connection: sa.Connection, _attempt: Attempt) -> None:
         row = _lock(connection, broker_id)
-        if row.served and not cluster.store.clock(connection).expired(row.lease_until_ms, row.lease_clock_epoch):
+        if _left_ms(row, cluster.store.clock(connection)):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
         values = {"served": False, "holder": None, "lease_until_ms": None, "lease_clock_epoch": None}
         connection.execute(t.broker.update().where(BROKER.broker_id == broker_id).values(values))
@@ -218,8 +218,7 @@ def _left_ms(row: Any, now: StoreClock) -> int | None:
     """Return the remaining time of a served broker's lease, 0 if it has expired, or None for an embedded broker."""
     if not row.served:
         return None
-    until_ms = row.lease_until_ms or 0
-    return 0 if now.expired(until_ms, row.lease_clock_epoch or "") else int(until_ms - now.lease_ms)
+    return now.left_ms(row.lease_until_ms or 0, row.lease_clock_epoch or "")
 
 
 def _lock(connection: sa.Connection, broker_id: int, *, to_remove: bool = False) -> Any:
@@ -265,7 +264,7 @@ class BrokerSession:
                 )
             epoch = int(row.epoch) + 1
             values = {"served": True, "holder": self.holder, "epoch": epoch}
-            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_clock_epoch": now.clock_epoch}
+            lease = {"lease_until_ms": now.until_ms(self.duration_ms), "lease_clock_epoch": now.clock_epoch}
             connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values({**values, **lease}))
             return epoch
 
@@ -279,7 +278,7 @@ class BrokerSession:
             now = self._store.clock(connection)
             if (row.holder, row.epoch) != (self.holder, self.epoch) or not _left_ms(row, now):
                 return False
-            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_clock_epoch": now.clock_epoch}
+            lease = {"lease_until_ms": now.until_ms(self.duration_ms), "lease_clock_epoch": now.clock_epoch}
             connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values(lease))
             return True
 

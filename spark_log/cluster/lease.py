@@ -64,11 +64,11 @@ class Lease:
                 row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one()
             now = self._store.clock(connection)
             ours = row.holder == self.holder and row.epoch == self.epoch
-            free = row.holder is None or now.expired(row.until_ms, row.clock_epoch)
+            free = row.holder is None or not now.left_ms(row.until_ms, row.clock_epoch)
             if not ours and not free:
                 return None
             epoch = int(row.epoch) if ours and not free else int(row.epoch) + 1
-            until_ms = now.lease_ms + self.duration_ms
+            until_ms = now.until_ms(self.duration_ms)
             values = {"holder": self.holder, "epoch": epoch, "until_ms": until_ms, "clock_epoch": now.clock_epoch}
             connection.execute(t.lease.update().where(here).values(values))
             return epoch
@@ -103,7 +103,8 @@ class Lease:
         query = sa.select(LEASE.holder, LEASE.epoch, LEASE.until_ms, LEASE.clock_epoch).where(LEASE.name == self._name)
         row = connection.execute(query.with_for_update(read=True)).one_or_none()
         now = self._store.clock(connection)
-        if row is None or (row.holder, row.epoch) != (self.holder, epoch) or now.expired(row.until_ms, row.clock_epoch):
+        ours = row is not None and (row.holder, row.epoch) == (self.holder, epoch)
+        if row is None or not ours or not now.left_ms(row.until_ms, row.clock_epoch):
             error = NotControllerError if self._name == "controller" else NotCoordinatorError
             raise error(f"lease {self._name!r}: term {epoch} of {self.holder} has ended")
 
@@ -118,5 +119,5 @@ def read_lease(connection: sa.Connection, name: str, now: StoreClock) -> LeaseSt
     row = connection.execute(sa.select(t.lease).where(LEASE.name == name)).one_or_none()
     if row is None:
         return LeaseStatus(name, None, 0, 0)
-    free = row.holder is None or now.expired(row.until_ms, row.clock_epoch)
-    return LeaseStatus(name, row.holder, row.epoch, 0 if free else row.until_ms - now.lease_ms)
+    left_ms = 0 if row.holder is None else now.left_ms(row.until_ms, row.clock_epoch)
+    return LeaseStatus(name, row.holder, row.epoch, left_ms)

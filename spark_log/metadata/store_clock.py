@@ -25,6 +25,9 @@ DISTRUSTED_MS = 24 * 3_600_000
 wrong clock.
 """
 
+LEASE_MS_MAX = 600_000
+"""The longest lease of a coordinator, a controller or a broker. A longer setting counts as this."""
+
 
 @dataclass(frozen=True)
 class StoreClock:
@@ -42,6 +45,17 @@ class StoreClock:
     def expired(self, until_ms: int, clock_epoch: str) -> bool:
         """Return whether a lease until `until_ms` has ended. `clock_epoch` is that in which `until_ms` was written."""
         return clock_epoch != self.clock_epoch or until_ms <= self.lease_ms
+
+    def until_ms(self, duration_ms: int) -> int:
+        """Return the end of a lease of a coordinator, a controller or a broker that is taken or renewed now."""
+        return self.lease_ms + min(duration_ms, LEASE_MS_MAX)
+
+    def left_ms(self, until_ms: int, clock_epoch: str) -> int:
+        """Return the remaining time of such a lease, or 0 if any process may take it: it has ended, or it ends later
+        than one that is taken now. In the second case the clock was set back since it was renewed.
+        """
+        left_ms = until_ms - self.lease_ms
+        return left_ms if clock_epoch == self.clock_epoch and 0 < left_ms <= LEASE_MS_MAX else 0
 
     def has_expired(self, row: Any) -> sa.ColumnElement[bool]:
         """Return the same condition in SQL, for the columns `until_ms` and `clock_epoch` of a table."""

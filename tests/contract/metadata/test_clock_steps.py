@@ -4,7 +4,9 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock
-from spark_log.errors import InvalidRecordStateError
+from spark_log.cluster.brokers import BrokerSession, alive_log_dirs
+from spark_log.cluster.lease import COORDINATOR, Lease, lease_status
+from spark_log.errors import InvalidRecordStateError, NotCoordinatorError
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.looks import look, next_change_ms
 from spark_log.groups.share.rules import AcknowledgeType
@@ -12,6 +14,7 @@ from spark_log.groups.share.service import end_idle_locks
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.maintenance import run_tasks
 from spark_log.metadata import tables as t
+from spark_log.metadata.store_clock import LEASE_MS_MAX
 from tests.support.share_members import ShareMember
 from tests.support.stores import change
 from tests.support.topics import fill, make
@@ -99,3 +102,31 @@ def test_the_first_look_after_a_reboot_finds_the_records(cluster, members, monke
         assert (offer.available, offer.wake_ms) == (5, None)
     [again] = second.poll().values()
     assert [(r.first, r.end, r.deliveries) for r in again] == [(0, 5, 2)]
+
+
+@pytest.mark.parametrize("ahead_ms", [LEASE_MS_MAX, MONTH_MS])
+def test_a_clock_that_is_set_back_lets_the_lease_of_a_dead_process_end(cluster, ahead_ms):
+    """The lease was renewed while the clock was ahead, so that it ends as much later."""
+    dead, other = (Lease(cluster.store, COORDINATOR, 9_000) for _ in range(2))
+    assert dead.take_or_renew() and not other.take_or_renew()
+    change(cluster, t.lease.update().values(until_ms=t.lease.c.until_ms + ahead_ms))
+    assert lease_status(cluster.store, COORDINATOR).left_ms == 0
+    assert other.take_or_renew()
+    with pytest.raises(NotCoordinatorError):
+        cluster.store.transact(lambda connection, _: dead.check(connection))
+    assert lease_status(cluster.store, COORDINATOR).left_ms > 0
+
+
+def test_a_clock_that_is_set_back_lets_a_dead_broker_be_served_again(cluster):
+    dead, other = (BrokerSession(cluster.store, 1, 9_000) for _ in range(2))
+    dead.register()
+    change(cluster, t.broker.update().values(lease_until_ms=t.broker.c.lease_until_ms + MONTH_MS))
+    assert cluster.store.read(lambda c: alive_log_dirs(c, cluster.store.clock(c))) == frozenset()
+    assert not dead.renew()
+    other.register()
+    assert cluster.store.read(lambda c: alive_log_dirs(c, cluster.store.clock(c))) == {1}
+
+
+def test_a_lease_with_a_long_setting_is_kept(cluster):
+    holder, other = (Lease(cluster.store, COORDINATOR, 10 * LEASE_MS_MAX) for _ in range(2))
+    assert holder.take_or_renew() and not other.take_or_renew()
