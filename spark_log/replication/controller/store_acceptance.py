@@ -9,7 +9,7 @@ the lost log then satisfies, as after an unclean election (`log.partitions.linea
 If the home store was restored, topics that only a data store knows are adopted: home gets their rows back. Otherwise
 they would be deleted, like the topics that home has deleted. A transaction whose part in one data store is committed is
 committed in all: home gets its row back. Otherwise its other parts would be aborted. Each transactional id gets another
-producer id: the data stores know later epochs of the old one, and would refuse the epochs that home gives out again.
+producer id: a producer that outlived the restore, and the data stores, know later epochs of the old one.
 
 Ids of topics and producers that the lost store assigned are left out: a position of a lost topic, or a batch of a lost
 producer, would be taken for one of another topic or producer with the same id. So are the versions that commits to
@@ -76,8 +76,8 @@ def accept_store(cluster: Cluster) -> Identity | None:
     of the lost log: a reader that has a position in the lost log is not told that they differ.
     """
     store = cluster.store
-    gives_epochs_again = cluster is cluster.home and len(cluster.store_ids()) > 1
-    if cluster is cluster.home:
+    is_home = cluster is cluster.home
+    if is_home:
         _adopt(cluster)
         learn_commits(cluster)
     else:
@@ -94,7 +94,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
         save_partitions(connection, before, {key: _begin_epoch(connection, key, before[key], now) for key in before})
         for topic_id in frozen:
             freeze_partitions(connection, topic_id)
-        if gives_epochs_again:
+        if is_home:
             use_up_epochs(connection, EPOCH_MAX)
         for column in (TOPIC.topic_id, PRODUCER.producer_id):
             skip_ids(connection, column, IDS_SKIPPED)

@@ -11,10 +11,11 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
+from spark_log import Producer
 from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
-from spark_log.errors import StoreChangedError
+from spark_log.errors import InvalidProducerIdMappingError, StoreChangedError
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.log.append.rules import Appended
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
@@ -26,10 +27,12 @@ from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
+from spark_log.transactions.transaction_store import init_producer
 from tests.support.pages import blocks
 from tests.support.python_process import run_process
 from tests.support.records import read_all
 from tests.support.topics import append_to
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.delta
 
@@ -238,6 +241,27 @@ def test_an_acceptance_counts_whatever_the_clocks_say(tmp_path, published_before
     shutil.copy(backup, address / "metadata.sqlite")
     with Cluster.open(str(address)) as cluster, pytest.raises(StoreChangedError):
         publish(cluster, topic)
+
+
+def test_a_transactional_producer_that_outlived_a_restore_is_refused(cluster, cluster_address):
+    """Its epoch, which the restored store does not know, is not given to its successor."""
+    topic = create_topic(cluster, "t")
+    init_producer(cluster, "x", 60_000)
+    with Producer(cluster=cluster_address, transactional_id="x") as old:
+        old.init_transactions()
+        cluster.store.transact(lambda c, _: c.execute(t.producer.update().values(epoch=0)))  # as before it began
+        accept_store(cluster)
+        with Producer(cluster=cluster_address, transactional_id="x") as new:
+            new.init_transactions()
+            new.begin_transaction()
+            new.send("t", b"new").get(LIMIT_S)
+            old.begin_transaction()
+            with pytest.raises(InvalidProducerIdMappingError):
+                old.send("t", b"old").get(LIMIT_S)
+            new.commit_transaction()
+    log = ClientLog(cluster)
+    assert [value for _, _, value in read_all(log, topic)] == ["new"]
+    log.close()
 
 
 def accept_long_ago(cluster, topic):
