@@ -17,7 +17,14 @@ from spark_log.cluster.names import is_internal
 from spark_log.cluster.security.users import list_credentials
 from spark_log.cluster.store_directory import ADDING, StoreInfo, find_stores
 from spark_log.cluster.topics import Topic
-from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, UnsupportedVersionError, redact
+from spark_log.errors import (
+    SparkLogError,
+    StorageUnavailableError,
+    StoreChangedError,
+    UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
+    redact,
+)
 from spark_log.facts.doctor import cluster_rules, file_rules, machine, settings_rules, store_rules, stores
 from spark_log.facts.doctor.bounded_checks import Check, run_checks
 from spark_log.facts.doctor.findings import Finding, Severity, error
@@ -300,26 +307,49 @@ def _check_tables(cluster: Cluster, names: Collection[str], limit_s: float) -> l
     by_name = {topic.name: topic for topic in topics.values()}
     behind = cluster_rules.tables_behind(snapshot, topics.keys(), _TRIED_AGE_S)
     oldest = sorted(behind, key=lambda table: -table.age_ms)
-    tried = {table.topic: by_name[table.topic] for table in oldest[:_TRIED_MAX]}
+    tried = dict.fromkeys([table.topic for table in oldest[:_TRIED_MAX]] + _largest(snapshot, by_name))
     trials = {
-        name: begin(partial(check_publication, cluster.of(topic), topic), "spark-log-doctor-publication")
-        for name, topic in tried.items()
+        name: begin(partial(_try_publication, cluster, by_name[name]), "spark-log-doctor-publication") for name in tried
     }
     until_s = clock.monotonic_s() + limit_s
-    reasons = {name: _reason(trial, until_s) for name, trial in trials.items()}
+    failures = {name: _failure(trial, until_s) for name, trial in trials.items()}
+    reasons = {name: _one_line(failure) for name, failure in failures.items() if failure is not None}
     found = [(replace(table, reason=reasons.get(table.topic)), behind[table]) for table in oldest]
-    return cluster_rules.check_tables([table for table, stale in found if stale or table.reason is not None])
+    changed = [reasons[name] for name, failure in failures.items() if isinstance(failure, StoreChangedError)]
+    return [
+        *cluster_rules.check_tables([table for table, stale in found if stale or table.reason is not None]),
+        *map(store_rules.store_changed, changed[:1]),
+    ]
 
 
-def _reason(trial: "Future[None]", until_s: float) -> str | None:
+def _try_publication(cluster: Cluster, topic: Topic) -> None:
+    check_publication(cluster.of(topic), topic)
+
+
+def _largest(snapshot: ClusterSnapshot, names: Collection[str]) -> list[str]:
+    """Return the topics with the most records: after a restore of the store their tables are ahead of it, and do not
+    lag.
+    """
+    records = dict.fromkeys(names, 0)
+    for partition in snapshot.partitions:
+        if partition.topic in records:
+            records[partition.topic] += partition.high_watermark - partition.log_start_offset
+    return sorted(records, key=lambda name: -records[name])[:_TRIED_MAX]
+
+
+def _failure(trial: "Future[None]", until_s: float) -> Exception | None:
     """Return the error of a trial publication, None if there is none."""
     try:
         trial.result(max(0.0, until_s - clock.monotonic_s()))
     except TimeoutError:
-        return "its log dir does not answer"
+        return StorageUnavailableError("its log dir does not answer")
     except Exception as failure:  # of the table format too
-        return " ".join(redact(str(failure)).split())
+        return failure
     return None
+
+
+def _one_line(failure: Exception) -> str:
+    return " ".join(redact(str(failure)).split())
 
 
 def _check_tasks(cluster: Cluster) -> list[Finding]:

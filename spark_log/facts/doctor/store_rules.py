@@ -74,6 +74,11 @@ class PostgresFacts:
     identity_problem: str | None = None
 
 
+def store_changed(problem: str) -> Finding:
+    """Return the finding for a store that seems to be an older copy, with the message of StoreChangedError."""
+    return error(STORE, problem, "see what it lacks with `spark-log store status`, then `spark-log store accept`")
+
+
 def store_failure(failure: Exception) -> Finding:
     """Return the finding for a store that cannot be opened or read."""
     text = redact(str(failure.args[0] if isinstance(failure, SparkLogError) and failure.args else failure))
@@ -216,11 +221,7 @@ _MAKE_SYNCHRONOUS = (
 
 def _postgres_problems(facts: PostgresFacts) -> Iterator[Finding]:
     if facts.identity_problem is not None:
-        yield error(
-            STORE,
-            facts.identity_problem,
-            "see what it lacks with `spark-log store status`, then `spark-log store accept`",
-        )
+        yield store_changed(facts.identity_problem)
     if facts.connections > limits.CONNECTIONS_SHARE_MAX * facts.max_connections:
         yield warning(
             STORE,

@@ -1,6 +1,7 @@
 """`spark-log doctor` on real clusters, each with a real fault: it names it, with what to do, and nothing else."""
 
 import os
+import shutil
 import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -35,13 +36,14 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE
 from spark_log.replication.controller.requested_elections import elect, expected_truncations
+from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.disk_faults import fill_disk, mounted, needs_root
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, inspect_and_elect, take_away, topic_on
 from tests.support.share_members import ShareMember
-from tests.support.topics import append
+from tests.support.topics import append, append_to
 from tests.support.waiting import wait_until
 
 LIMIT_S = 12.0
@@ -437,6 +439,25 @@ def test_a_stale_table_with_the_reason_if_it_cannot_be_published(tmp_path):
         delta_log.rename(delta_log.with_name("_away"))
         delta_log.write_text("no folder")
         assert "the error names" in problem(cluster)[1]
+
+
+@pytest.mark.delta
+def test_an_idle_table_that_is_ahead_of_a_restored_store(tmp_path):
+    """Its cursors are those of the backup, so that it does not lag."""
+    address, backup = str(tmp_path / "cluster"), tmp_path / "backup.sqlite"
+    with Cluster.init(address) as cluster:
+        create_topic(cluster, "t", configs={"inline.max.bytes": "0"})
+        append_to(cluster, "t", "before")
+    shutil.copy(tmp_path / "cluster" / SQLITE_FILE, backup)
+    with Cluster.open(address) as cluster:
+        append_to(cluster, "t", "after")
+    shutil.copy(backup, tmp_path / "cluster" / SQLITE_FILE)
+    check, text = problem(address)
+    assert check == "store" and "the store seems to be restored from an older copy" in text
+    assert "spark-log store accept" in text
+    with Cluster.open(address) as cluster:
+        accept_store(cluster)
+    assert problems(address) == []
 
 
 def age(cluster, changed, **columns):
