@@ -356,9 +356,7 @@ def set_live(connection: sa.Connection, topic_id: int) -> bool:
 
 
 def set_deleting(connection: sa.Connection, topic_id: int, *states: str) -> None:
-    """Take the name from a topic of a data store, whose rows there are deleted next; if it is in one of these states,
-    where some are given.
-    """
+    """Take the name from a topic of a data store, whose rows there are deleted next; if it is in one of the states."""
     name = f"deleting/{topic_id}"  # no legal name of a topic
     here = (TOPIC.topic_id == topic_id, TOPIC.state.in_(states or (LIVE, CREATING, DELETING)))
     connection.execute(t.topic.update().where(*here).values(state=DELETING, name=name, collision_key=name))

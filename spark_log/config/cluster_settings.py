@@ -80,7 +80,9 @@ class ClusterSettings:
     """Time for which a transactional id is kept after its last transaction (Kafka's transactional.id.expiration.ms)."""
 
     broker_session_timeout_ms: int = 9_000
-    """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms)."""
+    """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms). Above 10 minutes it
+    counts as 10 minutes.
+    """
 
     initial_broker_registration_timeout_ms: int = 60_000
     """Longest time for which a starting broker waits until the lease of its killed predecessor has expired (Kafka's
@@ -88,7 +90,9 @@ class ClusterSettings:
     """
 
     controller_lease_ms: int = 9_000
-    """Lease of the controller and of the coordinator, renewed at a third of this, judged by the store's clock."""
+    """Lease of the controller and of the coordinator, renewed at a third of this, judged by the store's clock. Above 10
+    minutes it counts as 10 minutes.
+    """
 
     offsets_retention_ms: int = 7 * DAY_MS
     """Time for which committed offsets are kept once their group is empty (Kafka's offsets.retention.minutes)."""
