@@ -58,7 +58,7 @@ def use_up_versions(connection: sa.Connection) -> None:
 def _unpublished(connection: sa.Connection) -> list[TableKey]:
     """Return the tables that the metadata does not know yet: the lost store may have made them."""
     columns = (PUBLICATION[name] for name in TableKey._fields)
-    known = {TableKey(*row) for row in connection.execute(sa.select(*columns))}
+    published = {TableKey(*row) for row in connection.execute(sa.select(*columns))}
     log_dirs: dict[int, list[int]] = {}
     for topic_id, log_dir_id in connection.execute(sa.select(REPLICA.topic_id, REPLICA.log_dir_id).distinct()):
         log_dirs.setdefault(topic_id, []).append(log_dir_id)
@@ -70,7 +70,7 @@ def _unpublished(connection: sa.Connection) -> list[TableKey]:
             for i in log_dirs.get(topic.topic_id, [])
             for target in formats
         }
-        if ICEBERG in formats and keys - known:
+        if ICEBERG in formats and keys - published:
             keys = set(tables_of_topic(connection, topic))
-        unpublished += sorted(keys - known)
+        unpublished += sorted(keys - published)
     return unpublished
