@@ -86,7 +86,7 @@ def write_log(log_dir: LogDir, topic: Topic, commits: int, now_ms: int) -> list[
             table.create_checkpoint()
             _set_time(log / f"{version:020d}.checkpoint.parquet", at_ms)
             if version % _HOUR_COMMITS == 0 or version > commits - CHECKPOINT_COMMITS:
-                clean_up(log_dir, topic.folder, topic.config, at_ms)
+                clean_up(log_dir, log_dir.entries(f"{topic.folder}/_delta_log"), topic.config, at_ms)
     return list(active.values())
 
 

@@ -6,7 +6,7 @@ from spark_log.cluster.topics import find_topics, undamaged
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PUBLICATION, REPLICA
-from spark_log.tables.publication_state import CHUNK, ICEBERG, TableKey
+from spark_log.tables.publication_state import ICEBERG, TableKey
 from spark_log.tables.topic_tables import tables_of_topic, targets
 
 VERSIONS_SKIPPED = 100_000_000
@@ -51,8 +51,8 @@ def use_up_versions(connection: sa.Connection) -> None:
         {**key._asdict(), "transaction_version": VERSIONS_SKIPPED, "table_version": -1}
         for key in _unpublished(connection)
     ]
-    for first in range(0, len(new), CHUNK):
-        connection.execute(t.publication.insert(), new[first : first + CHUNK])
+    if new:
+        connection.execute(t.publication.insert(), new)
 
 
 def _unpublished(connection: sa.Connection) -> list[TableKey]:

@@ -12,7 +12,8 @@ from spark_log.cluster.topics import (
     delete_topic_rows,
     find_topics,
     moving_topics,
-    set_move,
+    set_store,
+    stated_topic,
     topics_of_store,
 )
 from spark_log.errors import InvalidConfigurationError, UnsupportedVersionError
@@ -83,5 +84,7 @@ def _forget_topics(
         delete_topic_rows(connection, topic_id)
     moving = [topic for topic, move in moving_topics(connection) if move.to == store_id]
     for topic in moving:
-        set_move(connection, topic.topic_id, None)
+        stated = stated_topic(connection, topic.topic_id)
+        if stated is not None:
+            set_store(connection, topic.topic_id, topic.store_id, stated.move_epoch + 1)  # the move is cancelled
     return sorted(topic.name for topic in live), moving
