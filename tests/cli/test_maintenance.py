@@ -97,7 +97,7 @@ def test_one_failing_task_is_reported_and_does_not_stop_the_others(cluster: Path
     shutil.rmtree(there)
     done = run("maintenance", "merge", "--json", cluster=cluster)
     assert done.exit_code == 1
-    broken, good = map(json.loads, done.stdout.splitlines())
+    broken, good = sorted(map(json.loads, done.stdout.splitlines()), key=lambda report: report["topic"])
     assert (broken["topic"], broken["partitions"]) == ("broken", 0)
     assert "is missing" in broken["notes"][0]
     assert (good["topic"], good["after"]["files"]) == ("good", 1)

@@ -14,11 +14,12 @@ from kafka.structs import TopicPartition
 
 import spark_log.errors
 from spark_log.cluster.topics import list_topics
+from spark_log.log.append import append_transaction
 from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from tests.support.records import NOON_MS
-from tests.support.stores import change, topics_view
+from tests.support.stores import topics_view
 from tests.support.topics import contents, dense_rows
 from tests.support.waiting import LIMIT_S
 
@@ -80,14 +81,17 @@ def test_callbacks_may_send_and_may_not_wait_for_themselves(produce, log):
     assert len(told) == 1 and len(dense_rows(log, "t")) == 21
 
 
-def test_acks_0_resolves_without_an_offset_and_before_the_store_has_it(produce, log, cluster):
+def test_acks_0_resolves_without_an_offset_and_before_the_store_has_it(produce, log, cluster, monkeypatch):
     create_topic(cluster, "t", 2)
-    change(cluster, t.partition.update().values(leader=None))
+    may_commit = threading.Event()
+    monkeypatch.setattr(
+        append_transaction, "failpoint", lambda name: name == "append.decided" and may_commit.wait(LIMIT_S)
+    )
     producer = produce(acks=0)
     metadata = producer.send("t", b"v", partition=1).get(timeout=LIMIT_S)
     assert (metadata.offset, metadata.partition, metadata.serialized_value_size) == (-1, 1, 1)
     assert dense_rows(log, "t") == []
-    change(cluster, t.partition.update().values(leader=1))
+    may_commit.set()
     producer.flush(timeout=30)
     assert contents(log, "t") == {1: [b"v"]}
 
