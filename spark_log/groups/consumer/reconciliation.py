@@ -99,24 +99,22 @@ def groups_of_changed_topics(store: Store) -> list[str]:
     raises the error.
     """
     fresh = (CONSUMER_GROUP.type == rows.CONSUMER) & (CONSUMER_GROUP.target_generation == CONSUMER_GROUP.generation)
-    assumptions = sa.select(CONSUMER_GROUP.group_id, CONSUMER_GROUP.topics).where(fresh)
-    subscriptions = (
-        sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.subscription)
+    members = (
+        sa.select(GROUP_MEMBER.group_id, CONSUMER_GROUP.topics, GROUP_MEMBER.subscription)
         .join(t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)
         .where(fresh)
         .distinct()
     )
 
-    def read(connection: sa.Connection) -> tuple[dict[str, str], dict[str, list[str]], dict[str, TopicFacts]]:
-        subscribed: dict[str, list[str]] = {}
-        for group_id, text in connection.execute(subscriptions):
-            subscribed.setdefault(group_id, []).append(text)
-        assumed = {group_id: text for group_id, text in connection.execute(assumptions)}  # noqa: C416
-        return assumed, subscribed, rows.all_topic_facts(connection)
+    def read(connection: sa.Connection) -> tuple[dict[tuple[str, str], list[str]], dict[str, TopicFacts]]:
+        subscriptions: dict[tuple[str, str], list[str]] = {}
+        for group_id, topics, subscription in connection.execute(members):
+            subscriptions.setdefault((group_id, topics), []).append(subscription)
+        return subscriptions, rows.all_topic_facts(connection) if subscriptions else {}
 
-    assumed, subscribed, facts = store.read(read)
+    subscriptions, facts = store.read(read)
     return sorted(
-        group_id for group_id, texts in subscribed.items() if _assumes_others(assumed[group_id], texts, facts)
+        group_id for (group_id, assumed), texts in subscriptions.items() if _assumes_others(assumed, texts, facts)
     )
 
 
@@ -125,7 +123,7 @@ def _assumes_others(assumed: str, subscriptions: Sequence[str], facts: Mapping[s
     try:
         before = facts_of(assumed)
         names = before.keys() | {topic for text in subscriptions for topic in subscription_of(text).topics}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return True
     return notice_topics(Group(), before, facts, names).stale
 

@@ -36,7 +36,7 @@ from spark_log.groups.assignors import known_assignors
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets
 from spark_log.groups.consumer import rows, service, topic_patterns
 from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
-from spark_log.groups.consumer.reconciliation import reconcile_group
+from spark_log.groups.consumer.reconciliation import groups_of_changed_topics, reconcile_group
 from spark_log.groups.group_operations import (
     AtTime,
     Earliest,
@@ -499,10 +499,18 @@ def test_the_coordinator_reconciles_only_groups_whose_topics_have_changed(cluste
     assert (changed_groups(), changed_groups()) == (["of-c"], [])
     create_topic(cluster, "later", 1)
     assert (changed_groups(), changed_groups()) == (["of-a", "of-b", "of-c"], [])
-    change(cluster, t.consumer_group.update().where(CONSUMER_GROUP.group_id == "of-b").values(topics="damaged"))
-    with pytest.raises(JSONDecodeError):
-        changed_groups()
-    assert reconciled == ["of-b"]
+    for damaged, error in (("damaged", JSONDecodeError), ("[]", AttributeError)):
+        change(cluster, t.consumer_group.update().where(CONSUMER_GROUP.group_id == "of-b").values(topics=damaged))
+        with pytest.raises(error):
+            changed_groups()
+        assert reconciled == ["of-b"]
+
+
+def test_the_coordinator_reads_no_topics_while_no_group_has_members(cluster, monkeypatch):
+    create_topic(cluster, "t", 1)
+    commit_offsets(cluster.store, "g", {tp(0): 4})
+    monkeypatch.delattr(rows, "all_topic_facts")
+    assert groups_of_changed_topics(cluster.store) == []
 
 
 def test_a_join_that_fails_after_it_was_written_leaves_no_second_member(cluster, monkeypatch):
