@@ -111,9 +111,11 @@ def _delete_in(
     deleted = Deleted()
     published = False
     for found in _segment_files(log_dir, topic.folder):
+        if log_dirs.stopping():
+            break
         numbers = sorted({partition for partition, _ in found})
         needed = log_dirs.decide(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
-        if needed is None or log_dirs.stopping():
+        if needed is None:
             break
         orphans = _orphans(found, needed)
         if orphans and not published:

@@ -113,7 +113,7 @@ def delete_retired_files(
         compare_whole_tables(connection, topic.topic_id, listed)
         forget_files(connection, topic, paths, away)
 
-    if store.read(count_listed):
+    if not log_dirs.stopping() and store.read(count_listed):
         log_dirs.try_publish(topic)
     deleted, after = Deleted(), ""
     while not log_dirs.stopping() and (due_files := log_dirs.decide(partial(next_files, after=after))):
@@ -159,7 +159,7 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
         forget_copies(connection, topic, log_dir_id, paths)
 
     back = [log_dir_id for log_dir_id in store.read(waiting) if log_dirs.open(log_dir_id) is not None]
-    if not back:
+    if not back or log_dirs.stopping():
         return Deleted()
     try:  # their Delta tables may still list the files
         log_dirs.publish(topic)
@@ -168,9 +168,10 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
     deleted = Deleted()
     for log_dir_id in back:
         after = ""
-        while paths := log_dirs.decide(partial(next_files, log_dir_id=log_dir_id, after=after)):
+        read = partial(next_files, log_dir_id=log_dir_id)
+        while not log_dirs.stopping() and (paths := log_dirs.decide(partial(read, after=after))):
             deleted += log_dirs.delete(log_dir_id, paths)
-            if log_dir_id in log_dirs.failures or log_dirs.stopping():
+            if log_dir_id in log_dirs.failures:
                 break
             log_dirs.forget(lambda connection, one=log_dir_id, paths=paths: forget(connection, one, paths))  # type: ignore[misc]
             after = paths[-1]

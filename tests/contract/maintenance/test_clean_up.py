@@ -29,6 +29,7 @@ from spark_log.maintenance.context import work_in_each_store
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.maintenance.removal.orphans import GRACE_MS, delete_orphans
 from spark_log.maintenance.removal.retention import apply_retention
+from spark_log.maintenance.removal.retired_file_clean_up import delete_left_copies
 from spark_log.maintenance.upkeep_tasks import clean_up_files
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
@@ -456,6 +457,30 @@ def test_a_run_that_is_to_stop_leaves_the_other_files_to_the_next_run(three_brok
     assert sum(map(Path.exists, orphans)) == 5
     clean(cluster)
     assert not any(map(Path.exists, orphans))
+
+
+def test_a_run_that_is_to_stop_leaves_the_copies_in_other_log_dirs_that_were_offline_to_the_next_run(
+    three_brokers, monkeypatch
+):
+    cluster = topics_view(three_brokers)
+    topic = create_topic(three_brokers, "t", 1, 3, FILES)
+    path = f"{topic.folder}/_segments/0/{gone_id()}-1.parquet"
+    copies = [plant(cluster, path, broker_id=each) for each in (1, 2, 3)]
+    rows = [{"topic_id": topic.topic_id, "log_dir_id": each, "path": path} for each in cluster.log_dirs()]
+    cluster.store.transact(lambda connection, _: connection.execute(t.retired_copy.insert(), rows))
+
+    def left():
+        return cluster.store.read(lambda connection: len(connection.execute(sa.select(t.retired_copy)).all()))
+
+    def delete_until(stopping):
+        return delete_left_copies(cluster, CleanableLogDirs.of(cluster, stopping), topic).files
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CleanableLogDirs, "publish", lambda *_: pytest.fail("the run is to stop"))
+        assert (delete_until(lambda: True), left()) == (0, 3)
+    assert (delete_until(lambda: not all(map(Path.exists, copies))), left()) == (1, 2)
+    assert (delete_until(lambda: False), left()) == (2, 0)
+    assert not any(map(Path.exists, copies))
 
 
 def test_a_run_that_is_to_stop_leaves_the_other_deleted_topics_to_the_next_run(cluster):
