@@ -28,8 +28,10 @@ OUT_OF_SYNC_COPIES_MAX = 2
 other copies stay available for members of the ISR, for which writers wait.
 """
 
-_READY_PAUSE = 10.0
-"""While copies of the last poll are left to begin, the pause until the next poll as a multiple of its duration."""
+_READY_PAUSE, _READY_PAUSE_S_MAX = 10.0, 2.0
+"""While copies of the last poll are left to begin, the pause until the next poll as a multiple of its duration, and the
+maximum pause: a new member of the ISR that lags is found by a poll.
+"""
 _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.1, 5.0
 
 ReplicaKey = tuple[int, int, int]
@@ -39,6 +41,11 @@ ReplicaKey = tuple[int, int, int]
 def back_off_s(failures: int) -> float:
     """Return the pause in seconds before the next try of a replica whose copy has failed `failures` times in a row."""
     return min(_BACK_OFF_S_MAX, _BACK_OFF_S_MIN * 2.0 ** min(failures - 1, 16))
+
+
+def ready_pause_s(took_s: float) -> float:
+    """Return the pause in seconds after a poll that took `took_s` while its copies are left to begin."""
+    return min(_READY_PAUSE_S_MAX, _READY_PAUSE * took_s)
 
 
 def in_turn(
@@ -167,6 +174,16 @@ class Followers:
     def _busy(self) -> bool:
         return bool(self._copies or self._unpublished)
 
+    @property
+    def _publishes_enough(self) -> bool:
+        """Whether copies wait for publications, each of which has a thread."""
+        return len(self._publishing) >= COPIES_MAX
+
+    @property
+    def _will_begin_next(self) -> bool:
+        """Whether the end of a copy or of a publication begins copies of the last poll."""
+        return bool(self._ready) and (bool(self._under_way) or self._publishes_enough)
+
     def _run(self) -> None:
         while not self._stop.is_set():
             with self._changed:
@@ -180,7 +197,7 @@ class Followers:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, left_s or next_poll_s)
                 # a poll reads all lagging replicas: while some of the last one are left, copies go on without it
-                self._changed.wait_for(lambda: self._stop.is_set() or not self._ready, _READY_PAUSE * took_s)
+                self._changed.wait_for(lambda: self._stop.is_set() or not self._will_begin_next, ready_pause_s(took_s))
             self._stop.wait(took_s)  # appends may wake it all the time: at most half of its time is polling
 
     def _poll(self) -> tuple[list[LaggingReplica], dict[str, Topic], float]:
@@ -223,7 +240,7 @@ class Followers:
 
     def _begin_next(self) -> None:
         """Start the next copies of the last poll, as many as may run now."""
-        if self._stop.is_set():
+        if self._stop.is_set() or self._publishes_enough:
             return
         for one in take_next(self._ready, [copying.in_sync for copying in self._under_way.values()]):
             self._turn += 1
@@ -268,12 +285,13 @@ class Followers:
             under_way = self._under_way.get(one.key)
             if under_way is not None and under_way.copy is copying:
                 del self._under_way[one.key]
-            self._begin_next()
             if copying.moved:
                 self._unpublished[topic.topic_id] = topic
                 if topic.topic_id not in self._publishing:
                     self._publishing.add(topic.topic_id)
                     publishes = True
+            if failed is None:  # after a failure a poll comes first: the next copy may fail at once, too
+                self._begin_next()
         self.wake()
         if publishes:
             self._publish(topic.topic_id)
@@ -288,6 +306,7 @@ class Followers:
                 topic = self._unpublished.pop(topic_id, None)
                 if topic is None or self._stop.is_set():
                     self._publishing.discard(topic_id)
+                    self._begin_next()
                     self._changed.notify_all()
                     return
             try:

@@ -30,7 +30,7 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from spark_log.replication.replicas import catch_up as catch_up_module
 from spark_log.replication.replicas import followers as followers_module
 from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
-from spark_log.replication.replicas.followers import Followers
+from spark_log.replication.replicas.followers import COPIES_MAX, OUT_OF_SYNC_COPIES_MAX, Followers
 from spark_log.replication.replicas.replicas_to_copy import find_lagging_replicas
 from spark_log.replication.replicas.throttle import Throttle
 from tests.support.python_process import forkserver, killed_at
@@ -38,7 +38,7 @@ from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers, copied_segments
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
@@ -651,6 +651,60 @@ def test_replicas_catch_up_one_after_the_other_while_a_poll_takes_long(cluster, 
     finally:
         answers.set()
     assert followers.drain(60)
+
+
+def test_copies_that_fail_at_once_wait_for_the_next_poll_and_it_for_none_of_them(
+    cluster, log, tmp_path, followers, monkeypatch
+):
+    replicated = Replicated(cluster, log, tmp_path, partitions=3 * COPIES_MAX)
+    replicated.leave(3)
+    find, polls, tried = followers_module.find_lagging_replicas, [], []
+
+    def found(*given):
+        polls.append(given)
+        return find(*given)
+
+    def fail(copying):
+        tried.append(copying.partition)
+        raise StorageUnavailableError("no answer")
+
+    monkeypatch.setattr(followers_module, "find_lagging_replicas", found)
+    monkeypatch.setattr(followers_module, "ready_pause_s", lambda _: 3_600.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplicaCopy, "run", fail)
+        followers.wake()
+        wait_until(lambda: len(set(tried)) == 3 * COPIES_MAX)
+        copies = len(tried)
+        assert copies <= OUT_OF_SYNC_COPIES_MAX * len(polls)
+
+
+def test_copies_wait_while_many_topics_are_published(cluster, log, tmp_path, followers, monkeypatch):
+    replicated = Replicated(cluster, log, tmp_path)
+    topics = [create_topic(cluster, f"t-{number}", 1, 3, CONFIGS) for number in range(3 * COPIES_MAX)]
+    replicated.sql(t.partition.update().values(leader=1))
+    replicated.sql(t.replica.update().where(t.replica.c.broker_id == 1).values(preference=-1))
+    for topic in topics:
+        append(log, topic, large("x"), acks=1)
+    answers, publish = threading.Event(), followers_module.try_publish
+
+    def slow(*given):
+        assert answers.wait(LIMIT_S)
+        publish(*given)
+
+    monkeypatch.setattr(followers_module, "try_publish", slow)
+    followers.wake()
+
+    def all_publish():
+        with followers._changed:
+            return not followers._under_way and len(followers._publishing) >= COPIES_MAX
+
+    try:
+        wait_until(all_publish)
+        assert len(followers._copies) < 2 * COPIES_MAX
+    finally:
+        answers.set()
+    assert followers.drain(60)
+    assert behind(cluster, 3) == []
 
 
 def test_copies_and_rounds_wait_for_threads_at_their_limit(cluster, log, tmp_path, followers, monkeypatch):

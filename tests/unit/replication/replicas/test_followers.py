@@ -5,6 +5,7 @@ from spark_log.replication.replicas.followers import (
     OUT_OF_SYNC_COPIES_MAX,
     back_off_s,
     in_turn,
+    ready_pause_s,
     take_next,
 )
 from spark_log.replication.replicas.replicas_to_copy import LaggingReplica
@@ -48,3 +49,7 @@ def test_backing_off_grows_to_some_seconds():
     waits = [back_off_s(failures) for failures in range(1, 100)]
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (0.1, 5.0)
+
+
+def test_a_poll_that_takes_long_is_soon_followed_by_the_next_although_copies_are_left():
+    assert (ready_pause_s(0.01), ready_pause_s(60.0)) == (0.1, 2.0)
