@@ -32,6 +32,8 @@ _READY_PAUSE, _READY_PAUSE_S_MAX = 10.0, 2.0
 """While copies of the last poll are left to begin, the pause until the next poll as a multiple of its duration, and the
 maximum pause: a new member of the ISR that lags is found by a poll.
 """
+_STAND_IN_PAUSE_S = 1.0
+"""While a coordinator lives, the pause until its lease is read again after an append."""
 _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.1, 5.0
 
 ReplicaKey = tuple[int, int, int]
@@ -105,6 +107,8 @@ class Followers:
         self._woken = 0
         self._seen = 0
         """The value of `_woken` before the last completed poll."""
+        self._wanted = 0
+        """The value of `_woken` for which `drain` waits."""
         self._idle = True
         """Whether that poll found no lagging replica."""
         self._under_way: dict[ReplicaKey, _UnderWay] = {}
@@ -143,11 +147,11 @@ class Followers:
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no replica lags and the copies are published. Returns False after the timeout or a stop."""
-        self.wake()
         with self._changed:
+            self.wake()
             if self._thread is None:
                 return False
-            wanted = self._woken
+            self._wanted = wanted = self._woken
             return (
                 self._changed.wait_for(
                     lambda: self._stop.is_set() or (self._seen >= wanted and self._idle and not self._busy), timeout_s
@@ -195,7 +199,11 @@ class Followers:
                 next_poll_s = self._begin(behind, topics)
                 self._seen, self._idle = before, not behind and self._poll_failure is None
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, left_s or next_poll_s)
+                if left_s > 0:  # a writer that appends all the time reads the lease seldom
+                    pause_s = min(_STAND_IN_PAUSE_S, left_s)
+                    self._changed.wait_for(lambda: self._stop.is_set() or self._wanted > self._seen, pause_s)
+                    next_poll_s = left_s - pause_s
+                self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_poll_s)
                 # a poll reads all lagging replicas: while some of the last one are left, copies go on without it
                 self._changed.wait_for(lambda: self._stop.is_set() or not self._will_begin_next, ready_pause_s(took_s))
             self._stop.wait(took_s)  # appends may wake it all the time: at most half of its time is polling

@@ -612,6 +612,25 @@ def test_processes_that_append_leave_the_copies_to_a_living_coordinator(cluster,
     assert (lagging, behind(cluster)) == ([(0, 2, 1, True, None), (0, 3, 1, True, None)], [])
 
 
+def test_a_process_that_appends_looks_seldom_whether_a_coordinator_lives(cluster, monkeypatch):
+    polls, read_lease = [], followers_module.read_lease
+
+    def counted(*given):
+        polls.append(given)
+        return read_lease(*given)
+
+    monkeypatch.setattr(followers_module, "read_lease", counted)
+    monkeypatch.setattr(followers_module, "_STAND_IN_PAUSE_S", 3_600.0)
+    assert Lease(cluster.store, COORDINATOR, 7_200_000).take_or_renew()
+    stands_in = Followers(cluster, stands_in=True)
+    assert stands_in.drain(60) and len(polls) == 1
+    stands_in.wake()
+    with stands_in._changed:
+        assert not stands_in._changed.wait_for(lambda: len(polls) > 1, 0.2)
+    assert stands_in.drain(60) and len(polls) == 2
+    stands_in.close(30)
+
+
 def test_a_failing_replica_does_not_delay_the_others_and_is_logged_once(cluster, log, tmp_path, followers, caplog):
     replicated = Replicated(cluster, log, tmp_path, partitions=3)
     folder = tmp_path / "broker-3" / replicated.topic.folder / "_segments" / "1"
