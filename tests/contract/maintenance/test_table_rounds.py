@@ -112,6 +112,16 @@ def test_a_topic_that_cannot_be_sealed_is_tried_again_later_and_delays_no_other(
     assert_delta_is_the_log(cluster)
 
 
+def test_the_tables_of_topics_are_published_in_the_order_of_the_age_of_their_files(cluster, log):
+    topics = [make(cluster, name, inline_max_bytes="0", **DUE) for name in ("b", "a", "c")]
+    for topic in topics:
+        append(log, topic, "x")
+        make_older(cluster, 600_000)
+    with open_maintenance(topics_view(cluster), "test", None, None) as context:
+        due = seal_task._due_topics(context, {}, searches_lags=True)
+    assert [topic.name for topic in due.behind] == ["b", "a", "c"]
+
+
 def test_a_topic_that_takes_long_does_not_delay_the_tables_of_the_others(cluster, log, monkeypatch):
     slow, good = make(cluster, "a", **DUE), make(cluster, "good", **DUE)
     published, sealing, publish_all = threading.Event(), seal_task.sealing, seal_task.publish_all
