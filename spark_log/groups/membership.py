@@ -123,7 +123,9 @@ class Membership(ABC):
         """Leave the group, so that other members take over at once. A static member stays until its session ends."""
         with self._turn:
             me, generation = self._identity(), self.generation
+            me = replace(me, member_id=me.member_id or self._new_id)  # a join may have succeeded without an answer
             self._forget()
+            self._new_id = ""
             if me.member_id:
                 with contextlib.suppress(SparkLogError):  # the session ends by itself then
                     self._leave(me, generation)

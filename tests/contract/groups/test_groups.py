@@ -33,6 +33,7 @@ from spark_log.errors import (
 from spark_log.facts.groups import describe_groups, group_lag, list_groups
 from spark_log.groups import custom_assignor_membership, membership
 from spark_log.groups.assignors import known_assignors
+from spark_log.groups.classic.service import join_classic
 from spark_log.groups.committed_offsets import commit_offsets, committed, committed_offsets
 from spark_log.groups.consumer import rows, service, topic_patterns
 from spark_log.groups.consumer.heartbeat import ConsumerHeartbeat
@@ -547,6 +548,24 @@ def test_a_join_with_a_custom_assignor_whose_answer_is_lost_leaves_no_second_mem
     assert [member.member_id for member in described(cluster).members] == [a.member.member_id]
     settle(a)
     assert a.numbers == [0, 1]
+
+
+@pytest.mark.parametrize("assignor", ["range", Moody])
+def test_a_consumer_that_closes_after_a_join_without_an_answer_leaves_the_group(cluster, monkeypatch, assignor):
+    create_topic(cluster, "t", 2)
+
+    def away(*_):
+        raise MetadataStoreUnavailableError("away")
+
+    a = Reader(cluster, assignors=[assignor])
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "refresh_targets", away)
+        patch.setattr(custom_assignor_membership, "join_classic", lambda *given: away(join_classic(*given)))
+        with pytest.raises(MetadataStoreUnavailableError):
+            a.beat()
+    assert len(described(cluster).members) == 1
+    a.member.leave()
+    assert described(cluster).members == ()
 
 
 class Interrupted(RangePartitionAssignor):
