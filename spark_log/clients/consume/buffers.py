@@ -131,7 +131,10 @@ class Buffers:
         self._streams[partition] = stream
 
     def drop(self, partition: TopicPartition) -> None:
+        """Drop the stream of a partition, and an error of it that was not raised yet."""
         self._streams.pop(partition, None)
+        if self._error is not None and self._error[0] == partition:
+            self._error = None
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
         for partition in [name for name in self._streams if name not in partitions]:

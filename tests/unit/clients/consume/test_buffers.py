@@ -148,6 +148,21 @@ def test_a_read_error_of_a_partition_that_was_revoked_or_moved_is_not_raised(pos
     assert name == partition(1)
 
 
+def test_a_read_error_of_a_dropped_partition_is_not_raised_at_the_same_position_of_another_topic_of_its_name():
+    def broken():
+        yield from batches_of([3])
+        raise OSError("unreadable")
+
+    buffers = Buffers(PLENTY)
+    buffers.add(partition(0), stream([3, 3], source=broken()))
+    assert len(buffers.take([partition(0)], None)) == 1
+    buffers.drop(partition(0))
+    buffers.settle({partition(0): 3})
+    buffers.add(partition(0), stream([4], first=3))
+    [(_, batch, _)] = buffers.take([partition(0)], None)
+    assert batch.num_rows == 4
+
+
 def test_new_stream_above_the_limit_replaces_an_idle_one():
     buffers = Buffers(PLENTY)
     for number in range(STREAMS_MAX):
