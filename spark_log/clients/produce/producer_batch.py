@@ -34,7 +34,7 @@ RECORD_BYTES = 96
 estimate adds at most 82 bytes and varints."""
 
 Callback = Callable[[Any], object]
-_Callbacks = tuple[int, Callback | None, Callback | None]
+_CallbacksOfRecord = tuple[int, Callback | None, Callback | None]
 """The row of a record, and what to call with its RecordMetadata or its error."""
 
 
@@ -151,7 +151,7 @@ class TopicBatch:
         self.partitions: dict[int, int] = {}
         self.timestamps = array("q")
         self.condition = threading.Condition(threading.Lock())
-        self.callbacks: dict[int | None, list[_Callbacks]] = {}
+        self.callbacks: dict[int | None, list[_CallbacksOfRecord]] = {}
         """The callbacks of records whose outcome is open, by the number of their batch; None before the assembly."""
         self.listener: Callable[[], None] | None = None
         self.batches: Sequence[ProducerBatch] | None = None
@@ -255,7 +255,7 @@ class TopicBatch:
         with self.condition:
             return self.condition.wait_for(lambda: self.done if row is None else self.is_done(row), timeout_s)
 
-    def _notify(self, due: Sequence[_Callbacks]) -> None:
+    def _notify(self, due: Sequence[_CallbacksOfRecord]) -> None:
         for entry in due:
             self._notify_one(*entry)
         listener = None

@@ -66,6 +66,9 @@ class _Statistics(msgspec.Struct):
     nullCount: dict[str, Any]  # noqa: N815 - Delta's name
 
 
+_DECODER = msgspec.json.Decoder(_Statistics)
+
+
 def _bad_records(record_count: int, stats: str) -> int:
     """Return the number of bad keys and values by the statistics of a segment, 0 if these cannot be read: one damaged
     row must not end the metrics of the cluster.
@@ -75,6 +78,3 @@ def _bad_records(record_count: int, stats: str) -> int:
         return sum(record_count - nulls.get(part.error, record_count) for part in PARTS)
     except (msgspec.MsgspecError, TypeError):
         return 0
-
-
-_DECODER = msgspec.json.Decoder(_Statistics)
