@@ -40,6 +40,8 @@ class ShareMembership:
         """The partitions of all assignments so far."""
         self._cluster, self._settings, self._background = cluster, settings, background
         self._epoch = JOINING
+        self._may_have_joined = False
+        """Whether a heartbeat was sent since the last `leave`: its answer may be lost."""
         self._reported: frozenset[str] | None = None
         """The subscription in the last heartbeat."""
         self._heartbeat_lock = threading.Lock()
@@ -56,7 +58,7 @@ class ShareMembership:
 
     def _heartbeat(self) -> None:
         """The caller holds the lock of heartbeats, so that none joins again after `leave`."""
-        topics = self.topics
+        topics, self._may_have_joined = self.topics, True
         news = None if self._reported == topics and self._epoch != JOINING else topics
         heartbeat = ShareHeartbeat(
             self._settings.group_id, self.member_id, self._epoch, news, None, self._settings.client_id,
@@ -97,7 +99,8 @@ class ShareMembership:
     def leave(self) -> None:
         """Leave the group, if it is a member."""
         with self._heartbeat_lock:
-            if self._epoch != JOINING:
+            if self._may_have_joined:
+                self._may_have_joined = False
                 with contextlib.suppress(SparkLogError):  # the session ends by itself then
                     leave_share_group(self._cluster.store, self._settings.group_id, self.member_id)
             self._epoch = JOINING

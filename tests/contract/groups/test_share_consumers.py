@@ -17,6 +17,7 @@ from spark_log.errors import (
     GroupMaxSizeReachedError,
     IllegalStateError,
     InvalidRecordStateError,
+    MetadataStoreUnavailableError,
     WakeupError,
 )
 from spark_log.facts.groups import describe_groups
@@ -109,6 +110,22 @@ def test_a_heartbeat_that_waits_while_the_consumer_leaves_does_not_join_again(cl
     heartbeat.join()
     [group] = describe_groups(cluster.store, ["workers"])
     assert group.members == ()
+
+
+def test_a_share_consumer_that_closes_after_a_join_without_an_answer_leaves_the_group(cluster, worker, monkeypatch):
+    create_topic(cluster, "jobs")
+    consumer, share_heartbeat = worker(), share_membership.share_heartbeat
+
+    def join_without_answer(*arguments):
+        share_heartbeat(*arguments)
+        raise MetadataStoreUnavailableError("the answer is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(share_membership, "share_heartbeat", join_without_answer)
+        assert consumer.poll() == {}
+    assert [len(group.members) for group in describe_groups(cluster.store, ["workers"])] == [1]
+    consumer.close()
+    assert [group.members for group in describe_groups(cluster.store, ["workers"])] == [()]
 
 
 def test_records_of_a_member_that_closes_in_explicit_mode_are_delivered_again(cluster, produce, worker):
