@@ -110,14 +110,14 @@ def _delete_in(
 ) -> Deleted:
     deleted = Deleted()
     published = False
-    for found in _segment_files(log_dir, topic.folder):
+    for files in _segment_files(log_dir, topic.folder):
         if log_dirs.stopping():
             break
-        numbers = sorted({partition for partition, _ in found})
-        needed = log_dirs.decide(lambda c, n=numbers, f=found: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
+        numbers = sorted({partition for partition, _ in files})
+        needed = log_dirs.decide(lambda c, n=numbers, f=files: _needed(c, log_dirs, topic, n, f))  # type: ignore[misc]
         if needed is None:
             break
-        orphans = _orphans(found, needed)
+        orphans = _orphans(files, needed)
         if orphans and not published:
             try:  # its Delta table may still list a file that was retired while the log dir was offline
                 log_dirs.publish(topic)
