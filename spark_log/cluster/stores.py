@@ -101,11 +101,7 @@ def remove_store(cluster: Cluster, name: str) -> None:
 
     def remove(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
         info = lock_store(connection, name)
-        if read_overrides(connection).get("topic.default.store") == name:
-            raise InvalidConfigurationError(
-                f"store {name!r}: topic.default.store names it, so new topics get there; change that setting first"
-                " (`spark-log cluster config`)"
-            )
+        refuse_use(connection, info)
         topics = topics_of_store(connection, info.store_id).values()
         held = next((each.topic.name for each in topics if each.state == LIVE), None)
         if held is not None:
@@ -117,12 +113,6 @@ def remove_store(cluster: Cluster, name: str) -> None:
         for topic, move in moving_topics(connection):
             if move.to == info.store_id:
                 raise InvalidConfigurationError(f"store {name!r}: topic {topic.name!r} is being moved to it")
-        parts = connection.execute(sa.select(TRANSACTION.part_stores).where(TRANSACTION.part_stores != "")).scalars()
-        if any(str(info.store_id) in stores.split() for stores in parts):
-            raise InvalidConfigurationError(
-                f"store {name!r}: a transaction that has not ended writes to it; repeat the call when it has"
-                " (`spark-log transaction list`)"
-            )
         gone = {"state": REMOVED, "name": f"{REMOVED}/{info.store_id}"}  # no legal name of a store
         connection.execute(t.store.update().where(STORE.store_id == info.store_id).values(gone))
         return info
@@ -133,6 +123,23 @@ def remove_store(cluster: Cluster, name: str) -> None:
             LogDir(log_dir.uri, info.store_id).delete_marker()
         except (SparkLogError, OSError) as error:
             logger.warning("a marker of store %s stays in a log dir: %s", name, redact(str(error)))
+
+
+def refuse_use(connection: sa.Connection, info: StoreInfo, *where: sa.ColumnElement[bool]) -> None:
+    """Raise InvalidConfigurationError if topic.default.store names a data store, or if a transaction for which `where`
+    holds has a part in it.
+    """
+    if read_overrides(connection).get("topic.default.store") == info.name:
+        raise InvalidConfigurationError(
+            f"store {info.name!r}: topic.default.store names it, so new topics get there; change that setting first"
+            " (`spark-log cluster config`)"
+        )
+    parts = connection.execute(sa.select(TRANSACTION.part_stores).where(TRANSACTION.part_stores != "", *where))
+    if any(str(info.store_id) in stores.split() for stores in parts.scalars()):
+        raise InvalidConfigurationError(
+            f"store {info.name!r}: a transaction that has not ended writes to it; repeat the call when it has"
+            " (`spark-log transaction list`)"
+        )
 
 
 def unfinished_topics(count: int) -> str:

@@ -4,8 +4,8 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores
-from spark_log.cluster.store_directory import find_store
-from spark_log.cluster.stores import remove_store, set_draining
+from spark_log.cluster.store_directory import find_store, lock_store
+from spark_log.cluster.stores import refuse_use, remove_store, set_draining
 from spark_log.cluster.topics import (
     LIVE,
     Topic,
@@ -21,10 +21,15 @@ from spark_log.failpoints import failpoint
 from spark_log.ids import StoreId
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.connections.server_identity import problem_of
+from spark_log.metadata.sql_columns import TRANSACTION
 from spark_log.metadata.store import Attempt
 from spark_log.replication.controller.topic_copies import follow
 from spark_log.transactions.part_rows import unfinished_commits
+from spark_log.transactions.rules import COMMITTED
 from spark_log.transactions.transaction_parts import find_transaction, finish
+
+_OPEN = TRANSACTION.state != COMMITTED.value
+"""Condition of the transactions that have not ended: `_finish_commits` ends the committed ones."""
 
 
 def remove_lost_store(cluster: Cluster, name: str) -> list[str]:
@@ -37,9 +42,10 @@ def remove_lost_store(cluster: Cluster, name: str) -> list[str]:
     home = cluster.home
     store_id = home.store.read(lambda connection: find_store(connection, name)).store_id
     _check_lost(home, store_id, name)
+    home.store.read(lambda connection: refuse_use(connection, find_store(connection, name), _OPEN))
     set_draining(home, name)  # it gets no topics meanwhile
     _finish_commits(home, store_id)
-    deleted, moving = home.store.transact(lambda c, attempt: _forget_topics(c, attempt, home, store_id), announce=True)
+    deleted, moving = home.store.transact(lambda c, attempt: _forget_topics(c, attempt, home, name), announce=True)
     failpoint("store.topics-forgotten")
     for topic in moving:
         follow(home, topic.store_id, topic.topic_id)
@@ -70,9 +76,12 @@ def _finish_commits(home: Cluster, store_id: StoreId) -> None:
 
 
 def _forget_topics(
-    connection: sa.Connection, _attempt: Attempt, home: Cluster, store_id: StoreId
+    connection: sa.Connection, _attempt: Attempt, home: Cluster, name: str
 ) -> tuple[list[str], list[Topic]]:
     """Delete the topics of the store, and cancel the moves to it. Returns their names, and the topics that stay."""
+    info = lock_store(connection, name)
+    refuse_use(connection, info)
+    store_id = info.store_id
     names = {stated.topic.name for stated in topics_of_store(connection, store_id).values()}
     names |= {topic.name for topic, _ in moving_topics(connection)}
     find_topics(connection, names, lock=True)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from spark_log import Producer
@@ -11,6 +12,7 @@ from spark_log.cluster import each_store
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import set_draining
+from spark_log.cluster.topics import topics_of_store
 from spark_log.errors import InvalidConfigurationError, TransactionAbortableError, TransactionCommitPendingError
 from spark_log.maintenance.removal import lost_store
 from spark_log.metadata import tables as t
@@ -56,6 +58,11 @@ def transaction(stores):
         for topic in ("near", "far"):
             producer.send(topic, b"x").get(LIMIT_S)
         yield producer
+
+
+def topics_of(cluster, store_id):
+    """The names of the topics of a store, as home has them."""
+    return {stated.topic.name for stated in cluster.store.read(lambda c: topics_of_store(c, store_id)).values()}
 
 
 def raises_pending(*_, **__):
@@ -170,6 +177,41 @@ def test_a_lost_store_is_removed_with_its_topics(stores, run, facts, monkeypatch
     append_to(stores, "moving", "not frozen")
     assert stored(stores, "near") == {0: ["x"]}
     assert rows_of(stores, t.retired_file)["retired_file"]
+
+
+@pytest.fixture
+def lost(stores, monkeypatch):
+    """The cluster after its data store was lost, with topic kept there."""
+    create_topic(stores, "kept", store="east")
+    stores.at(EAST).store.timeout_ms_max = 100
+    monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
+    for module in (each_store, lost_store):
+        monkeypatch.setattr(module, "ASK_TIMEOUT_MS", 100)
+    return stores
+
+
+def test_a_lost_store_that_takes_new_topics_is_refused_before_its_topics_are_deleted(lost, run):
+    alter_settings(lost, {"topic.default.store": "east"})
+    refused = run("store", "remove", "east", "--lost", "--yes")
+    assert refused.exit_code == 1 and "topic.default.store names it" in refused.stderr
+    assert topics_of(lost, EAST) == {"kept"}
+
+
+def test_a_lost_store_with_a_part_of_an_open_transaction_is_refused_before_its_topics_are_deleted(
+    stores, transaction, lost, run
+):
+    refused = run("store", "remove", "east", "--lost", "--yes")
+    assert refused.exit_code == 1 and "a transaction that has not ended writes to it" in refused.stderr
+    assert topics_of(stores, EAST) == {"far", "kept"}
+
+
+def test_a_transaction_that_begins_while_a_lost_store_is_removed_keeps_its_topics(
+    stores, transaction, lost, run, monkeypatch
+):
+    monkeypatch.setattr(lost_store, "_OPEN", sa.false())  # as if it began after the first look
+    refused = run("store", "remove", "east", "--lost", "--yes")
+    assert refused.exit_code == 1 and "a transaction that has not ended writes to it" in refused.stderr
+    assert topics_of(stores, EAST) == {"far", "kept"}
 
 
 def test_a_restored_data_store_is_shown_and_accepted(stores, run, facts):
