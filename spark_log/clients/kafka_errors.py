@@ -19,6 +19,7 @@ _NEAREST = {
     "DiskFullError": "KafkaStorageError",
     "ClusterNotFoundError": "KafkaConfigurationError",
     "UnsupportedStoreError": "KafkaConfigurationError",
+    "WrongDatabaseError": "InvalidConfigurationError",
     "InvalidOptionError": "KafkaConfigurationError",
     "DataLossError": "OffsetOutOfRangeError",
     "LogDirMismatchError": "LogDirNotFoundError",

@@ -19,7 +19,9 @@ SparkLogError
     ├── ClusterNotFoundError, ClusterAlreadyExistsError, UnsupportedVersionError, UnsupportedStoreError,
     │   StoreChangedError, MetadataStoreError
     │   └── MetadataConflictError         (a MetadataStoreError)
-    ├── InvalidConfigurationError, InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
+    ├── InvalidConfigurationError
+    │   └── WrongDatabaseError            (an InvalidConfigurationError)
+    ├── InvalidOptionError, InvalidTopicError, InvalidPartitionsError,
     │   InvalidReplicationFactorError, TopicAlreadyExistsError, PolicyViolationError
     ├── InvalidRecordError
     │   └── MessageSizeTooLargeError, InvalidTimestampError   (InvalidRecordErrors)

@@ -64,6 +64,13 @@ class InvalidConfigurationError(FatalError):
     """
 
 
+class WrongDatabaseError(InvalidConfigurationError):
+    """The address of a metadata store names a database that does not exist, or that of another store.
+
+    Remedy: correct the address, or restore the database from a backup.
+    """
+
+
 class InvalidOptionError(FatalError):
     """An option of `format("spark_log")` is missing, not valid, or contradicts another.
 

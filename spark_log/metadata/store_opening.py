@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from spark_log.errors import (
     ClusterAlreadyExistsError,
-    InvalidConfigurationError,
     MetadataConflictError,
     UnsupportedVersionError,
+    WrongDatabaseError,
 )
 from spark_log.ids import HOME, StoreId
 from spark_log.metadata import store_schema, tables
@@ -81,7 +81,7 @@ def open_store(
     the cluster `cluster_id` if that is given.
 
     Raise ClusterNotFoundError if there is no cluster, UnsupportedVersionError if this version cannot upgrade the store
-    or, without `upgrade`, would have to; InvalidConfigurationError for another store.
+    or, without `upgrade`, would have to; WrongDatabaseError for another store.
     """
     store = Store(address)
     try:
@@ -130,12 +130,12 @@ def _read_cluster(connection: sa.Connection) -> _StoredCluster:
 
 def _check_number(stored: _StoredCluster, store_id: StoreId, cluster_id: str | None, address: Address) -> None:
     if cluster_id not in (None, stored.cluster_id):
-        raise InvalidConfigurationError(f"store {store_id} at {address}: it is of another cluster, {stored.cluster_id}")
+        raise WrongDatabaseError(f"store {store_id} at {address}: it is of another cluster, {stored.cluster_id}")
     if stored.store_id == store_id:
         return
     number = f"data store {stored.store_id}" if stored.store_id else "the home store"
     if store_id == HOME:
-        raise InvalidConfigurationError(
+        raise WrongDatabaseError(
             f"cluster: {address} is {number} of cluster {stored.cluster_id}: give the address of its home store"
         )
-    raise InvalidConfigurationError(f"store {store_id} at {address}: this database is {number} of the cluster")
+    raise WrongDatabaseError(f"store {store_id} at {address}: this database is {number} of the cluster")

@@ -102,12 +102,14 @@ def remove(
     from spark_log.cluster.store_directory import find_store
     from spark_log.cluster.stores import remove_store
     from spark_log.cluster.topics import LIVE, topics_of_store
-    from spark_log.maintenance.removal.lost_store import remove_lost_store
+    from spark_log.errors import redact
+    from spark_log.maintenance.removal.lost_store import check_lost, remove_lost_store
 
     deleted: list[str] = []
     with open_cluster(cluster) as opened:
         info = opened.store.read(lambda connection: find_store(connection, name))  # of an unknown store it does not ask
         if lost and not yes:
+            note(f"Store {name} cannot be used: {redact(str(check_lost(opened, name)))}")
             topics = opened.store.read(lambda connection: topics_of_store(connection, info.store_id)).values()
             for stated in topics:
                 if stated.state == LIVE:

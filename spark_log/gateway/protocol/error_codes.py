@@ -40,6 +40,7 @@ _INSTEAD: dict[str, type[kafka.KafkaError]] = {
     "DataLossError": kafka.OffsetOutOfRangeError,
     "IllegalArgumentError": kafka.InvalidRequestError,
     "InvalidOptionError": kafka.InvalidRequestError,
+    "WrongDatabaseError": kafka.InvalidConfigurationError,
     "InvalidSchemaError": kafka.InvalidConfigurationError,
     "IncompatibleSchemaError": kafka.InvalidConfigurationError,
     "SchemaRegistryError": kafka.InvalidConfigurationError,
@@ -61,6 +62,7 @@ _UNKNOWN_TO_KAFKA_PYTHON = {
 INTERNAL: dict[str, str] = {
     "MetadataStoreUnavailableError": "the metadata store does not answer",
     "StoreSilentError": "the metadata store of the topic does not answer",
+    "WrongDatabaseError": "the database of a metadata store is missing, or that of another store",
     "StorageUnavailableError": "the storage is not available",
     "DiskFullError": "the storage has no room",
     "SourceUnavailableError": "the storage is not available",

@@ -3,7 +3,6 @@
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores
 from spark_log.cluster.store_directory import find_store, lock_store
 from spark_log.cluster.stores import refuse_use, remove_store, set_draining
 from spark_log.cluster.topics import (
@@ -16,13 +15,19 @@ from spark_log.cluster.topics import (
     stated_topic,
     topics_of_store,
 )
-from spark_log.errors import InvalidConfigurationError, UnsupportedVersionError
+from spark_log.errors import (
+    ClusterNotFoundError,
+    InvalidConfigurationError,
+    MetadataStoreUnavailableError,
+    SparkLogError,
+    WrongDatabaseError,
+)
 from spark_log.failpoints import failpoint
 from spark_log.ids import StoreId
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.connections.server_identity import problem_of
 from spark_log.metadata.sql_columns import TRANSACTION
-from spark_log.metadata.store import Attempt
+from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
 from spark_log.replication.controller.topic_copies import follow
 from spark_log.transactions.part_rows import unfinished_commits
 from spark_log.transactions.rules import COMMITTED
@@ -36,12 +41,11 @@ def remove_lost_store(cluster: Cluster, name: str) -> list[str]:
     """Remove a data store that does not answer and never will, and return the names of its topics, which are deleted.
 
     Their files stay for file.delete.delay.ms. Committed transactions count as done there, and moves to the store are
-    cancelled. The same call continues an interrupted one. Raises InvalidConfigurationError if the store answers, and
-    the other errors of `remove_store`.
+    cancelled. The same call continues an interrupted one. Raises the errors of `check_lost` and `remove_store`.
     """
     home = cluster.home
     store_id = home.store.read(lambda connection: find_store(connection, name)).store_id
-    _check_lost(home, store_id, name)
+    check_lost(home, name)
     home.store.read(lambda connection: refuse_use(connection, find_store(connection, name), _OPEN))
     set_draining(home, name)  # it gets no topics meanwhile
     _finish_commits(home, store_id)
@@ -53,12 +57,17 @@ def remove_lost_store(cluster: Cluster, name: str) -> list[str]:
     return deleted
 
 
-def _check_lost(home: Cluster, store_id: StoreId, name: str) -> None:
-    answers = ask_stores(home, lambda view: view.store.read(problem_of, timeout_ms=ASK_TIMEOUT_MS), [store_id])
-    if answers.results:
-        raise InvalidConfigurationError(f"store {name!r}: it answers: move its topics away (`spark-log store drain`)")
-    if isinstance(error := answers.failures[store_id], UnsupportedVersionError):
-        raise error
+def check_lost(cluster: Cluster, name: str) -> SparkLogError:
+    """Return the error of a data store that may be lost: nothing answers for READ_TIMEOUT_MS, or its database is
+    missing, empty or of another store. Raises InvalidConfigurationError if the store answers, and every other error.
+    """
+    home = cluster.home
+    store_id = home.store.read(lambda connection: find_store(connection, name)).store_id
+    try:
+        home.at(store_id, timeout_ms=READ_TIMEOUT_MS).store.read(problem_of, timeout_ms=READ_TIMEOUT_MS)
+    except (MetadataStoreUnavailableError, ClusterNotFoundError, WrongDatabaseError) as error:
+        return error
+    raise InvalidConfigurationError(f"store {name!r}: it answers: move its topics away (`spark-log store drain`)")
 
 
 def _finish_commits(home: Cluster, store_id: StoreId) -> None:

@@ -12,6 +12,7 @@ from spark_log.errors import (
     MetadataStoreUnavailableError,
     SparkLogError,
     StorageUnavailableError,
+    WrongDatabaseError,
     redact,
 )
 
@@ -38,11 +39,12 @@ _FULL = ("53100", "SQLITE_FULL")
 _CONFLICT = ("23", "42P07", "42710", "SQLITE_CONSTRAINT")
 """A violated integrity constraint; or a table or an object that exists, because two clients create it at once."""
 
-_WRONG_ADDRESS = re.compile(
-    r'FATAL: +(password authentication failed|(database|role) ".*" does not exist|no pg_hba.conf entry)'
+_NO_DATABASE = r'FATAL: +database ".*" does not exist'
+_WRONG_ADDRESS = (
+    rf'{_NO_DATABASE}|FATAL: +(password authentication failed|role ".*" does not exist|no pg_hba.conf entry)'
     r"|no password supplied"
 )
-"""Messages of refused connections, which have no SQLSTATE. The pattern is English: connections that are refused in
+"""Messages of refused connections, which have no SQLSTATE. The patterns are English: connections that are refused in
 another language are retried.
 """
 _EACH_HOST = re.compile(
@@ -60,9 +62,9 @@ def translate(
 ) -> SparkLogError:
     """Return spark-log's error for an error of the database or of its connection pool.
 
-    A wrong address is an InvalidConfigurationError only if every host says so, because a standby that is behind does
-    not know the database yet, and only in a process that has never connected to the store: in others the address was
-    right, and they wait until the server accepts it again.
+    A wrong address is an InvalidConfigurationError (WrongDatabaseError if the database is missing) only if every host
+    says so, because a standby that is behind does not know the database yet, and only in a process that has never
+    connected to the store: in others the address was right, and they wait until the server accepts it again.
     """
     if isinstance(error, sa.exc.TimeoutError):  # too many threads hold connections
         return MetadataStoreUnavailableError(redact(f"metadata store at {address}: {error}"))
@@ -80,7 +82,9 @@ def translate(
         return MetadataStoreUnavailableError(message)
     if state.startswith(_CONFLICT):
         return MetadataConflictError(message)
-    if not state and not connected_before and _is_wrong_address(str(error.orig)):
+    if not state and not connected_before and _says_each_host(_NO_DATABASE, str(error.orig)):
+        return WrongDatabaseError(message.strip())
+    if not state and not connected_before and _says_each_host(_WRONG_ADDRESS, str(error.orig)):
         hint = " (it comes from the URL, PGPASSWORD, PGPASSWORD_FILE or ~/.pgpass)" if "password" in message else ""
         return InvalidConfigurationError(f"{message.strip()}{hint}")
     if not state and isinstance(error, sa.exc.OperationalError):  # no server was reached
@@ -107,9 +111,9 @@ def describe_connection_failure(text: str) -> str:
     return f"{_NO_PRIMARY}: {reasons}" if _STANDBYS.search(reasons) else f"no host accepts the connection: {reasons}"
 
 
-def _is_wrong_address(message: str) -> bool:
+def _says_each_host(pattern: str, message: str) -> bool:
     errors = [said for _, said in _by_host(message)] or [message]
-    return all(_WRONG_ADDRESS.search(each) for each in errors)
+    return all(re.search(pattern, each) for each in errors)
 
 
 def _by_host(text: str) -> list[tuple[re.Match[str], str]]:

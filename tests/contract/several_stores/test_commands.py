@@ -155,8 +155,8 @@ def test_a_lost_store_is_removed_with_its_topics(stores, run, facts, monkeypatch
     for name, store in (("deleted", "east"), ("moving", "home")):
         create_topic(stores, name, store=store)
     monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
-    for module in (each_store, lost_store):
-        monkeypatch.setattr(module, "ASK_TIMEOUT_MS", 100)
+    monkeypatch.setattr(each_store, "ASK_TIMEOUT_MS", 100)
+    monkeypatch.setattr(lost_store, "READ_TIMEOUT_MS", 100)
     stores.at(EAST).store.timeout_ms_max = 100
     monkeypatch.setattr(topic_operations, "follow", lambda *_: None)
     delete_topic(stores, "deleted")
@@ -167,7 +167,10 @@ def test_a_lost_store_is_removed_with_its_topics(stores, run, facts, monkeypatch
         transaction.commit_transaction()
 
     asked = run("store", "remove", "east", "--lost")
-    assert asked.exit_code == 1 and asked.stderr.startswith("Topic far will be deleted, with its records")
+    assert asked.exit_code == 1
+    why, topic_line, *_ = asked.stderr.splitlines()
+    assert why.startswith("Store east cannot be used: metadata store at ") and "Connection refused" in why
+    assert topic_line.startswith("Topic far will be deleted, with its records")
     removed = run("store", "remove", "east", "--lost", "--yes")
     assert removed.output == "Removed store east.\nDeleted topic far.\n"
     left = {each["topic"] for each in facts("topic", "list")}
@@ -179,14 +182,37 @@ def test_a_lost_store_is_removed_with_its_topics(stores, run, facts, monkeypatch
     assert rows_of(stores, t.retired_file)["retired_file"]
 
 
+@pytest.mark.parametrize("yes", [(), ("--yes",)])
+def test_a_store_that_refuses_the_client_is_not_lost(stores, run, monkeypatch, yes):
+    create_topic(stores, "kept", store="east")
+    url = sa.engine.make_url(stores.at(EAST).store.address.with_password).set(username="stranger")
+    monkeypatch.setenv("SPARK_LOG_STORE_EAST", url.render_as_string(hide_password=False))
+    refused = run("store", "remove", "east", "--lost", *yes)
+    assert refused.exit_code == 1 and 'role "stranger" does not exist' in refused.stderr
+    assert "will be deleted" not in refused.stderr
+    assert topics_of(stores, EAST) == {"kept"}
+
+
+@pytest.mark.parametrize("database", ["missing", "empty", "of another store"])
+def test_a_store_without_its_database_is_lost(stores, run, monkeypatch, postgres_server, database):
+    found = {
+        "missing": lambda: postgres_server.url("nowhere"),
+        "empty": postgres_server.create_database,
+        "of another store": lambda: stores.store.address.with_password,
+    }
+    monkeypatch.setenv("SPARK_LOG_STORE_EAST", found[database]())
+    removed = run("store", "remove", "east", "--lost", "--yes")
+    assert removed.output == "Removed store east.\n"
+
+
 @pytest.fixture
 def lost(stores, monkeypatch):
     """The cluster after its data store was lost, with topic kept there."""
     create_topic(stores, "kept", store="east")
     stores.at(EAST).store.timeout_ms_max = 100
     monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
-    for module in (each_store, lost_store):
-        monkeypatch.setattr(module, "ASK_TIMEOUT_MS", 100)
+    monkeypatch.setattr(each_store, "ASK_TIMEOUT_MS", 100)
+    monkeypatch.setattr(lost_store, "READ_TIMEOUT_MS", 100)
     return stores
 
 
