@@ -4,6 +4,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
+from spark_log.errors import SparkLogError
 from spark_log.groups.share.rows import parsed_configs
 from spark_log.ids import OffsetRange
 from spark_log.log.reader import LogReader
@@ -42,6 +43,9 @@ def _dead_letter_topics(connection: sa.Connection, cluster: Cluster, topic: Topi
 
 def _may_hold(cluster: Cluster, target: Topic, workers: Workers) -> bool:
     reader = LogReader(cluster)
-    plan = reader.plan({tp: OffsetRange(*ends) for tp, ends in reader.positions(target).items()})
-    scans = [Scan(piece, piece.end, plan.log_dirs) for piece in plan.slices]
-    return any(verdict is not False for verdict in workers.run(holds, scans))
+    try:
+        plan = reader.plan({tp: OffsetRange(*ends) for tp, ends in reader.positions(target).items()})
+        scans = [Scan(piece, piece.end, plan.log_dirs) for piece in plan.slices]
+        return any(verdict is not False for verdict in workers.run(holds, scans))
+    except SparkLogError:  # for example, retention deleted the records, or the topic was deleted, meanwhile
+        return True

@@ -11,8 +11,10 @@ from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.config import ClusterSettings
+from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.ids import TopicPartition
+from spark_log.log.reader import LogReader
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
@@ -301,3 +303,25 @@ def test_metadata_files_that_a_killed_publisher_left_are_named_and_deleted_after
         os.utime(file, (0, 0))
     list(run_tasks(cluster, ["delta"]))
     assert not any(file.exists() for file in left)
+
+
+@pytest.mark.parametrize("kind", [OffsetOutOfRangeError, UnknownTopicOrPartitionError])
+def test_dead_letters_that_change_during_the_search_do_not_stop_the_purge(sqlite_cluster, monkeypatch, kind):
+    cluster, log = sqlite_cluster, ClientLog(sqlite_cluster)
+    topic = create_topic(cluster, "t", configs=READABLE)
+    create_topic(cluster, "dlq.t", configs={**READABLE, "errors.deadletterqueue.group.enable": "true"})
+    alter_group_configs(cluster.store, "workers", {"errors.deadletterqueue.topic.name": "dlq.t"})
+    append_keyed(log, topic, (GONE, PRIVATE), (STAYS, b"1"))
+    assert len(ShareMember(cluster).poll()) == 0, "it begins at the end of the topic"
+    positions = LogReader.positions
+
+    def of_dead_letters(reader, target, *arguments, **options):
+        if target.name == "dlq.t":
+            raise kind("dlq.t-0")
+        return positions(reader, target, *arguments, **options)
+
+    monkeypatch.setattr(LogReader, "positions", of_dead_letters)
+    erased = purge(cluster)
+    assert erased.records == 1 and erased.purged is not None
+    assert any(note.startswith("topic 'dlq.t'") and "cannot be read" in note for note in erased.notes), erased.notes
+    log.close()
