@@ -66,7 +66,7 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
 
     Raises InvalidConfigurationError for an invalid argument or overlapping log dirs, LogDirMismatchError if a log dir
     is not empty, StorageUnavailableError if it cannot be written, and DuplicateBrokerRegistrationError. After an error
-    a new broker is removed again, but marker files that were written remain.
+    a new broker is removed again, unless another call has added a log dir to it; marker files that were written remain.
     """
     _check_id(broker_id)
     if rack is not None and not (1 <= len(rack) <= RACK_CHARACTERS_MAX and can_be_stored(rack)):
@@ -90,13 +90,14 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
         return present
 
     present = cluster.store.transact(add)
+    added: set[LogDirId] = set()
     try:
         for location, uri in zip(log_dirs, uris, strict=True):
             if uri not in (present or ()):
-                cluster.add_log_dir(BrokerId(broker_id), location)
+                added.add(cluster.add_log_dir(BrokerId(broker_id), location))
     except BaseException:
         if present is None:  # only here: a data store may be away
-            cluster.store.transact(_removal(cluster, broker_id), announce=True)
+            cluster.store.transact(_removal(cluster, broker_id, only_with=added), announce=True)
         raise
     copy_to_stores(cluster)
 
@@ -112,11 +113,18 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
     _in_each_store(cluster, _removal(cluster, broker_id))
 
 
-def _removal(cluster: Cluster, broker_id: int) -> Callable[[sa.Connection, Attempt], None]:
+def _removal(
+    cluster: Cluster, broker_id: int, only_with: Collection[LogDirId] | None = None
+) -> Callable[[sa.Connection, Attempt], None]:
+    """Return the removal of a broker. With `only_with`, a broker stays that has another log dir, of another call."""
+
     def remove(connection: sa.Connection, _attempt: Attempt) -> None:
         broker_ids = connection.execute(sa.select(BROKER.broker_id)).scalars().all()
         keep_brokers(connection, [each for each in broker_ids if each < broker_id])  # in the order of ids, as others do
         row = _lock(connection, broker_id, to_remove=True)
+        mine = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.broker_id == broker_id)
+        if only_with is not None and not set(connection.execute(mine).scalars()) <= set(only_with):
+            return
         keep_brokers(connection, [each for each in broker_ids if each > broker_id])
         if _left_ms(row, cluster.store.clock(connection)):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
@@ -128,7 +136,6 @@ def _removal(cluster: Cluster, broker_id: int) -> Callable[[sa.Connection, Attem
         others = connection.execute(sa.select(sa.func.count()).where(BROKER.broker_id != broker_id)).scalar_one()
         if not others:
             raise InvalidConfigurationError(f"broker {broker_id} is the only one of the cluster")
-        mine = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.broker_id == broker_id)
         delete_rows_of_log_dirs(connection, mine)
         connection.execute(t.log_dir.delete().where(LOG_DIR.broker_id == broker_id))
         connection.execute(t.broker.delete().where(BROKER.broker_id == broker_id))

@@ -273,11 +273,12 @@ class Cluster:
         return self._checked.get(info)
 
     def add_log_dir(self, broker_id: BrokerId, location: str) -> LogDirId:
-        """Add an empty log dir to a broker, and return its id. It may have a marker that an addition has left.
+        """Add an empty log dir to a broker, and return its id. It may have the marker that an addition to the same
+        broker has left.
 
         Raises InvalidConfigurationError if there is no such broker, or if the location equals, contains or is inside
-        another log dir (symbolic links are resolved), LogDirMismatchError if it is not empty, and
-        StorageUnavailableError.
+        another log dir (symbolic links are resolved), LogDirMismatchError if it is not empty,
+        MetadataConflictError if another call adds it at the same time, and StorageUnavailableError.
         """
         uri = normalise_uri(location)
         refuse_percent_sign(uri)
@@ -288,18 +289,21 @@ class Cluster:
         refuse_overlap(uri, [info.uri for info in infos])
         directory = LogDir(uri)
         left = directory.read_marker()
-        if left is not None and (left.cluster_id != self.cluster_id or left.uuid in {info.uuid for info in infos}):
+        if left is not None and (
+            left != Marker(self.cluster_id, broker_id, left.uuid, counter=0)
+            or left.uuid in {info.uuid for info in infos}
+        ):
             raise LogDirMismatchError(f"log dir: {redact(uri)} belongs to a cluster already")
         if not directory.empty():
             raise LogDirMismatchError(f"log dir: {redact(uri)} is not empty")
-        log_dir_uuid = str(uuid.uuid4()) if left is None else left.uuid
-        marker = Marker(self.cluster_id, broker_id, log_dir_uuid, counter=0)
-        directory.write_marker(marker)
+        marker = left or Marker(self.cluster_id, broker_id, str(uuid.uuid4()), counter=0)
 
         def add(connection: sa.Connection, _attempt: Attempt) -> LogDirId:
             values = {"broker_id": broker_id, "uri": uri, "uuid": marker.uuid, "counter": 0, "online": True}
-            inserted = connection.execute(tables.log_dir.insert().returning(LOG_DIR.log_dir_id), values)
-            return LogDirId(inserted.scalar_one())
+            inserted = connection.execute(tables.log_dir.insert().returning(LOG_DIR.log_dir_id), values).scalar_one()
+            # only after the row, which is unique: two calls at once must not both write a marker
+            directory.write_marker(marker)
+            return LogDirId(inserted)
 
         return self.store.transact(add)
 

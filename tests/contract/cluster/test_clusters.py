@@ -1,6 +1,8 @@
 """Clusters: creation, addresses, upgrades of their stores, log dirs."""
 
 import threading
+import uuid
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -8,13 +10,16 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from spark_log import Admin, Consumer, Producer
+from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.log_dir import LogDir, Marker
 from spark_log.cluster.topics import list_topics
 from spark_log.errors import (
     ClusterAlreadyExistsError,
     ClusterNotFoundError,
     InvalidConfigurationError,
     LogDirMismatchError,
+    MetadataConflictError,
     MetadataStoreUnavailableError,
     SparkLogError,
     UnsupportedVersionError,
@@ -264,6 +269,47 @@ def test_a_log_dir_of_an_unknown_broker_is_refused(cluster, tmp_path):
         cluster.add_log_dir(BrokerId(7), str(tmp_path / "more"))
     assert rows_of(cluster) == before
     assert not (tmp_path / "more").exists()
+
+
+def test_two_calls_at_once_that_add_a_broker_leave_it_whole(cluster, tmp_path, monkeypatch):
+    """The first one fails after the second one has added the log dirs."""
+    folders = [str(tmp_path / name) for name in ("d2", "d3")]
+    add_log_dir = Cluster.add_log_dir
+
+    def second_call_first(*arguments):
+        monkeypatch.setattr(Cluster, "add_log_dir", add_log_dir)
+        add_broker(cluster, 2, folders)
+        return add_log_dir(*arguments)
+
+    monkeypatch.setattr(Cluster, "add_log_dir", second_call_first)
+    with pytest.raises(InvalidConfigurationError, match="which is a log dir already"):
+        add_broker(cluster, 2, folders)
+    infos = [info for info in cluster.log_dirs().values() if info.broker_id == 2]
+    assert [info.uri for info in infos] == [f"file://{folder}" for folder in folders]
+
+
+def test_two_calls_at_once_that_add_a_log_dir_leave_the_marker_of_its_row(cluster, tmp_path, monkeypatch):
+    (tmp_path / "d2").mkdir()
+    empty = LogDir.empty
+
+    def second_call_first(log_dir):
+        monkeypatch.setattr(LogDir, "empty", empty)
+        cluster.add_log_dir(BrokerId(1), str(tmp_path / "d2"))
+        return empty(log_dir)
+
+    monkeypatch.setattr(LogDir, "empty", second_call_first)
+    with pytest.raises(MetadataConflictError):
+        cluster.add_log_dir(BrokerId(1), str(tmp_path / "d2"))
+    [info] = [info for info in cluster.log_dirs().values() if info.uri.endswith("/d2")]
+    assert cluster.log_dir(info).read_marker().uuid == info.uuid
+
+
+@pytest.mark.parametrize("change", [{"broker_id": 7}, {"counter": 1}])
+def test_a_marker_that_no_addition_to_the_broker_has_left_is_refused(cluster, tmp_path, change):
+    marker = Marker(cluster.cluster_id, 1, str(uuid.uuid4()), counter=0)
+    LogDir(f"file://{tmp_path / 'd2'}").write_marker(replace(marker, **change))
+    with pytest.raises(LogDirMismatchError, match="belongs to a cluster already"):
+        cluster.add_log_dir(BrokerId(1), str(tmp_path / "d2"))
 
 
 PASSWORDS = [
