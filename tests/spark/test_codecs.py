@@ -133,6 +133,21 @@ def test_json_keeps_the_microseconds_of_timestamps(spark):
         spark.conf.unset("spark.sql.session.timeZone")
 
 
+@pytest.fixture
+def legacy(spark):
+    """A session with the parser of timestamps of Spark 2."""
+    spark.conf.set("spark.sql.legacy.timeParserPolicy", "legacy")
+    yield spark
+    spark.conf.unset("spark.sql.legacy.timeParserPolicy")
+
+
+def test_json_keeps_the_microseconds_of_timestamps_under_the_legacy_policy(legacy):
+    precise, local = "timestamp'2026-01-02 03:04:05.123456Z'", "timestamp_ntz'2026-01-02 03:04:05.123456'"
+    assert json_of(legacy.sql(f"SELECT {precise} AS at")) == '{"at":"2026-01-02T03:04:05.123456Z"}'
+    assert json_of(legacy.sql(f"SELECT {local} AS local")) == '{"local":"2026-01-02T03:04:05.123456"}'
+    assert json_of(legacy.sql("SELECT 1 AS n")) == '{"n":1}'
+
+
 def test_json_has_milliseconds_as_to_json_writes_them(spark):
     """So the keys and values of existing queries stay the same."""
     seconds, local = "timestamp'2026-01-02 03:04:05.120Z'", "timestamp_ntz'2026-01-02 03:04:05'"

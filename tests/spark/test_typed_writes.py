@@ -94,9 +94,11 @@ def test_the_stored_record_is_the_decoded_value_for_any_schema(spark, cluster, d
     assert sorted(map(repr, check(cluster, name))) == sorted(map(repr, pa.array(rows, fields).to_pylist()))
 
 
-def test_nulls_other_zones_and_microseconds_are_kept(spark, cluster):
+@pytest.mark.parametrize("policy", ["CORRECTED", "LEGACY"])
+def test_nulls_other_zones_and_microseconds_are_kept(spark, cluster, policy):
     topic_of(cluster, value_columns="item,at")
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    spark.conf.set("spark.sql.legacy.timeParserPolicy", policy)
     try:
         frame = spark.sql(
             "SELECT if(id = 0, null, struct(at, item, price)) o FROM VALUES (0, null, '', float(0)),"
@@ -106,6 +108,7 @@ def test_nulls_other_zones_and_microseconds_are_kept(spark, cluster):
         write(typed(frame, cluster, "orders", value="o"), cluster)
     finally:
         spark.conf.unset("spark.sql.session.timeZone")
+        spark.conf.unset("spark.sql.legacy.timeParserPolicy")
     found = check(cluster)
     assert [sorted(row or ()) for row in found].count([]) == 1
     assert dt.datetime(1970, 1, 1, 0, 0, 0, 1, dt.UTC) in [row and row["at"] for row in found]

@@ -7,13 +7,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
-TIMESTAMP_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX"
+_LOCAL_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+TIMESTAMP_FORMAT = f"{_LOCAL_FORMAT}XXX"
 """The default of to_json has milliseconds, and cuts off the rest."""
-_FORMATS = {
-    st.TimestampType: ("timestampFormat", TIMESTAMP_FORMAT),
-    st.TimestampNTZType: ("timestampNTZFormat", "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"),
-}
-"""The option of to_json for the values of each type, and the pattern that has their microseconds."""
+_WITH_SECONDS_OF_ZONE = f"{_LOCAL_FORMAT}XXXXX"
+"""Also has the seconds of local mean times. Spark refuses it with spark.sql.legacy.timeParserPolicy=LEGACY."""
+_OPTIONS = {st.TimestampType: "timestampFormat", st.TimestampNTZType: "timestampNTZFormat"}
+"""The option of to_json with the format of the values of each type."""
 _Types = tuple[type[st.DataType], ...]
 
 
@@ -26,13 +26,21 @@ def json_text(frame: DataFrame, column: Column, options: Mapping[str, str] | Non
     """
     to_json_options = dict(options or {})
     named = set(map(str.lower, to_json_options))
-    formats = {kind: each for kind, each in _FORMATS.items() if each[0].lower() not in named}
-    kind, cut = frame.select(column.alias("it")).schema["it"].dataType, tuple(formats)
+    kind = frame.select(column.alias("it")).schema["it"].dataType
+    cut = tuple(each for each, name in _OPTIONS.items() if name.lower() not in named and _contains(kind, (each,)))
     text = sf.to_json(column, to_json_options)
-    if not _contains(kind, cut):
+    if not cut:
         return text
-    whole = sf.to_json(column, {**to_json_options, **dict(formats.values())})
+    whole = sf.to_json(column, {**to_json_options, **{_OPTIONS[each]: _format(frame, each) for each in cut}})
     return sf.when(_has_microseconds(column, kind, cut), whole).otherwise(text)
+
+
+def _format(frame: DataFrame, timestamp: type[st.DataType]) -> str:
+    """Return the pattern that has the microseconds of values of a type of timestamps."""
+    if timestamp is st.TimestampNTZType:
+        return _LOCAL_FORMAT
+    policy = frame.sparkSession.conf.get("spark.sql.legacy.timeParserPolicy") or ""
+    return TIMESTAMP_FORMAT if policy.upper() == "LEGACY" else _WITH_SECONDS_OF_ZONE
 
 
 def _contains(kind: st.DataType, timestamps: _Types) -> bool:
