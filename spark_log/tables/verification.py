@@ -88,18 +88,22 @@ def _verify(cluster: Cluster, table: TopicTable) -> Verified:
 
 
 def _lost_records(connection: sa.Connection, table: TopicTable) -> str | None:
-    """Name the first partition without a leader of which the table's log dir lacks records below the high watermark."""
+    """Name the first partition without a leader of which the table's log dir lacks records below the high watermark.
+    Those below the log start offset were deleted.
+    """
     query = (
-        sa.select(PARTITION.partition, REPLICA.log_end_offset, PARTITION.high_watermark)
+        sa.select(PARTITION.partition, REPLICA.log_end_offset, PARTITION.log_start_offset, PARTITION.high_watermark)
         .join(t.replica, (REPLICA.topic_id == PARTITION.topic_id) & (REPLICA.partition == PARTITION.partition))
         .where(PARTITION.topic_id == table.topic.topic_id, REPLICA.log_dir_id == table.info.log_dir_id)
         .where(PARTITION.leader.is_(None), REPLICA.log_end_offset < PARTITION.high_watermark)
+        .where(PARTITION.log_start_offset < PARTITION.high_watermark)
         .order_by(PARTITION.partition)
     )
     row = connection.execute(query).first()
     if row is None:
         return None
-    partition, start, end = row
+    partition, log_end_offset, log_start_offset, end = row
+    start = max(log_end_offset, log_start_offset)
     return f"partition {partition}, offsets {start:,} to {end - 1:,}: it has no leader, and this log dir lacks them"
 
 

@@ -13,6 +13,8 @@ from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import SparkLogError
+from spark_log.ids import TopicPartition
+from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replication.controller.controller import elect_leaders
@@ -459,3 +461,6 @@ def test_a_table_of_a_partition_that_has_lost_records_is_not_equal_to_the_log(ta
     tables.sql(t.partition.update().values(leader=None))
     lost = "partition 0, offsets 1 to 2: it has no leader, and this log dir lacks them"
     assert [(each.records, each.difference) for each in verify(tables.cluster, tables.topic)] == [(1, lost)] * 3
+    for before, difference in {2: lost.replace("offsets 1 to 2", "offsets 2 to 2"), 3: None}.items():
+        delete_records(tables.cluster, {TopicPartition(tables.topic.name, 0): before})
+        assert [each.difference for each in verify(tables.cluster, tables.topic)] == [difference] * 3
