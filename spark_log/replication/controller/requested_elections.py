@@ -48,6 +48,7 @@ def expected_truncations(cluster: Cluster, partitions: Collection[TopicPartition
     removed: dict[TopicPartition, OffsetRange] = {}
     for store_id, there in partitions_by_store(cluster, partitions).items():
         view = cluster.at(store_id)
+        FallbackController(view).detect_failures()  # as the election does
         states = view.store.read(partial(_read_partitions, cluster=view, partitions=there))
         for tp, (_, state, alive) in states.items():
             _, truncation = fail_over(state, alive, unclean=True) if state.leader is None else (state, None)

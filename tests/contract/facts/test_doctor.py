@@ -368,6 +368,26 @@ def test_a_missing_file_is_named_with_what_each_remedy_keeps(tmp_path, choice):
         assert problems(cluster) == []
 
 
+def test_an_unclean_election_is_foreseen_without_a_log_dir_that_has_just_failed(tmp_path):
+    with Cluster.init(str(tmp_path / "cluster"), log_dir=str(tmp_path / "d1")) as cluster:
+        for broker_id in (2, 3):
+            add_broker(cluster, broker_id, [str(tmp_path / f"d{broker_id}")])
+        topic = topic_on(cluster, "t", [[1, 2, 3]], inline_max_bytes="0")
+        with closing(ClientLog(cluster)) as log:
+            for broker_id in (2, 3):
+                append(log, topic, "a", "b", "c")
+                take_away(cluster, broker_id)
+            append(log, topic, "a", "b", "c")
+        take_away(cluster, 1)
+        for broker_id in (2, 3):
+            bring_back(cluster, broker_id)
+        inspect_and_elect(cluster)
+        partition = TopicPartition("t", 0)
+        assert expected_truncations(cluster, [partition]) == {partition: (6, 9)}
+        (tmp_path / "d3").rename(tmp_path / "d3-away")
+        assert expected_truncations(cluster, [partition]) == {partition: (3, 9)}
+
+
 def test_a_dead_broker_and_no_coordinator(tmp_path):
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
         BrokerSession(cluster.store, 1, 1).register()
