@@ -33,6 +33,14 @@ def normalise_uri(text: str) -> str:
     return text.rstrip("/")
 
 
+def location_of(uri: str, relative: str) -> str:
+    """Return the location of a file for people, Delta and Spark: a local path, or a URI without its query."""
+    scheme, _, rest = uri.partition("?")[0].partition("://")
+    if scheme == "file":
+        return f"{unquote(rest).rstrip('/')}/{relative}"
+    return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{relative}"
+
+
 def refuse_overlap(uri: str, others: list[str]) -> None:
     """Raise InvalidConfigurationError if `uri` equals, contains or is inside one of `others`.
 

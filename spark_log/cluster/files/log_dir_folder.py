@@ -15,7 +15,7 @@ from pyarrow import fs
 from spark_log.cluster.files import disk_calls
 from spark_log.cluster.files.disk_calls import DiskCalls, Use
 from spark_log.cluster.files.new_file import make_folders
-from spark_log.cluster.log_dir_uris import asks_for_region
+from spark_log.cluster.log_dir_uris import asks_for_region, location_of
 from spark_log.errors import InvalidConfigurationError, StorageUnavailableError, UnsafePathError, redact, storage_error
 
 R = TypeVar("R")
@@ -76,11 +76,7 @@ class LogDirFolder:
 
     def location(self, relative: str) -> str:
         """Return the location of a file for people, Delta and Spark: a local path, or a URI without its query."""
-        if self.local:
-            return f"{self._root}/{relative}"
-        base = self.uri.partition("?")[0]
-        scheme, _, rest = base.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{relative}"
+        return location_of(self.uri, relative)
 
     def exists(self) -> bool:
         """Whether its folder exists. In an object store every prefix does."""

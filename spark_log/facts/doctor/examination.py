@@ -288,7 +288,10 @@ def _check_partitions(
     cluster: Cluster, snapshot: ClusterSnapshot, partitions: Sequence[PartitionFacts]
 ) -> list[Finding]:
     first = next((p for p in partitions if p.replicas and cluster_rules.lacks_files(p)), None)
-    missing = None if first is None else find_missing_file(cluster, snapshot.topics[first.topic_id], first)
+    missing = None
+    if first is not None:
+        with contextlib.suppress(SparkLogError, OSError):  # it is an example: without it, the findings are complete
+            missing = find_missing_file(cluster, snapshot.topics[first.topic_id], first)
     return cluster_rules.check_partitions(partitions, missing)
 
 

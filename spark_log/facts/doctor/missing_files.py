@@ -3,7 +3,8 @@
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.log_dir import LogDir, segment_path
+from spark_log.cluster.log_dir import segment_path
+from spark_log.cluster.log_dir_uris import location_of
 from spark_log.cluster.topics import Topic
 from spark_log.errors import redact
 from spark_log.facts.doctor.cluster_rules import MissingFile
@@ -25,6 +26,6 @@ def find_missing_file(cluster: Cluster, topic: Topic, facts: PartitionFacts) -> 
     row = view.store.read(lambda connection: connection.execute(query).first())
     if row is None:
         return None
-    log_dir = LogDir(view.log_dirs()[row.log_dir_id].uri, view.store_id)
-    location = log_dir.location(segment_path(topic.folder, facts.partition, row.name))
+    uri = view.log_dirs()[row.log_dir_id].uri
+    location = location_of(uri, segment_path(topic.folder, facts.partition, row.name))
     return MissingFile(facts.topic, facts.partition, row.base_offset, row.end_offset, redact(location))

@@ -19,11 +19,13 @@ from spark_log.cluster.security.scram import Mechanism
 from spark_log.cluster.security.users import alter_credentials, upsertion_of_password
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
-from spark_log.errors import StorageUnavailableError
-from spark_log.facts.doctor import limits
+from spark_log.errors import MetadataStoreUnavailableError, StorageUnavailableError
+from spark_log.facts.doctor import examination, limits
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
 from spark_log.facts.doctor.machine import read_modes
+from spark_log.facts.doctor.missing_files import find_missing_file
+from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.facts.metrics.history import read_task_runs
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
@@ -337,20 +339,26 @@ def test_offline_and_under_replicated_partitions(tmp_path):
         assert "fewer in-sync replicas" in problems(cluster, "twice")[-1][1]
 
 
+def lose_a_file(cluster, log, folder):
+    """Move the second file of topic t out of its only replica, and return the file and its new place."""
+    add_broker(cluster, 2, [str(folder / "d2")])
+    topic = topic_on(cluster, "t", [[2]], inline_max_bytes="0")
+    for values in ("abc", "def", "ghi"):
+        append(log, topic, *values)
+    query = sa.select(t.segment.c.name).where(t.segment.c.base_offset == 3)
+    name = cluster.store.read(lambda connection: connection.execute(query).scalar_one())
+    file = folder_of(cluster, 2) / topic.folder / "_segments" / "0" / name
+    take_away(cluster, 2)
+    lost = (folder / "d2-away" / file.relative_to(folder / "d2")).rename(folder / "lost")
+    bring_back(cluster, 2)
+    inspect_and_elect(cluster)
+    return file, lost
+
+
 @pytest.mark.parametrize("choice", ["copy back", "delete records", "elect uncleanly"])
 def test_a_missing_file_is_named_with_what_each_remedy_keeps(tmp_path, choice):
     with Cluster.init(str(tmp_path / "cluster")) as cluster, closing(ClientLog(cluster)) as log:
-        add_broker(cluster, 2, [str(tmp_path / "d2")])
-        topic = topic_on(cluster, "t", [[2]], inline_max_bytes="0")
-        for values in ("abc", "def", "ghi"):
-            append(log, topic, *values)
-        query = sa.select(t.segment.c.name).where(t.segment.c.base_offset == 3)
-        name = cluster.store.read(lambda connection: connection.execute(query).scalar_one())
-        file = folder_of(cluster, 2) / topic.folder / "_segments" / "0" / name
-        take_away(cluster, 2)
-        lost = (tmp_path / "d2-away" / file.relative_to(tmp_path / "d2")).rename(tmp_path / "lost")
-        bring_back(cluster, 2)
-        inspect_and_elect(cluster)
+        file, lost = lose_a_file(cluster, log, tmp_path)
         check, text = problem(cluster)
         assert check == "partitions" and f"for example of t-0 offsets 3 to 5: {file}" in text
         if choice == "elect uncleanly":
@@ -361,11 +369,33 @@ def test_a_missing_file_is_named_with_what_each_remedy_keeps(tmp_path, choice):
         else:
             delete_records(cluster, {TopicPartition("t", 0): 6})
         if choice != "elect uncleanly":
-            catch_up(cluster, topic, 0, 2)
+            catch_up(cluster, log.find_topic("t"), 0, 2)
             inspect_and_elect(cluster)
         kept = {"copy back": "abcdefghi", "delete records": "ghi", "elect uncleanly": "abc"}[choice]
-        assert "".join(value for _, _, value in read_all(log, topic)) == kept
+        assert "".join(value for _, _, value in read_all(log, log.find_topic("t"))) == kept
         assert problems(cluster) == []
+
+
+def test_a_missing_file_of_an_object_store_is_named_without_a_call_of_it(tmp_path, monkeypatch):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster, closing(ClientLog(cluster)) as log:
+        file, _ = lose_a_file(cluster, log, tmp_path)
+        away = t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(uri="nosuch://key:secret@bucket/d2?region=x")
+        cluster.store.transact(lambda connection, _: connection.execute(away))
+        snapshot = read_cluster(cluster)
+        [facts] = [each for each in snapshot.partitions if each.topic == "t"]
+        missing = find_missing_file(cluster, snapshot.topics[facts.topic_id], facts)
+        assert missing.location == f"nosuch://bucket/d2/{file.relative_to(tmp_path / 'd2')}"
+
+
+def test_an_error_of_the_search_for_a_missing_file_hides_no_other_problem(tmp_path, monkeypatch):
+    def fail(*_):
+        raise MetadataStoreUnavailableError("no answer")
+
+    with Cluster.init(str(tmp_path / "cluster")) as cluster, closing(ClientLog(cluster)) as log:
+        lose_a_file(cluster, log, tmp_path)
+        monkeypatch.setattr(examination, "find_missing_file", fail)
+        check, text = problem(cluster)
+        assert check == "partitions" and "files are missing in log dirs that are online ->" in text
 
 
 def test_an_unclean_election_is_foreseen_without_a_log_dir_that_has_just_failed(tmp_path):
