@@ -115,11 +115,12 @@ def check_brokers(snapshot: ClusterSnapshot) -> list[Finding]:
 def _broker_problems(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     for broker in snapshot.brokers:
         if not broker.log_dirs:
+            # a served broker cannot be added again
+            repeat = "" if broker.served else f"repeat `spark-log broker add --id {broker.broker_id}`, or "
             yield warning(
                 BROKERS,
                 f"broker {broker.broker_id} has no log dir: its addition was interrupted",
-                f"repeat `spark-log broker add --id {broker.broker_id}`, or `spark-log broker remove --id"
-                f" {broker.broker_id}`",
+                f"{repeat}`spark-log broker remove --id {broker.broker_id}`",
             )
         if broker.served and not broker.lease_left_ms:
             yield error(

@@ -13,7 +13,7 @@ from kafka import OffsetAndMetadata
 
 from spark_log import Consumer, Producer
 from spark_log.cluster.brokers import BrokerSession, add_broker
-from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.cluster import Cluster, embedded_broker_row
 from spark_log.cluster.log_dir import MARKER
 from spark_log.cluster.security.scram import Mechanism
 from spark_log.cluster.security.users import alter_credentials, upsertion_of_password
@@ -29,7 +29,7 @@ from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.facts.metrics.history import read_task_runs
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.ids import TopicPartition
+from spark_log.ids import BrokerId, TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
@@ -424,6 +424,17 @@ def test_a_dead_broker_and_no_coordinator(tmp_path):
         found = problems(cluster)
         assert [check for check, _ in found] == ["coordinator", "brokers"]
         assert "spark-log broker start --id 1;" in found[1][1] and "spark-log broker embed --id 1" in found[1][1]
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_broker_without_log_dirs_is_added_again_unless_a_process_has_served_it(tmp_path, served):
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        cluster.store.transact(lambda c, _: c.execute(t.broker.insert(), embedded_broker_row(BrokerId(2), None)))
+        if served:
+            BrokerSession(cluster.store, 2, 60_000).register()
+        [(_, text)] = [each for each in problems(cluster) if each[0] == "brokers"]
+        assert "spark-log broker remove --id 2" in text
+        assert ("spark-log broker add --id 2" in text) == (not served)
 
 
 @pytest.mark.on_sqlite
