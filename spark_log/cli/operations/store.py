@@ -97,7 +97,7 @@ def remove(
     """Remove a data store that has no topics. Its database stays; drop it afterwards.
 
     With --lost, remove one that does not answer and never will, with its topics. Their files stay in the log dirs for
-    file.delete.delay.ms of each topic.
+    7 days, the default of file.delete.delay.ms.
     """
     from spark_log.cluster.store_directory import find_store
     from spark_log.cluster.stores import remove_store

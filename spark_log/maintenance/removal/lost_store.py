@@ -40,8 +40,9 @@ _OPEN = TRANSACTION.state != COMMITTED.value
 def remove_lost_store(cluster: Cluster, name: str) -> list[str]:
     """Remove a data store that does not answer and never will, and return the names of its topics, which are deleted.
 
-    Their files stay for file.delete.delay.ms. Committed transactions count as done there, and moves to the store are
-    cancelled. The same call continues an interrupted one. Raises the errors of `check_lost` and `remove_store`.
+    Their files stay for 7 days, the default of file.delete.delay.ms. Committed transactions count as done there, and
+    moves to the store are cancelled. The same call continues an interrupted one. Raises the errors of `check_lost` and
+    `remove_store`.
     """
     home = cluster.home
     store_id = home.store.read(lambda connection: find_store(connection, name)).store_id
