@@ -62,17 +62,14 @@ def check_unnamed(files: int, size: int, stores_away: Sequence[str] = ()) -> Fin
     """Check the segment files older than a day that the metadata does not name. Those of topics of `stores_away` are
     not known.
     """
+    unknown = f"not known for topics of store {', '.join(stores_away)}, which does not answer"
     if not files and stores_away:
-        return note(
-            "unnamed files",
-            f"not known for topics of store {', '.join(stores_away)}, which does not answer",
-            "see the findings of the store",
-        )
+        return note("unnamed files", unknown, "see the findings of the store")
     if not files:
         return ok("unnamed files", "the store names every segment file that is older than a day")
     return note(
         "unnamed files",
         f"{count_of(files, 'segment file')} ({bytes_of(size)}) that the store does not name: of killed writers, or"
-        " newer than a restored store",
+        f" newer than a restored store{f'; {unknown}' if stores_away else ''}",
         "after a restore look at `spark-log store unnamed-files`; otherwise `spark-log maintenance files` deletes them",
     )

@@ -64,11 +64,6 @@ def by_folder(files: Iterable[UnnamedFile]) -> list[Unnamed]:
     return groups
 
 
-def list_unnamed_files(cluster: Cluster, topic: str | None = None) -> list[UnnamedFile]:
-    """Return the files of `find_unnamed_files`."""
-    return find_unnamed_files(cluster, topic).files
-
-
 def find_unnamed_files(cluster: Cluster, topic: str | None = None) -> UnnamedFiles:
     """Return each unnamed file of one topic, or of all; only of log dirs that answer, and without the files of topics
     whose store does not answer.

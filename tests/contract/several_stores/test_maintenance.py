@@ -24,7 +24,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.file_verification import verify_files
 from spark_log.maintenance.removal.orphans import GRACE_MS
-from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
+from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_copies import follow
@@ -75,7 +75,7 @@ def age(path, ms):
 def assert_whole(stores):
     assert_delta_is_the_log(stores)
     assert_replicas_are_whole(stores)
-    assert list_unnamed_files(stores) == []
+    assert find_unnamed_files(stores).files == []
     assert not [problem for replica in verify_files(stores, checksums=True) for problem in replica.problems]
 
 
@@ -115,7 +115,7 @@ def test_clean_up_deletes_the_orphans_and_deleted_topics_of_each_store_only(stor
     orphans = [folder / topic.folder / "_segments/0" / f"{os.urandom(16).hex()}-1.parquet" for topic in topics]
     for orphan in orphans:
         orphan.write_bytes(b"x")
-    assert [Path(each.location) for each in list_unnamed_files(stores)] == sorted(orphans)
+    assert [Path(each.location) for each in find_unnamed_files(stores).files] == sorted(orphans)
     for topic in gone:
         delete_topic(stores, topic.name)
     assert {report.topic: report.before.files for report in run_tasks(stores, ["files"])} == {"near": 1, "far": 1}
@@ -199,7 +199,7 @@ def test_a_coordinator_maintains_both_stores(stores, log, folder):
         wait_until(lambda: all(files_of(folder, topic) for topic in topics), "files of each topic", pause_s=0.05)
         assert coordinator.health() is None
     list(run_tasks(stores, ["delta"]))
-    kept = [Path(each.location) for each in list_unnamed_files(stores)]
+    kept = [Path(each.location) for each in find_unnamed_files(stores).files]
     assert kept == files_of(folder, gone) and len(kept) == 1, "for its readers"
     shutil.rmtree(folder / gone.folder)
     assert_whole(stores)

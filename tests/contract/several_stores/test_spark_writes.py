@@ -18,7 +18,7 @@ from spark_log.ids import HOME
 from spark_log.log.append.spark_batch_rules import SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook
 from spark_log.log.append.write_ids import take
-from spark_log.maintenance.removal.unnamed_files import list_unnamed_files
+from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.source_options import WriteOptions
@@ -79,7 +79,7 @@ def test_a_replay_appends_in_the_store_that_lacks_the_batch(stores, topics):
         commit_write(*written(stores, "near", "far"), BATCH)
         assert (stored(stores, "near"), stored(stores, "far")) == ({0: ["a", "b"]}, {0: ["a", "b"]})
     assert write_ids(stores) == [[], []]
-    assert [each.folder[:4] for each in list_unnamed_files(stores)] == ["near"], "of the expired id: for clean-up"
+    assert [each.folder[:4] for each in find_unnamed_files(stores).files] == ["near"], "of the expired id: for clean-up"
 
 
 def test_a_write_needs_only_the_stores_of_its_topics(postgres_server, own_postgres_server, tmp_path, monkeypatch):
@@ -115,4 +115,4 @@ def test_a_write_to_one_store_uses_no_other(stores, topics):
         commit_write(address, outputs, write_id, None)
     abort_write(address, outputs, write_id)
     assert (stored(stores, "near"), stored(stores, "far")) == ({}, {0: ["a", "b"]})
-    assert write_ids(stores) == [[], []] and list_unnamed_files(stores) == []
+    assert write_ids(stores) == [[], []] and find_unnamed_files(stores).files == []

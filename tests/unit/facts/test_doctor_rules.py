@@ -236,6 +236,8 @@ def test_files_that_wait() -> None:
     assert severities([check_retired(RetiredFiles(9, 1, day_ms + 1))]) == WARNING
     assert severities([check_unnamed(0, 0)]) == OK
     assert severities([check_unnamed(1, 5)]) == NOTE
+    for files in (0, 1):
+        assert "not known for topics of store east" in check_unnamed(files, 5, ["east"]).seen
 
 
 @pytest.mark.parametrize(
