@@ -1,6 +1,7 @@
 """Redrive of dead letters: each is copied back to its topic once, also if the redrive is killed and repeated."""
 
 import signal
+import time
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.support.python_process import PythonProcess
 from tests.support.replicas import truncate
 from tests.support.stores import change
 from tests.support.topics import all_stored, consume_all
+from tests.support.waiting import LIMIT_S
 
 LETTERS = {"errors.deadletterqueue.group.enable": "true"}
 POINTERS = {"errors.deadletterqueue.copy.record.enable": "false"}
@@ -174,10 +176,10 @@ def test_records_that_are_not_dead_letters_are_refused(cluster, cluster_address,
     assert (done.copied, done.missing) == ({"jobs": 1}, 1), "it stops no letter after it"
 
 
-def is_over_after(polls):
-    """A callback that ends a redrive which would poll for ever."""
-    rest = iter(range(polls))
-    return lambda: next(rest, None) is None
+def is_over_at_limit():
+    """Return a callback that ends a redrive which would poll for ever."""
+    deadline_s = time.monotonic() + LIMIT_S
+    return lambda: time.monotonic() > deadline_s
 
 
 @pytest.mark.on_sqlite
@@ -191,7 +193,7 @@ def test_letters_of_an_aborted_transaction_are_copied_although_more_have_come(cl
             raise errors.pop()
 
     monkeypatch.setattr(redrive_module._Loop, "copy", fail_once)
-    with Redrive(cluster, "dlq.jobs", is_over=is_over_after(polls=50)) as letters:
+    with Redrive(cluster, "dlq.jobs", is_over=is_over_at_limit()) as letters:
         reject("c")
         assert letters.run().copied == {"jobs": 2}
         assert letters.is_done()
@@ -203,7 +205,7 @@ def test_letters_of_an_aborted_transaction_are_copied_although_more_have_come(cl
 def test_a_redrive_ends_without_the_letters_that_an_election_truncates(cluster, reject):
     reject("a")
     reject("b")
-    over = is_over_after(polls=50)
+    over = is_over_at_limit()
     with Redrive(cluster, "dlq.jobs", is_over=over) as letters:
         truncate(cluster, "dlq.jobs", 1)
         assert letters.run().copied == {"jobs": 1}

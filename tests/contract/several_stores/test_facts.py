@@ -197,8 +197,8 @@ def test_a_store_that_does_not_answer_does_not_hide_the_others(stores, address, 
 def test_the_doctor_names_a_store_that_is_away_and_the_error(stores, address, monkeypatch):
     monkeypatch.setenv("SPARK_LOG_STORE_EAST", "postgresql+psycopg://nobody@127.0.0.1:1/none")
     monkeypatch.setattr(each_store, "ASK_TIMEOUT_MS", 100)  # it refuses connections at once
-    monkeypatch.setattr(examination, "_DATA_STORE_SHARE", 0.01)
-    late_or_failed = [each for each in examine(address) if each.severity is Severity.ERROR]
+    monkeypatch.setattr(examination, "_DATA_STORE_SHARE", 0.1 / LIMIT_S)
+    late_or_failed = [each for each in examine(address, limit_s=LIMIT_S) if each.severity is Severity.ERROR]
     assert [each.check for each in late_or_failed] == ["store"], late_or_failed
     assert re.match(r"store east: .*Connection refused", late_or_failed[0].seen)
 
