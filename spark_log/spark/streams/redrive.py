@@ -22,6 +22,7 @@ from spark_log.groups.share.dead_letters import PREFIX
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
 from spark_log.log.records.schema import DEAD_LETTER_CAUSE, read_schema
+from spark_log.log.segments.slices import Positions
 from spark_log.spark.streams.loop_sources import GroupSource
 from spark_log.spark.streams.record_retries import COPY_SCHEMA, POLL_MS, Polled
 from spark_log.spark.streams.transactional_loop import TransactionalLoop
@@ -111,7 +112,7 @@ class Redrive:
             self._ends = {tp: each.end for tp, each in letters.items()}
 
     def _check_letters(self, letters: Mapping[TopicPartition, OffsetRange]) -> None:
-        begins = self._begins()
+        begins = self._begins(self._log.positions(self._letters))
         for tp, each in letters.items():
             if begins.get(tp) != each.start or not each.start < each.end <= self._ends[tp]:
                 raise IllegalArgumentError(
@@ -131,7 +132,7 @@ class Redrive:
     def preview(self) -> Preview:
         """Return what `run` would copy. It skips letters whose record is gone, and counts them."""
         preview, left = Preview(), self.limit
-        begins = self._begins()
+        begins = self._begins(self._log.positions(self._letters))
         ranges = {tp: OffsetRange(first, self._ends[tp]) for tp, first in begins.items() if first < self._ends[tp]}
         for rows in self._read_letters(ranges):
             chosen = rows[:left]
@@ -178,7 +179,8 @@ class Redrive:
         member of the group, of its partitions.
         """
         positions = positions or {}
-        begins, log = self._begins(), self._log.positions(self._letters)
+        log = self._log.positions(self._letters)
+        begins = self._begins(log)
         return all(
             max(begins[tp], positions.get(tp, 0)) >= min(end, log[tp].high_watermark) for tp, end in self._ends.items()
         )
@@ -186,11 +188,10 @@ class Redrive:
     def end_of(self, partition: TopicPartition) -> int:
         return self._ends.get(partition, 0)
 
-    def _begins(self) -> dict[TopicPartition, int]:
+    def _begins(self, log: Mapping[TopicPartition, Positions]) -> dict[TopicPartition, int]:
         """Return the offsets of the first letters that are not copied."""
         committed = committed_offsets(self._cluster.store, self.group)
-        starts = self._log.positions(self._letters)
-        return {tp: max(committed.get(tp, 0), starts[tp].log_start_offset) for tp in self._ends}
+        return {tp: max(committed.get(tp, 0), log[tp].log_start_offset) for tp in self._ends}
 
     def copies(self, rows: Sequence[Row]) -> tuple[dict[str, pa.Table], Redriven]:
         """Return the copies of letters as tables for `send_table`, by topic."""
