@@ -32,7 +32,7 @@ class StaleTable:
 
 @dataclass(frozen=True)
 class MissingFile:
-    """A segment file with the records from `base_offset` to `end_offset`, at which the longest replica ends."""
+    """The segment file [base_offset, end_offset) that replicas lack. The longest replica ends at its base offset."""
 
     topic: str
     partition: int

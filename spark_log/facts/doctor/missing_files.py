@@ -14,7 +14,7 @@ from spark_log.metadata.sql_columns import REPLICA, SEGMENT
 
 
 def find_missing_file(cluster: Cluster, topic: Topic, facts: PartitionFacts) -> MissingFile | None:
-    """Return the file at which the longest replica of the partition ends, None if the replica has it meanwhile."""
+    """Return the file at whose base offset the longest replica of the partition ends, None if it has it meanwhile."""
     view = cluster.of(topic)
     of_replica = (REPLICA.topic_id == SEGMENT.topic_id) & (REPLICA.partition == SEGMENT.partition)
     query = (
