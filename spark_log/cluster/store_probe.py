@@ -58,7 +58,9 @@ class StoreProbe:
         while not self._closed.is_set():
             try:
                 self._home.at(self._store_id).store.read(lambda c: c.execute(sa.select(sa.literal(1))), timeout_ms=0)
-            except StoreNotFoundError:  # it was removed, and its number is not used again
+            except StoreNotFoundError:  # it was removed, as the next call for it will find
+                with self._lock:
+                    self._suspected_s = None
                 return
             except Exception as error:
                 with self._lock:

@@ -8,7 +8,7 @@ from kafka.structs import TopicPartition
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.topics import find_topics
-from spark_log.errors import MetadataStoreUnavailableError
+from spark_log.errors import MetadataStoreUnavailableError, StoreNotFoundError
 from spark_log.ids import HOME, StoreId
 from spark_log.process import Stop
 
@@ -38,11 +38,19 @@ class PartitionStores:
         by_store: dict[StoreId, list[TopicPartition]] = {}
         for partition in partitions:
             by_store.setdefault(self._of_topics.get(partition.topic, HOME), []).append(partition)
+        moved: list[TopicPartition] = []
         for store_id in sorted(by_store):
             probe = self._probes.get(store_id)
             if probe is None or not probe.is_lost:
                 with self.attempt(store_id):
-                    yield self._cluster.at(store_id), by_store[store_id]
+                    try:
+                        cluster = self._cluster.at(store_id)
+                    except StoreNotFoundError:  # it was removed after home was asked: its topics have been moved
+                        moved += by_store[store_id]
+                        continue
+                    yield cluster, by_store[store_id]
+        self.look_up_again({partition.topic for partition in moved})
+        yield from self.of(moved)
 
     @contextmanager
     def attempt(self, store_id: StoreId) -> Iterator[None]:

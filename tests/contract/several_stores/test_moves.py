@@ -550,10 +550,32 @@ def test_each_process_closes_a_store_that_was_removed(stores, address, postgres_
         wait_until(lambda: threads("gateway store") == [] and threads("spark-log-listen") == ["spark-log-listen"])
         with pytest.raises(StoreNotFoundError):
             log.at(EAST)
-        StoreProbe(cluster, EAST, Stop()).suspect()
+        probe = StoreProbe(cluster, EAST, Stop())
+        probe.suspect(OSError("no answer"))
         wait_until(lambda: threads("spark-log probe of store") == [])
+        assert not probe.is_lost, "it is not waited for"
         log.close()
         gateway_stores.close()
+
+
+def test_a_consumer_follows_a_topic_whose_store_was_removed_between_its_polls(stores, address, monkeypatch):
+    monkeypatch.setattr(cluster_module, "_FOLLOW_S", 0.05)
+    create(stores, "east")
+    append(stores, "a")
+    with Consumer("t", cluster=address, auto_offset_reset="earliest") as consumer:
+        seen, cluster = [], consumer._polling.fetching._stores._cluster
+
+        def has_read(text):
+            seen.extend(each.value for some in consumer.poll(timeout_ms=100).values() for each in some)
+            return text in seen
+
+        wait_until(lambda: has_read(b"a"))
+        move_topic(stores, "t", "home")
+        append(stores, "b")
+        remove_store(stores, "east")
+        wait_until(lambda: EAST not in cluster._at)
+        wait_until(lambda: has_read(b"b"))
+        assert seen == [b"a", b"b"]
 
 
 def threads(name):
