@@ -108,9 +108,10 @@ class TopicAlreadyExistsError(FatalError):
 
 class PolicyViolationError(FatalError):
     """The operation is not allowed on this topic: it is internal, or its cleanup.policy does not permit it. Or a
-    transaction would have too many batches.
+    transaction would have too many batches, or offsets of too many groups.
 
-    Remedy: choose another topic, or alter its cleanup.policy if the message names it; commit more often.
+    Remedy: choose another topic, or alter its cleanup.policy if the message names it; commit more often, or the offsets
+    of fewer groups together.
     """
 
 

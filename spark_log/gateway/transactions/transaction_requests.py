@@ -21,6 +21,7 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import (
     CrossStoreTransactionError,
     IllegalArgumentError,
+    PolicyViolationError,
     ProducerFencedError,
     SparkLogError,
     TransactionAbortableError,
@@ -68,6 +69,8 @@ def _code(error: Exception, request: Message) -> int:
         return _COORDINATOR_LOAD_IN_PROGRESS
     if isinstance(error, TransactionAbortableError):  # KIP-890: a broker tells these clients that they are fenced
         error = ProducerFencedError(str(error))
+    if isinstance(error, PolicyViolationError) and isinstance(request, TxnOffsetCommitRequest):
+        return _TRANSACTION_ABORTABLE  # Java's producer ends after POLICY_VIOLATION
     if isinstance(error, ProducerFencedError) and request.version < _KNOWS_FENCED.get(type(request), 1_000):
         return _INVALID_PRODUCER_EPOCH
     return error_code(error)
@@ -188,6 +191,8 @@ async def txn_offset_commit(services: Services, request: Message, client: Client
         codes = await client.fencing_tokens.call(services, producer, Role.OFFSETS, add)
         code = NONE
     except (SparkLogError, TokenTakenError) as error:
+        if isinstance(error, PolicyViolationError):
+            log_failed(error)
         code = _code(error, request)
     topics = commit_outcomes(request, kind, kind.TxnOffsetCommitResponsePartition, code, codes)
     return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)

@@ -22,6 +22,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PRODUCER
 from spark_log.replication.controller.topic_operations import delete_topic
+from spark_log.transactions.rules import GROUPS_MAX
 from spark_log.transactions.transaction_expiry import abort_timed_out
 from tests.support.gateway_wire import WireConnection, WireProducer, call, code_of, produced, transactional_batch
 from tests.support.kafka_programs import java_producer
@@ -34,6 +35,7 @@ from tests.support.waiting import LIMIT_S
 WAIT_S = LIMIT_S
 UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE = 3, 12
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_TRANSACTION_TIMEOUT = 47, 48, 50
+TRANSACTION_ABORTABLE = 120
 ONE_BROKER = {
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 10,
@@ -309,6 +311,28 @@ def test_offsets_are_committed_beside_one_with_metadata_that_are_too_large(clust
         if transactional:
             assert call(connection, producer.end(commit=True)) == 0
     assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 0, TopicPartition("t", 2): 2}
+
+
+@pytest.mark.on_sqlite
+def test_offsets_of_too_many_groups_are_refused_with_an_error_that_aborts(cluster, gateway):
+    """A producer of Java ends after other errors of this request."""
+    make(cluster, "t")
+    with WireConnection(gateway.port) as connection:
+        producer = WireProducer(connection)
+
+        def add(group):
+            return call(connection, producer.add_offsets(group)), call(
+                connection, producer.commit_offset("t", 1, group)
+            )
+
+        assert add("g-0") == (0, 0)
+        with cluster.store.snapshot() as there:
+            offset = dict(there.execute(sa.select(t.transaction_offset)).mappings().one())
+        others = [offset | {"group_id": f"g-{number}"} for number in range(1, GROUPS_MAX)]
+        cluster.store.transact(lambda there, _: there.execute(t.transaction_offset.insert(), others))
+        assert [add("late"), add("g-0")] == [(0, TRANSACTION_ABORTABLE), (0, 0)]
+        assert call(connection, producer.end(commit=False)) == 0
+        assert add("late") == (0, 0)
 
 
 @pytest.mark.on_sqlite
