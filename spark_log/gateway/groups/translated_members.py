@@ -57,7 +57,7 @@ from spark_log.metadata.store import Attempt, Store
 
 COOPERATIVE = "cooperative-sticky"
 _MEMBER_ID_CHARACTERS_MAX = 249
-_PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 1.0
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 0.25
 """The pause before a waiting member looks again. It grows within these limits while nothing changes for the member."""
 
 
@@ -80,13 +80,14 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     pause_s = _PAUSE_S_MIN
     while not (joined.complete or joining.cooperative) and clock.monotonic_s() < deadline_s:
         left_s = min(deadline_s - clock.monotonic_s(), me.session_timeout_ms / 1000 / BEATS_PER_SESSION)
-        await services.changes.wait(seen, left_s)
+        pause_s = min(pause_s, left_s)
+        await asyncio.sleep(pause_s)
+        await services.changes.wait(seen, left_s - pause_s)
         seen = await services.call(services.changes.current)
         changed = (await services.heartbeats.answer(_waiting(joining.me, joined.generation))).alone
         if changed:
             joined = await services.call(_join_again, store, joining)
         pause_s = _PAUSE_S_MIN if changed else min(2 * pause_s, _PAUSE_S_MAX)
-        await asyncio.sleep(pause_s)
     return JoinGroupResponse(
         throttle_time_ms=0, error_code=NONE, generation_id=joined.generation, protocol_type=PROTOCOL_TYPE,
         protocol_name=joined.protocol, leader="", member_id=joining.me.member_id, members=[],
