@@ -5,12 +5,13 @@ store of a topic has it: all code that works on partitions takes such an object 
 """
 
 import logging
+import os
 import threading
 import uuid
 import weakref
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 import sqlalchemy as sa
@@ -85,6 +86,7 @@ class Cluster:
         self._users: set[weakref.ref[StoreUser]] = set()
         self._closed = Stop()
         self._follower: threading.Thread | None = None
+        _living.add(self)
 
     @classmethod
     def init(cls, address: str, *, log_dir: str | None = None, if_not_exists: bool = False) -> "Cluster":
@@ -176,7 +178,7 @@ class Cluster:
         if store_id == HOME:
             return home
         opened = home._at.get(store_id)
-        if opened is not None:
+        if opened is not None and home._follower is not None:  # a forked child has the stores, but not the thread
             return opened
         with home._opening[store_id]:  # one that does not answer delays only its own users
             if store_id not in home._at:
@@ -189,9 +191,10 @@ class Cluster:
                     upgrade=home._upgrades,
                 )
                 store.read_timeout_ms = home.store.read_timeout_ms
-                home.store.include(store)
+                with home._opening[HOME]:
+                    home.store.include(store)
                 home._at[store_id] = Cluster(store, store_id=store_id, home=home)
-                home._start_follower()
+            home._start_follower()
             return home._at[store_id]
 
     def tell_of_removals(self, user: StoreUser) -> None:
@@ -202,34 +205,30 @@ class Cluster:
     def _start_follower(self) -> None:
         with self._opening[HOME]:
             if self._follower is None:
-                self._follower = start_thread(self._follow_removals, "spark-log removed stores")
+                follow = partial(_follow_removals, weakref.ref(self), self._closed)
+                self._follower = start_thread(follow, "spark-log removed stores")
 
-    def _follow_removals(self) -> None:
-        """Close the data stores that were removed from the cluster, one round after that was noticed: so those who
-        themselves follow the list of stores have ended their work.
-        """
-        removed: set[StoreId] = set()
-        while not self._closed.wait(_FOLLOW_S):
-            try:
-                present = {each.store_id for each in self.store.read(find_stores)}
-            except SparkLogError:  # the home store does not answer
-                continue
-            for store_id in removed & self._at.keys() - present:
+    def _close_removed(self, removed: frozenset[StoreId]) -> frozenset[StoreId]:
+        """Close these data stores, which were removed from the cluster. Return those that have been removed since."""
+        try:
+            present = {each.store_id for each in self.store.read(find_stores)}
+        except SparkLogError:  # the home store does not answer
+            return removed
+        for store_id in removed & self._at.keys() - present:
+            data = self._at.pop(store_id)
+            users = [user for reference in list(self._users) if (user := reference()) is not None]
+            closes = [partial(user.close_at, store_id) for user in users]
+            for close in (*closes, partial(self._close_store, data.store)):
                 try:
-                    self._close_removed(store_id)
+                    close()
                 except Exception as error:
                     logger.warning("store %s was removed, and not closed in order: %s", store_id, redact(str(error)))
-            removed = self._at.keys() - present
+        return frozenset(self._at.keys() - present)
 
-    def _close_removed(self, store_id: StoreId) -> None:
-        data = self._at.pop(store_id)
-        try:
-            for user in [reference() for reference in list(self._users)]:
-                if user is not None:
-                    user.close_at(store_id)
-        finally:
-            self.store.exclude(data.store)
-            data.store.close()
+    def _close_store(self, store: Store) -> None:
+        with self._opening[HOME]:
+            self.store.exclude(store)
+        store.close()
 
     def of(self, topic: "Topic") -> "Cluster":
         """Return the cluster as the store of the topic has it."""
@@ -311,6 +310,32 @@ class Cluster:
 def cluster_of(argument: str | Cluster) -> AbstractContextManager[Cluster]:
     """Return the context of a cluster that is given open, or by its address. Only the latter is closed at the end."""
     return Cluster.open(argument) if isinstance(argument, str) else nullcontext(argument)
+
+
+def _follow_removals(reference: "weakref.ref[Cluster]", closed: Stop) -> None:
+    """Close the data stores that were removed from the cluster, one round after that was noticed: so those who
+    themselves follow the list of stores have ended their work. Ends with the cluster.
+    """
+    removed: frozenset[StoreId] = frozenset()
+    while not closed.wait(_FOLLOW_S):
+        cluster = reference()
+        if cluster is None:
+            return
+        removed = cluster._close_removed(removed)
+        del cluster
+
+
+_living: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    """Drop the thread of the parent in a forked child, and the locks, which threads of the parent may have held."""
+    for cluster in list(_living):
+        cluster._opening.clear()
+        cluster._follower = None
+
+
+os.register_at_fork(after_in_child=_forget_parents)
 
 
 def _absolute(uri: str, address: Address) -> str:
