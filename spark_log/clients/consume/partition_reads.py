@@ -191,6 +191,9 @@ class Fetching:
         if len(self._known) > len(states):
             topic_ids = {state.topic_id for state in states.values()}
             self._known = {topic_id: topic for topic_id, topic in self._known.items() if topic_id in topic_ids}
+        if len(self._typed) > len(states):
+            names = {partition.topic for partition in states}
+            self._typed = {name: fields for name, fields in self._typed.items() if name in names}
 
     def _release(self, states: dict[TopicPartition, PartitionState]) -> None:
         """Drop the streams that ended or are not at the position. A position moves to the end of an ended plan."""

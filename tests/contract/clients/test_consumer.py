@@ -126,12 +126,14 @@ def test_a_consumer_keeps_nothing_of_topics_that_are_not_assigned_any_more(clust
     consumer = consume()
     for number in range(5):
         topic = f"job-{number}"
-        make(cluster, topic)
+        make(cluster, topic, value_format="json", value_schema="n INT")
         fill(log, topic, [1])
         consumer.assign([TopicPartition(topic, 0)])
-        assert read(consumer, 1) == {0: ["0/0"]}
+        [found] = consumer.poll_arrow(SOON_MS, columns=["value", "record_error"]).values()
+        assert found.column("value").to_pylist() == [b"0/0"]
     polling = consumer._polling
     assert len(polling.fetching._known) <= 2
+    assert len(polling.fetching._typed) <= 2
     assert polling.fetching._stores._of_topics.keys() == {"job-4"}
     assert polling.topics._known <= {"job-4"}
 
