@@ -1,6 +1,7 @@
 """Requests that wait for the same: one read after a change, and no change is missed."""
 
 import asyncio
+from types import SimpleNamespace
 
 from spark_log.gateway import shared_watches
 from spark_log.gateway.shared_watches import News, SharedWatches
@@ -104,16 +105,22 @@ async def test_a_read_for_one_key_does_not_delay_another_key():
 
 
 async def test_changes_that_follow_fast_are_read_together(monkeypatch):
-    monkeypatch.setattr(shared_watches, "_PAUSE_S_MAX", 0.05)
-    monkeypatch.setattr(shared_watches, "_PAUSE", 1e9)
+    pause_s, may_go_on = [], asyncio.Event()
+
+    async def pause(seconds):
+        pause_s.append(seconds)
+        await may_go_on.wait()
+
+    monkeypatch.setattr(shared_watches, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": pause}))
     store = Store()
     task = store.begin("a", 0)
     await settle()
     for _ in range(10):
         store.commit("b")
         await settle()
-    assert len(store.reads) == 1
+    assert len(store.reads) == len(pause_s) == 1 and pause_s[0] > 0
     store.commit("a")
+    may_go_on.set()
     assert await asyncio.wait_for(task, LIMIT_S) == 1
     assert len(store.reads) == 2
 
