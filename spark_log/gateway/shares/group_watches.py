@@ -12,7 +12,7 @@ from spark_log.groups.share.polling import SharePolls
 from spark_log.log.partitions.partition_rows import Key
 
 
-class WaitingFetch(NamedTuple):
+class WaitingShareFetch(NamedTuple):
     """A waiting fetch: its client, and its partitions."""
 
     client: str
@@ -29,7 +29,7 @@ class GroupWatches:
         do not delay the others.
         """
         self._polls, self._changes, self._run = polls, changes, run
-        self._watches = SharedWatches[str, WaitingFetch, frozenset[Key]](changes, self._read)
+        self._watches = SharedWatches[str, WaitingShareFetch, frozenset[Key]](changes, self._read)
 
     async def wait(
         self, client: str, group_id: str, assigned: Iterable[Key], seen: int, wait_ms: int | None, timeout_s: float
@@ -39,16 +39,18 @@ class GroupWatches:
         """
         if wait_ms is not None:
             timeout_s = min(timeout_s, wait_ms / 1000 + 0.001)
-        await self._watches.wait(group_id, WaitingFetch(client, frozenset(assigned)), seen, timeout_s)
+        await self._watches.wait(group_id, WaitingShareFetch(client, frozenset(assigned)), seen, timeout_s)
 
-    async def _read(self, group_id: str, fetches: Sequence[WaitingFetch]) -> News[WaitingFetch, frozenset[Key]]:
+    async def _read(
+        self, group_id: str, fetches: Sequence[WaitingShareFetch]
+    ) -> News[WaitingShareFetch, frozenset[Key]]:
         keys = frozenset[Key]().union(*(fetch.keys for fetch in fetches))
-        news: News[WaitingFetch, frozenset[Key]] = await self._run(
+        news: News[WaitingShareFetch, frozenset[Key]] = await self._run(
             fetches[0].client, partial(self._look, group_id, keys)
         )
         return news
 
-    def _look(self, group_id: str, keys: frozenset[Key]) -> News[WaitingFetch, frozenset[Key]]:
+    def _look(self, group_id: str, keys: frozenset[Key]) -> News[WaitingShareFetch, frozenset[Key]]:
         change, seen = self._changes.current(), self._polls.look(group_id)
         limits = rows.limits_of(seen.config)
         with_work = frozenset(key for key, offer in seen.offers.items() if has_work(offer, seen.now, limits))

@@ -10,7 +10,7 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway import shared_watches
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.gateway.shares.group_watches import GroupWatches, WaitingFetch
+from spark_log.gateway.shares.group_watches import GroupWatches, WaitingShareFetch
 from spark_log.groups.share import looks as share_looks
 from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
@@ -89,7 +89,9 @@ async def fetches_of(cluster, member):
 
 def has_seen_records(watch, member):
     """Whether the last read for the group has found records of any partition of the member."""
-    return watch.last is not None and watch.last.result_of(WaitingFetch("", frozenset(member.assigned))) is not None
+    return (
+        watch.last is not None and watch.last.result_of(WaitingShareFetch("", frozenset(member.assigned))) is not None
+    )
 
 
 async def until(condition):
