@@ -144,7 +144,7 @@ def _run(store: Store, heartbeat: ConsumerHeartbeat, trusted: bool, last: bool) 
     """
     regex = heartbeat.regex
     while True:
-        matches = match_topics(store, regex, heartbeat.may_describe) if regex else None
+        matches = match_topics(store, regex, heartbeat.may_describe, _TIMEOUT_MS) if regex else None
         try:
             return store.transact(
                 lambda connection, _, m=matches: _heartbeat(store, connection, heartbeat, m, trusted, last),  # type: ignore[misc]

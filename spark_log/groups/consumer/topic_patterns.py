@@ -20,7 +20,7 @@ from spark_log.remembered import Remembered
 
 _PATTERN_BYTES_MAX = 1 << 20
 """The maximum memory of a compiled expression, in bytes."""
-_REMEMBERED_CHARACTERS_MAX = 10_000_000
+_REMEMBERED_CHARACTERS_MAX = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,15 @@ def check_pattern(regex: str) -> None:
     compile_pattern(regex, "SubscribedTopicRegex")
 
 
-def match_topics(store: Store, regex: str, may_describe: Callable[[str], bool]) -> TopicMatches:
-    """Return the topics whose whole name matches, without internal ones and those that the client may not see."""
+def match_topics(store: Store, regex: str, may_describe: Callable[[str], bool], timeout_ms: int) -> TopicMatches:
+    """Return the topics whose whole name matches, without internal ones and those that the client may not see. Names
+    are read for at most `timeout_ms`.
+    """
 
     def read(connection: sa.Connection) -> tuple[TopicSet, frozenset[str]]:
         return rows.all_topics(connection), frozenset(rows.topic_names(connection))
 
-    topic_set, names = store.read(read)
+    topic_set, names = store.read(read, timeout_ms=timeout_ms)
     return TopicMatches(regex, topic_set, frozenset(filter(may_describe, _matching(regex, names))))
 
 

@@ -830,6 +830,27 @@ def test_no_writer_waits_while_topics_are_matched_with_a_regular_expression(clus
     assert writing == [False, False]
 
 
+def test_a_heartbeat_with_a_regular_expression_is_not_repeated_longer_than_others(cluster, monkeypatch):
+    timeouts_ms = {}
+
+    def unavailable(kind):
+        def fail(*_, timeout_ms=None, **__):
+            timeouts_ms[kind] = timeout_ms
+            raise MetadataStoreUnavailableError("no answer")
+
+        return fail
+
+    known = known_assignors()
+    monkeypatch.setattr(cluster.store, "read", unavailable("read"))
+    monkeypatch.setattr(cluster.store, "transact", unavailable("transact"))
+    me = Identity("g", "m", None, "client", "host", LONG_MS)
+    for regex in ("orders-.*", None):
+        heartbeat = ConsumerHeartbeat(me, "m", 1, names=None if regex else frozenset(), regex=regex)
+        with pytest.raises(MetadataStoreUnavailableError):
+            service.consumer_heartbeat(cluster.store, heartbeat, known)
+    assert timeouts_ms["read"] == timeouts_ms["transact"]
+
+
 @pytest.mark.parametrize("assignor", ["range", RangeOfOurs])
 def test_offsets_of_topics_without_a_subscription_expire_in_a_group_with_members(cluster, assignor):
     for topic in ("t", "gone", "recent", "pending"):
