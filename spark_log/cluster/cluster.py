@@ -172,7 +172,8 @@ class Cluster:
         """Return the cluster as this store has it. A data store is opened at the first call, and closed with home.
         One of an earlier release is upgraded then, as `open` does.
 
-        Raises StoreNotFoundError, WrongDatabaseError if the database is not that store, and the errors of `open`.
+        Raises TopicMovedError if the store was removed, WrongDatabaseError if the database is not that store, and the
+        errors of `open`.
         """
         home = self.home
         if store_id == HOME:

@@ -13,7 +13,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from spark_log.errors import InvalidConfigurationError, StoreNotFoundError, UnknownTopicOrPartitionError
+from spark_log.errors import (
+    InvalidConfigurationError,
+    StoreNotFoundError,
+    TopicMovedError,
+    UnknownTopicOrPartitionError,
+)
 from spark_log.ids import HOME, HOME_NAME, StoreId
 from spark_log.metadata.sql_columns import STORE
 
@@ -102,11 +107,13 @@ def keep_store(connection: sa.Connection, store_id: StoreId) -> None:
 
 
 def find_store_of_id(connection: sa.Connection, store_id: StoreId) -> StoreInfo:
-    """Return a data store by its number. Raises StoreNotFoundError."""
+    """Return a data store by its number. Raises TopicMovedError if it was removed: clients then look its topics up
+    again.
+    """
     for each in find_stores(connection):
         if each.store_id == store_id:
             return each
-    raise StoreNotFoundError(f"store number {store_id}: it was removed from the cluster")
+    raise TopicMovedError(f"store number {store_id}: it was removed from the cluster, and its topics are elsewhere")
 
 
 def name_of(store_id: StoreId, stores: list[StoreInfo]) -> str:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
-from spark_log.errors import StoreNotFoundError, redact
+from spark_log.errors import TopicMovedError, redact
 from spark_log.ids import StoreId
 from spark_log.process import Stop, start_thread
 
@@ -58,7 +58,7 @@ class StoreProbe:
         while not self._closed.is_set():
             try:
                 self._home.at(self._store_id).store.read(lambda c: c.execute(sa.select(sa.literal(1))), timeout_ms=0)
-            except StoreNotFoundError:  # it was removed, as the next call for it will find
+            except TopicMovedError:  # it was removed, as the next call for it will find
                 with self._lock:
                     self._suspected_s = None
                 return

@@ -8,7 +8,7 @@ from kafka.structs import TopicPartition
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.topics import find_topics
-from spark_log.errors import MetadataStoreUnavailableError, StoreNotFoundError
+from spark_log.errors import MetadataStoreUnavailableError, TopicMovedError
 from spark_log.ids import HOME, StoreId
 from spark_log.process import Stop
 
@@ -45,7 +45,7 @@ class PartitionStores:
                 with self.attempt(store_id):
                     try:
                         cluster = self._cluster.at(store_id)
-                    except StoreNotFoundError:  # it was removed after home was asked: its topics have been moved
+                    except TopicMovedError:  # it was removed after home was asked: its topics have been moved
                         moved += by_store[store_id]
                         continue
                     yield cluster, by_store[store_id]

@@ -17,7 +17,7 @@ from spark_log.cluster.store_directory import find_stores
 from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.stores import remove_store
 from spark_log.cluster.topics import find_topic, list_topics, moving_topics
-from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError, StoreNotFoundError
+from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError, TopicMovedError
 from spark_log.gateway.records.fetch_positions import Asked, find_answers
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.topic_stores import TopicStores
@@ -548,7 +548,7 @@ def test_each_process_closes_a_store_that_was_removed(stores, address, postgres_
         wait_until(lambda: int(postgres_server.query(sessions)) == 0)
         postgres_server.execute(f"DROP DATABASE {database}")
         wait_until(lambda: threads("gateway store") == [] and threads("spark-log-listen") == ["spark-log-listen"])
-        with pytest.raises(StoreNotFoundError):
+        with pytest.raises(TopicMovedError):
             log.at(EAST)
         probe = StoreProbe(cluster, EAST, Stop())
         probe.suspect(OSError("no answer"))
@@ -576,6 +576,19 @@ def test_a_consumer_follows_a_topic_whose_store_was_removed_between_its_polls(st
         wait_until(lambda: EAST not in cluster._at)
         wait_until(lambda: has_read(b"b"))
         assert seen == [b"a", b"b"]
+
+
+def test_a_producer_follows_a_topic_whose_store_was_removed_between_its_sends(stores, address, monkeypatch):
+    monkeypatch.setattr(cluster_module, "_FOLLOW_S", 0.05)
+    create(stores, "east")
+    with Producer(cluster=address, retry_backoff_ms=10) as producer:
+        producer.send("t", b"a", partition=0).get(LIMIT_S)
+        cluster = producer._cluster
+        move_topic(stores, "t", "home")
+        remove_store(stores, "east")
+        wait_until(lambda: EAST not in cluster._at)
+        producer.send("t", b"b", partition=0).get(LIMIT_S)
+    assert stored(stores, "t")[0] == ["a", "b"]
 
 
 def threads(name):
