@@ -7,6 +7,8 @@ from spark_log.errors import CheckpointMismatchError
 
 ENTRY = "o"
 """Begins the fingerprints of entries. Those of rows are hex digits."""
+TRANSACTED = "*"
+"""The target of a batch that transactions of foreachBatch write. No topic has this name."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,20 @@ class SparkBatch:
 def check_other_outputs(new: SparkBatch, others: Iterable[SparkBatch]) -> None:
     """Raise CheckpointMismatchError if a query has written this strict batch, or a later one, to other outputs.
 
-    `others` are the last batches that the application wrote to other targets, or in another way: by the sink and not in
-    transactions of foreachBatch, or the reverse.
+    `others` are the last batches that the application wrote to other targets: by the sink and not in transactions of
+    foreachBatch, or the reverse, or to another topic.
     """
     newest = max(others, key=lambda batch: batch.version, default=None)
     if new.strict and newest is not None and newest.version >= new.version:
-        topic = f" (topic {newest.target!r})" if newest.target else ""
+        rolled_back = ", or its checkpoint was rolled back or copied" if newest.version > new.version else ""
+        where = {"": "", TRANSACTED: " (transactions of foreachBatch)"}.get(
+            newest.target, f" (topic {newest.target!r})"
+        )
         raise CheckpointMismatchError(
-            f"{new.application}: the outputs of the query have changed, and batch {newest.version} was written to the"
-            f" former ones{topic}: batch {new.version} would be written twice. Run the query with its former outputs"
-            " until it has ended this batch, and change them then; or start with a new checkpoint location"
+            f"{new.application}: the outputs of the query have changed{rolled_back}, and batch {newest.version} was"
+            f" written to the former outputs{where}: batch {new.version} would be written twice."
+            " Run the query with its former outputs until it has ended this batch, and change them then; or start with"
+            " a new checkpoint location"
         )
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from spark_log.errors import CheckpointMismatchError
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.append.rules import Batch
-from spark_log.log.append.spark_batch_rules import SparkBatch, check_other_outputs, topics_without
+from spark_log.log.append.spark_batch_rules import TRANSACTED, SparkBatch, check_other_outputs, topics_without
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.sql_columns import SPARK_BATCH
@@ -57,8 +57,21 @@ def _last(connection: sa.Connection, new: SparkBatch, *, lock: bool = False) -> 
         (target, topic_id): SparkBatch(new.application, target, version, count, fingerprint, strict=True)
         for target, topic_id, version, count, fingerprint in connection.execute(query)
     }
+    if new.target == TRANSACTED:
+        last = _with_earlier_transactions(last)
     check_other_outputs(new, [batch for (target, _), batch in last.items() if target != new.target])
     return {topic_id: batch for (target, topic_id), batch in last.items() if target == new.target}
+
+
+def _with_earlier_transactions(last: dict[tuple[str, int], SparkBatch]) -> dict[tuple[str, int], SparkBatch]:
+    """Return the batches of an application, by target and topic, with the transaction that an earlier release recorded
+    with target "" and no topic. The migration from v8 has copied it to every topic: those copies are left out.
+    """
+    earlier = last.get(("", NO_TOPIC))
+    if earlier is None or (TRANSACTED, NO_TOPIC) in last:
+        return last
+    others = {key: batch for key, batch in last.items() if key[0] or batch.version > earlier.version}
+    return {**others, (TRANSACTED, NO_TOPIC): earlier}
 
 
 def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_ids: Collection[int]) -> bool:

@@ -50,7 +50,12 @@ producer_batch = _table(
 spark_batch = _table(
     "spark_batch",
     column("application", String(512), "stream:<query id>, or txn:<txnAppId>", primary_key=True),
-    column("target", String(249), "option topic of the write, or '' when the rows name it", primary_key=True),
+    column(
+        "target",
+        String(249),
+        "option topic of the write, '' when the rows name it; '*': transactions",
+        primary_key=True,
+    ),
     column("topic_id", BigInteger, "topic.topic_id; 0: what is in no topic", primary_key=True, autoincrement=False),
     column("version", BigInteger, "batch id or txnVersion of the last batch"),
     column("record_count", BigInteger, "rows of that batch, in all topics"),

@@ -37,10 +37,10 @@ from spark_log.failpoints import failpoint
 from spark_log.groups.transacted_offsets import Commits, Committer, check_offsets, commit_offsets_hook
 from spark_log.ids import StoreId
 from spark_log.log.append.rules import Batch
-from spark_log.log.append.spark_batch_rules import SparkBatch, check_other_outputs, topics_without
+from spark_log.log.append.spark_batch_rules import TRANSACTED, SparkBatch, topics_without
 from spark_log.log.append.spark_batches import NO_TOPIC, append_once_hook, find_last
 from spark_log.log.log import Log
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.process import in_parallel
 from spark_log.spark.datasource.checkpoint.batch_ends import BatchEnds
 from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
@@ -134,7 +134,7 @@ class BatchTransaction:
                 f"batch_transaction: batch {self._batch_id} has been committed in this run of the query:"
                 " use one transaction per batch and cluster; it may write to several topics"
             )
-        last = self._find_last(store)
+        last = find_last(store, self._remembered(0))
         new = self._remembered(last[NO_TOPIC].record_count if NO_TOPIC in last else 0)
         self.done = not topics_without(new, last, {NO_TOPIC})
         if self.done:
@@ -154,13 +154,6 @@ class BatchTransaction:
             producer = _Producer(self._run_id, self._initialized())
         _producers.pop(key, None)
         self._producer = producer
-
-    def _find_last(self, store: Store) -> dict[int, SparkBatch]:
-        """Return the query's last batches in a store. Raises CheckpointMismatchError if the sink wrote this batch."""
-        new = self._remembered(0)
-        last = find_last(store, new)
-        check_other_outputs(new, [batch for topic_id, batch in last.items() if topic_id != NO_TOPIC])
-        return last
 
     def _began(self, producer: _Producer) -> bool:
         """False if another producer id is needed: the transactional id expired while the query was idle, or its epochs
@@ -231,7 +224,7 @@ class BatchTransaction:
     def _prepare(self, log: Log, number: int, store_id: StoreId) -> list[Batch]:
         """Prepare the part of the transaction in a data store. Returns its batches."""
         data, producer_id = log.at(store_id), self._producer.ref.producer_id
-        self._find_last(data.cluster.store)
+        find_last(data.cluster.store, self._remembered(0))  # refuses what the sink wrote there
         batches = [each.batch for each in data.cluster.store.read(lambda c: read_pending(c, producer_id))]
         try:
             if not batches:
@@ -266,7 +259,7 @@ class BatchTransaction:
         _producers[self._query_id, self._cluster.cluster_id] = self._producer
 
     def _remembered(self, record_count: int) -> SparkBatch:
-        return SparkBatch(self._application, "", self._batch_id, record_count, self._fingerprint, strict=True)
+        return SparkBatch(self._application, TRANSACTED, self._batch_id, record_count, self._fingerprint, strict=True)
 
     @property
     def _application(self) -> str:

@@ -23,7 +23,7 @@ from spark_log.log.append.rules import (
     Rejected,
 )
 from spark_log.log.append.sequence_rules import ProducerSequence
-from spark_log.log.append.spark_batch_rules import SparkBatch
+from spark_log.log.append.spark_batch_rules import TRANSACTED, SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook
 from spark_log.log.append.write_ids import register, release, renew
 from spark_log.log.log import Records
@@ -201,21 +201,42 @@ def test_a_spark_batch_is_appended_once_and_a_copied_checkpoint_is_an_error(clus
 
 
 def test_a_batch_that_was_written_to_other_outputs_of_its_query_is_an_error(cluster, log):
-    """A transaction of foreachBatch has no target. After the batch in progress the outputs may change."""
+    """After the batch in progress the outputs may change."""
     topic = create_topic(cluster, "t")
     sink = SparkBatch("stream:q", "t", 5, 1, "aa", strict=True)
     assert not spark_write(cluster, topic, sink, "a").committed_before
-    transaction = replace(sink, target="")
-    for batch in (transaction, replace(transaction, version=4)):
-        with pytest.raises(CheckpointMismatchError, match=r"batch 5 was written to the former ones \(topic 't'\)"):
+    transaction = replace(sink, target=TRANSACTED)
+    rolled_back = ", or its checkpoint was rolled back or copied"
+    for batch, cause in ((transaction, ""), (replace(transaction, version=4), rolled_back)):
+        expected = rf"have changed{cause}, and batch 5 was written to the former outputs \(topic 't'\)"
+        with pytest.raises(CheckpointMismatchError, match=expected):
             spark_write(cluster, topic, batch, "a")
     assert not spark_write(cluster, topic, replace(transaction, version=6), "b").committed_before
-    with pytest.raises(CheckpointMismatchError, match="Run the query with its former outputs until it has ended"):
-        spark_write(cluster, topic, replace(sink, version=6), "b")
+    for target in ("t", ""):
+        with pytest.raises(CheckpointMismatchError, match="Run the query with its former outputs until it has ended"):
+            spark_write(cluster, topic, replace(sink, version=6, target=target), "b")
     assert not spark_write(cluster, topic, replace(sink, application="stream:other", target="x"), "c").committed_before
     for target in ("x", "y"):  # as Delta: txnAppId and txnVersion are of one table
         spark_write(cluster, topic, replace(sink, application="txn:a", target=target, strict=False), target)
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c", "x", "y"]
+
+
+def test_a_transaction_that_an_earlier_release_recorded_is_known_and_the_next_one_is_new(cluster):
+    """It had target "" and no topic, and the migration from v8 made a row of each topic too."""
+    batch = SparkBatch("stream:q", TRANSACTED, 3, 1, "oaa", strict=True)
+    facts = {"application": "stream:q", "target": "", "version": 3, "record_count": 1, "fingerprint": "oaa"}
+    rows = [{**facts, "topic_id": topic_id, "committed_ms": 1} for topic_id in (0, 7)]
+    cluster.store.transact(lambda connection, _: connection.execute(t.spark_batch.insert(), rows))
+
+    def is_new(batch, *topic_ids):
+        hook = append_once_hook(batch, topic_ids)
+        return cluster.store.transact(lambda connection, _: hook(connection, cluster.store.clock(connection)))
+
+    following = replace(batch, version=4)
+    assert [is_new(each) for each in (batch, following, following)] == [False, True, False]
+    for other in (batch, replace(following, target="")):
+        with pytest.raises(CheckpointMismatchError):
+            is_new(other, 7)
 
 
 def test_the_same_first_spark_batch_from_two_drivers_at_once_is_appended_once(cluster, log):

@@ -15,7 +15,7 @@ from spark_log.errors import (
     WriteIdExpiredError,
 )
 from spark_log.ids import HOME
-from spark_log.log.append.spark_batch_rules import SparkBatch
+from spark_log.log.append.spark_batch_rules import TRANSACTED, SparkBatch
 from spark_log.log.append.spark_batches import append_once_hook
 from spark_log.log.append.write_ids import take
 from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
@@ -49,16 +49,19 @@ def written(stores, *topics):
     return address, [writer.finish()], plan.write_id
 
 
-def test_a_micro_batch_that_a_transaction_wrote_is_refused_before_any_store_appends(stores, topics):
+@pytest.mark.parametrize("target", ["far", ""])
+def test_a_micro_batch_that_a_transaction_wrote_is_refused_before_any_store_appends(stores, topics, target):
     """Transactions of foreachBatch are recorded in the home store."""
-    transaction = SparkBatch("stream:q", "", 3, 2, "aa", strict=True)
+    transaction = SparkBatch("stream:q", TRANSACTED, 3, 2, "aa", strict=True)
     hook = append_once_hook(transaction, ())
     stores.store.transact(lambda connection, _: hook(connection, stores.store.clock(connection)))
     address, outputs, write_id = written(stores, "far")
-    with pytest.raises(CheckpointMismatchError, match="batch 3 was written to the former ones: batch 3 would be"):
-        commit_write(address, outputs, write_id, replace(transaction, target="far", fingerprint="bb"))
+    with pytest.raises(
+        CheckpointMismatchError, match=r"batch 3 was written to the former outputs .*: batch 3 would be"
+    ):
+        commit_write(address, outputs, write_id, replace(transaction, target=target, fingerprint="bb"))
     abort_write(address, outputs, write_id)
-    commit_write(*written(stores, "far"), replace(transaction, version=4, target="far", fingerprint="bb"))
+    commit_write(*written(stores, "far"), replace(transaction, version=4, target=target, fingerprint="bb"))
     assert stored(stores, "far") == {0: ["a", "b"]}
 
 
