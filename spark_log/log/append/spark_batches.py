@@ -76,8 +76,8 @@ def _with_earlier_transactions(last: dict[tuple[str, int], SparkBatch]) -> dict[
 
 def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_ids: Collection[int]) -> bool:
     if connection.dialect.name == "postgresql":  # of two concurrent batches one waits here for the other
-        lock = sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"{new.application}\n{new.target}", 0)))
-        connection.execute(lock)
+        locked = new.application if new.strict else f"{new.application}\n{new.target}"
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(locked, 0))))
     # FOR UPDATE: the commit of a transaction that only finds the batch then waits for the standby, which may lack the
     # batch, because the wait of the batch's own commit was cancelled
     missing = topics_without(new, _last(connection, new, lock=True), topic_ids)

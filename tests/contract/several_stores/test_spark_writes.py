@@ -1,9 +1,11 @@
 """Commits of Spark writes to topics of two stores, without Spark: one transaction in each store, and its replay."""
 
+import threading
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 from spark_log.cluster import each_store
 from spark_log.cluster.cluster import Cluster
@@ -26,6 +28,7 @@ from spark_log.spark.datasource.write import write_commit
 from spark_log.spark.datasource.write.task_writer import TaskWriter
 from spark_log.spark.datasource.write.write_commit import abort_write, commit_write, plan_write
 from tests.support.topics import stored
+from tests.support.waiting import wait_until
 
 EAST = 1
 BATCH = SparkBatch("txn:a", "", 1, 4, "", strict=False)
@@ -63,6 +66,33 @@ def test_a_micro_batch_that_a_transaction_wrote_is_refused_before_any_store_appe
     abort_write(address, outputs, write_id)
     commit_write(*written(stores, "far"), replace(transaction, version=4, target=target, fingerprint="bb"))
     assert stored(stores, "far") == {0: ["a", "b"]}
+
+
+def test_of_two_drivers_with_different_outputs_only_one_writes_a_batch(stores):
+    """The second waits for the transaction of the first."""
+    batch, refused = SparkBatch("stream:q", "near", 3, 2, "aa", strict=True), []
+    locks = "pg_locks JOIN pg_database ON pg_database.oid = database AND datname = current_database()"
+    waiting = sa.text(f"SELECT count(*) FROM {locks} WHERE locktype = 'advisory' AND NOT granted")
+
+    def record(connection, batch):
+        return append_once_hook(batch, ())(connection, stores.store.clock(connection))
+
+    def write():
+        try:
+            stores.store.transact(lambda connection, _: record(connection, replace(batch, target=TRANSACTED)))
+        except CheckpointMismatchError as error:
+            refused.append(str(error))
+
+    second = threading.Thread(target=write)
+
+    def write_first(connection, _):
+        record(connection, batch)
+        second.start()
+        wait_until(lambda: connection.scalar(waiting) or not second.is_alive())
+
+    stores.store.transact(write_first)
+    second.join(timeout=60)
+    assert ["the outputs of the query have changed" in error for error in refused] == [True]
 
 
 def write_ids(stores):
