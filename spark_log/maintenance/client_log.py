@@ -6,6 +6,7 @@ from typing import Any, cast
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log
 from spark_log.log.reader import LogReader
@@ -68,14 +69,23 @@ class ClientLog(Log):
 
         With `more_to_come` (after a micro-batch) another log will append to the same topics: tails are sealed as often
         as delta.max.lag.ms needs, not after every append.
+
+        All stores are closed, home first, also if one of them fails. The first error is raised at the end.
         """
+        with FirstFailure() as failure:
+            with failure.attempt():
+                self._close(more_to_come=more_to_come)
+            for other in list(self._others.values()):
+                with failure.attempt():
+                    cast(ClientLog, other).close(more_to_come=more_to_come)
+
+    def _close(self, *, more_to_come: bool) -> None:
+        """Close the log of this store only."""
         if self._followers.woken:
             self._followers.drain(_DRAIN_S)
             self._followers.close(_DRAIN_S)
         self._loop.close(_DRAIN_S, more_to_come=more_to_come)
         super().close()
-        for other in list(self._others.values()):  # after the home store: they may not answer
-            cast(ClientLog, other).close(more_to_come=more_to_come)
 
     def _open_at(self, cluster: Cluster) -> "ClientLog":
         return ClientLog(cluster, **self._options)
@@ -122,9 +132,11 @@ class TaskReader(LogReader):
         super().__init__(cluster, LongTails(cluster, self._writer))
 
     def close(self) -> None:
-        for other in list(self._others.values()):
-            other.close()
-        self._writer.close()
+        """Release the write ids of all stores. The first error is raised at the end."""
+        with FirstFailure() as failure:
+            for close in (self._writer.close, *(other.close for other in list(self._others.values()))):
+                with failure.attempt():
+                    close()
 
     def _open_at(self, cluster: Cluster) -> "TaskReader":
         return TaskReader(cluster, holder=self._holder)

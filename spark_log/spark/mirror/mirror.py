@@ -105,11 +105,11 @@ class Mirror:
         )
 
     def close(self) -> None:
-        self._source_log.close()
-        try:
-            self._target_log.close()
-        except MetadataStoreUnavailableError as error:  # the records are copied; leases end by time
-            logger.warning("after the mirror: %s", redact(str(error)))
+        for log in (self._source_log, self._target_log):
+            try:
+                log.close()
+            except MetadataStoreUnavailableError as error:  # the records are copied; leases end by time
+                logger.warning("after the mirror: %s", redact(str(error)))
 
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
         """Return the records that each partition of the target lacks, by the source's topics.

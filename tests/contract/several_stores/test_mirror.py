@@ -12,6 +12,7 @@ from spark_log.groups.committed_offsets import commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
@@ -135,18 +136,35 @@ def test_a_data_store_that_does_not_answer_ends_a_mirror_of_named_topics(stores,
     mirror.close()
 
 
-def test_a_mirror_can_be_closed_while_a_data_store_of_the_target_does_not_answer(stores, target, caplog):
-    append_to(stores, "a", "0")
-    mirror = Mirror(stores, target, MirrorSettings(SubscribePattern("a")))
+def test_a_mirror_can_be_closed_while_data_stores_do_not_answer(stores, target, caplog):
+    """The logs of the other stores are closed all the same."""
+    append_to(stores, "c", "0")
+    mirror = Mirror(stores, target, MirrorSettings(SubscribePattern("[bc]")))
     mirror_all(mirror)
-    log = mirror._target_log
-    log.at(1).seal(log.find_topic("a"), [0])  # it has a write id there
-    outage = Outage(target.at(1))
-    outage.begin()
+    for log in (mirror._source_log, mirror._target_log):
+        for store_id in (0, 1):
+            log.at(store_id)._writer.file_name()  # it has a write id, as after it sealed a tail
+    outages = [Outage(stores.at(1)), Outage(target.at(1))]
+    for each in outages:
+        each.begin()
     mirror.close()
+    for each in outages:
+        each.end()
+    assert caplog.messages.count("after the mirror: no answer") == 2
+    assert stored(target, "c") == {0: ["0"]}
+    ids = [view.store.read(lambda c: c.execute(t.write_id.select()).all()) for view in (stores, target)]
+    assert ids == [[], []]
+
+
+def test_a_log_closes_every_store_although_one_does_not_answer(stores, log):
+    for store_id in (0, 1):
+        log.at(store_id)._writer.file_name()
+    outage = Outage(stores)
+    outage.begin()
+    with pytest.raises(MetadataStoreUnavailableError):
+        log.close()
     outage.end()
-    assert "after the mirror: no answer" in caplog.messages
-    assert stored(target, "a") == {0: ["0"]}
+    assert stores.at(1).store.read(lambda c: c.execute(t.write_id.select()).all()) == []
 
 
 def test_a_mirror_ends_if_no_store_of_its_topics_answers(stores, target, all_topics):

@@ -39,7 +39,8 @@ def run(arguments: MirrorArguments) -> int:
         try:
             steps = _mirror(mirror, arguments)
         finally:
-            target.give_up_soon()
+            for cluster in (source, target):
+                cluster.give_up_soon()
             mirror.close()
     summary = Summary("mirror", steps.records, steps.record_bytes, steps.seconds, steps.before, steps.after)
     print_lines(*summary_lines(summary, arguments.json))
