@@ -40,21 +40,27 @@ def ask_stores(
     cluster: Cluster, work: Callable[[Cluster], T], store_ids: Iterable[StoreId] | None = None
 ) -> Answers[T]:
     """Call `work` for these stores, by default for all, in parallel. An error of the home store is raised; one of a
-    data store is logged and returned. One that could not be reached is not asked again for some seconds.
+    data store is logged and returned. One that could not be reached is not asked again for some seconds, and is logged
+    once until it answers.
     """
     answers: Answers[T] = Answers()
     failed = cluster.home.failures
 
     def ask(store_id: StoreId) -> T | SparkLogError:
-        until_s, known = failed.get(store_id, (0.0, None))
-        if known is not None and clock.monotonic_s() < until_s:
-            return known
+        until_s, earlier = failed.get(store_id, (0.0, None))
+        if earlier is not None and clock.monotonic_s() < until_s:
+            return earlier
         try:
-            return work(cluster.at(store_id, timeout_ms=ASK_TIMEOUT_MS))
+            result = work(cluster.at(store_id, timeout_ms=ASK_TIMEOUT_MS))
         except SparkLogError as error:
-            if isinstance(error, MetadataStoreUnavailableError):
+            unavailable = isinstance(error, MetadataStoreUnavailableError)
+            if unavailable:
                 failed[store_id] = (clock.monotonic_s() + _PAUSE_S, error)
+            if store_id != HOME and not (unavailable and earlier):
+                logger.warning("store %s does not answer: %s", store_id, redact(str(error)))
             return error
+        failed.pop(store_id, None)
+        return result
 
     asked = list(cluster.store_ids() if store_ids is None else store_ids)
     for store_id, result in zip(asked, in_parallel(ask, asked, _AT_ONCE, "spark-log-stores"), strict=True):
@@ -63,7 +69,6 @@ def ask_stores(
         elif store_id == HOME:
             raise result
         else:
-            logger.warning("store %s does not answer: %s", store_id, redact(str(result)))
             answers.failures[store_id] = result
     return answers
 

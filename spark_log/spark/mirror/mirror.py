@@ -45,6 +45,7 @@ from spark_log.maintenance.client_log import ClientLog, TaskReader
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.spark.datasource.read.rate_limit import rate_limit
 from spark_log.spark.mirror.mirror_comparison import Lacking, TopicComparison
+from spark_log.spark.mirror.mirror_groups import copy_groups
 from spark_log.spark.mirror.mirror_positions import (
     MirrorPosition,
     SourcePartition,
@@ -158,6 +159,14 @@ class Mirror:
         step = self._repeat(lambda: self._step(run, until))
         self.topics.raise_failures(of_all=True)
         return step
+
+    def copy_groups(self) -> dict[str, int]:
+        """Copy the committed offsets of groups (`mirror_groups`), except those in topics that are left out."""
+        return self._repeat(self._copy_groups)
+
+    def _copy_groups(self) -> dict[str, int]:
+        pairs, failed = self.topics.pairs(), self.topics.failed
+        return copy_groups(self.source, self.target, {name: pair for name, pair in pairs.items() if name not in failed})
 
     def _repeat(self, work: Callable[[], T]) -> T:
         """Call a function until the source is not truncated meanwhile, no topic gets to another store, and no data

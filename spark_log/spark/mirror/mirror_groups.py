@@ -9,7 +9,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import ask_stores, by_store
+from spark_log.cluster.each_store import by_store
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
     GroupIdNotFoundError,
@@ -42,7 +42,7 @@ def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int
     for partition, commit in source.items():
         known, end = target.get(partition), ends.get(partition)
         if end is None:
-            continue  # the topic has been deleted, or its store does not answer
+            continue  # the topic has been deleted
         offset = min(commit.offset, end)
         if known is None or known.offset < offset:
             moved[partition] = commit._replace(offset=offset)
@@ -80,13 +80,8 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
         }
     )
     limits: dict[TopicPartition, Positions] = {}
-    topics_in = by_store(topics.values())
-
-    def find_limits(view: Cluster) -> Mapping[TopicPartition, Positions]:
-        return view.store.read(partial(planner.positions, topics=topics_in[view.store_id]))
-
-    for there in ask_stores(target, find_limits, topics_in).results.values():  # the others are copied in a later step
-        limits |= there
+    for store_id, there in by_store(topics.values()).items():
+        limits |= target.at(store_id).store.read(partial(planner.positions, topics=there))
     ends = {partition: found.high_watermark for partition, found in limits.items()}
     copied: dict[str, int] = {}
     for group_id, commits in groups.items():

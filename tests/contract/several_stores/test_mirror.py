@@ -17,7 +17,6 @@ from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.mirror.mirror import Mirror
-from spark_log.spark.mirror.mirror_groups import copy_groups
 from spark_log.spark.mirror.mirror_topics import MirrorSettings
 from tests.support.mirroring import mirror_all, without_spark
 from tests.support.records import table
@@ -103,7 +102,9 @@ def outage(request, stores, target):
 
 
 @pytest.mark.parametrize("begins", ["before the step", "during the step"])
-def test_a_data_store_that_does_not_answer_leaves_out_its_topics_only(stores, target, all_topics, outage, begins):
+def test_a_data_store_that_does_not_answer_leaves_out_its_topics_only(
+    stores, target, all_topics, outage, begins, caplog
+):
     away, topics = outage
     for name in STORES:
         commit_offsets(stores.store, "g", {TopicPartition(name, 0): 1})
@@ -117,7 +118,8 @@ def test_a_data_store_that_does_not_answer_leaves_out_its_topics_only(stores, ta
         away.begin()
     assert sum(step.records for step in iter(partial(all_topics.step, run), None)) == 1
     assert set(all_topics.topics.failed) == topics
-    copy_groups(stores, target, all_topics.topics.pairs())
+    all_topics.copy_groups()
+    assert len([message for message in caplog.messages if "store 1 does not answer" in message]) == 1
     [left] = STORES.keys() - topics
     assert committed_offsets(target.store, "g") == {TopicPartition(left, 0): 1}
     away.end()
@@ -126,6 +128,34 @@ def test_a_data_store_that_does_not_answer_leaves_out_its_topics_only(stores, ta
     assert all_topics.topics.failed == {}
     for name in STORES:
         assert stored(target, name) == stored(stores, name)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_data_store_that_fails_before_the_groups_are_copied(stores, target, monkeypatch, named):
+    """Its topics are left out, or end the mirror, as in a step."""
+    for name in STORES:
+        append_to(stores, name, "0")
+        commit_offsets(stores.store, "g", {TopicPartition(name, 0): 1})
+    topics = SubscribeTopics(tuple(STORES)) if named else SubscribePattern("^[abc]$")
+    mirror = Mirror(stores, target, MirrorSettings(topics))
+    mirror_all(mirror)
+    look_up, away = mirror.topics.pairs, Outage(target.at(1))
+
+    def pairs():
+        looked_up = look_up()
+        away.begin()
+        return looked_up
+
+    monkeypatch.setattr(mirror.topics, "pairs", pairs)
+    if named:
+        with pytest.raises(MetadataStoreUnavailableError):
+            mirror.copy_groups()
+    else:
+        mirror.copy_groups()
+        assert committed_offsets(target.store, "g") == {TopicPartition("b", 0): 1}
+        assert set(mirror.topics.failed) == {"a", "c"}
+    away.end()
+    mirror.close()
 
 
 def test_a_data_store_that_does_not_answer_ends_a_mirror_of_named_topics(stores, target, outage):

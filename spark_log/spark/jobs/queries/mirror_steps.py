@@ -19,7 +19,6 @@ from spark_log.spark.jobs.queries.query_runner import stop_on_signals
 from spark_log.spark.jobs.session import end_session, start_session
 from spark_log.spark.jobs.summary import BatchProgress, Summary, print_lines, progress_line, summary_lines
 from spark_log.spark.mirror.mirror import Mirror, Step
-from spark_log.spark.mirror.mirror_groups import copy_groups
 
 _ERRORS_OF_TASKS = (CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError, SourceUnavailableError)
 """The errors of `transfer` that are about one topic."""
@@ -54,7 +53,8 @@ def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
     lacking = mirror.ranges()
     steps = _Steps(arguments.json)
     if isinstance(arguments.run, AvailableNow) and not any(offsets.size for offsets in lacking.values()):
-        _copy_groups(mirror, arguments)
+        if arguments.groups:
+            mirror.copy_groups()
         return steps
     spark = start_session("mirror", delta=False)
     stop = stop_on_signals(spark)
@@ -109,14 +109,9 @@ def _step(
     step = mirror.step(lambda transfers: _on_spark(spark, transfers), until)
     if step is not None:
         steps.add(step, clock.monotonic_s() - begun)
-    _copy_groups(mirror, arguments)
-    return step is not None
-
-
-def _copy_groups(mirror: Mirror, arguments: MirrorArguments) -> None:
     if arguments.groups:
-        pairs, failed = mirror.topics.pairs(), mirror.topics.failed
-        copy_groups(mirror.source, mirror.target, {name: pair for name, pair in pairs.items() if name not in failed})
+        mirror.copy_groups()
+    return step is not None
 
 
 def _on_spark(spark: SparkSession, transfers: Sequence[Transfer]) -> list[Transferred]:
