@@ -114,6 +114,21 @@ def test_several_rows_of_a_key_in_one_batch_are_refused_by_a_table_with_keys(
         assert sorted(map(tuple, found.collect())) == last
 
 
+@pytest.mark.slow
+def test_a_key_of_any_name_may_be_repeated_in_the_error_which_shows_its_beginning(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    make(cluster, "in")
+    append(log, "in", "1", "2")
+    rows = numbers(spark, cluster).select(F.lit("x" * 200).alias("_rows"))
+    table = DeltaOutput(str(tmp_path / "table"), ("_rows",))
+    checkpoint = str(tmp_path / "checkpoint")
+    with fails(f"a batch has 2 rows with _rows '{'x' * 93}..., and it is not known"):
+        write_stream(
+            rows, lambda batch: [(batch, table)], checkpoint=checkpoint, trigger="available-now"
+        ).awaitTermination()
+
+
 @pytest.fixture
 def rocksdb(spark: SparkSession) -> Iterator[None]:
     """The state store that transformWithState needs; conf/spark-defaults.conf sets it too."""

@@ -33,7 +33,7 @@ OutputMode = Literal["append", "update", "complete"]
 AVAILABLE_NOW = "available-now"
 AS_FAST_AS_POSSIBLE = "0 seconds"
 _SHOWN_MAX = 100
-"""The largest number of characters of a key in an error."""
+"""The largest number of characters of a key in an error, which ends with "..." if it is cut."""
 _NO_TABLE = ("DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND")
 
 
@@ -207,13 +207,15 @@ def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: Ou
 
 def _check_one_row_per_key(rows: DataFrame, output: DeltaOutput) -> None:
     """Raise InvalidOptionError if a key has several rows: MERGE would insert all of them, or fail if the table has the
-    key.
+    key. This is one more job with a shuffle for each micro-batch, also if the query has grouped its rows by the keys.
     """
-    counts = rows.groupBy(*(sf.col(_quoted(key)) for key in output.keys)).agg(sf.count("*").alias("_rows"))
-    repeated = counts.where("_rows > 1").first()
+    counts = rows.groupBy(*(sf.col(_quoted(key)) for key in output.keys)).agg(sf.count("*"))
+    numbered = counts.toDF(*map(str, range(len(counts.columns))))  # a key may have any name
+    repeated = numbered.where(f"`{len(output.keys)}` > 1").first()
     if repeated is not None:
         *key, count = repeated
-        named = ", ".join(f"{name} {value!r}" for name, value in zip(output.keys, key, strict=True))[:_SHOWN_MAX]
+        named = ", ".join(f"{name} {value!r}" for name, value in zip(output.keys, key, strict=True))
+        named = named if len(named) <= _SHOWN_MAX else f"{named[:_SHOWN_MAX]}..."
         raise InvalidOptionError(
             f"outputs: {output}: a batch has {count} rows with {named}, and it is not known which one replaces the"
             " others: reduce them to one in a function that is given as outputs, for example with keep_last"
