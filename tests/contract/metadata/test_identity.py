@@ -255,9 +255,8 @@ def test_a_transactional_producer_that_outlived_a_restore_is_refused(cluster, cl
             new.init_transactions()
             new.begin_transaction()
             new.send("t", b"new").get(LIMIT_S)
-            old.begin_transaction()
             with pytest.raises(InvalidProducerIdMappingError):
-                old.send("t", b"old").get(LIMIT_S)
+                old.begin_transaction()
             new.commit_transaction()
     log = ClientLog(cluster)
     assert [value for _, _, value in read_all(log, topic)] == ["new"]
