@@ -6,7 +6,8 @@ metadata of files in the log dirs. Clean-up would delete these files, and public
 the Delta tables. Both call `check_identity` first. Such a server has another system identifier, which initdb creates,
 or another timeline, which each promotion and each point-in-time recovery raises; a dump that was restored on the same
 server is in another database, or in new tables (`pg_restore --clean`), whose OIDs are others. A connection's server and
-database do not change, so each connection asks for them once, when it is opened.
+database do not change, so each connection asks for them once, when it is opened. The tables may be replaced meanwhile,
+so each check asks for their OID.
 
 SQLite has no such identity, and a PostgreSQL server whose data folder was replaced by an older copy keeps both values.
 These cases are detected by a Delta table that is ahead of the metadata (tables/publication.py).
@@ -27,6 +28,7 @@ from spark_log.metadata.sql_columns import CLUSTER
 logger = logging.getLogger(__name__)
 
 _INFO, _MATCHES = "spark_log_identity", "spark_log_identity_matches"
+"""The keys of a connection's server, and of its last identity that was found to be the recorded one."""
 
 _ASK = (
     "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint,"
@@ -152,10 +154,11 @@ def check_identity(connection: sa.Connection) -> None:
     If either identity is unknown, nothing is checked. Call it before anything is deleted, or removed from a Delta
     table, because the metadata does not refer to it.
     """
-    if connection.info.get(_INFO) is None or connection.info.get(_MATCHES):
+    now = of_server(connection)
+    if now is None or connection.info.get(_MATCHES) == now:
         return
-    now, before = of_server(connection), recorded(connection)
-    if now is not None and before is not None and not now.is_same_as(before):
+    before = recorded(connection)
+    if before is not None and not now.is_same_as(before):
         if now.is_system_of(before):
             what = "restored or promoted"
         elif now.is_system_of(replace(before, table=None)):
@@ -167,7 +170,7 @@ def check_identity(connection: sa.Connection) -> None:
             " clean-up of files and publication to Delta tables have stopped. See what it lacks with"
             " `spark-log store status`, then allow both with `spark-log store accept`"
         )
-    connection.info[_MATCHES] = before is not None
+    connection.info[_MATCHES] = None if before is None else now
 
 
 def problem_of(connection: sa.Connection) -> str | None:
