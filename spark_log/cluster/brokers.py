@@ -271,7 +271,7 @@ class BrokerSession:
                 )
             epoch = int(row.epoch) + 1
             values = {"served": True, "holder": self.holder, "epoch": epoch}
-            lease = {"lease_until_ms": now.until_ms(self.duration_ms), "lease_clock_epoch": now.clock_epoch}
+            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_clock_epoch": now.clock_epoch}
             connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values({**values, **lease}))
             return epoch
 
@@ -285,7 +285,7 @@ class BrokerSession:
             now = self._store.clock(connection)
             if (row.holder, row.epoch) != (self.holder, self.epoch) or not _left_ms(row, now):
                 return False
-            lease = {"lease_until_ms": now.until_ms(self.duration_ms), "lease_clock_epoch": now.clock_epoch}
+            lease = {"lease_until_ms": now.lease_ms + self.duration_ms, "lease_clock_epoch": now.clock_epoch}
             connection.execute(t.broker.update().where(BROKER.broker_id == self.broker_id).values(lease))
             return True
 

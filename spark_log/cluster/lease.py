@@ -68,7 +68,7 @@ class Lease:
             if not ours and not free:
                 return None
             epoch = int(row.epoch) if ours and not free else int(row.epoch) + 1
-            until_ms = now.until_ms(self.duration_ms)
+            until_ms = now.lease_ms + self.duration_ms
             values = {"holder": self.holder, "epoch": epoch, "until_ms": until_ms, "clock_epoch": now.clock_epoch}
             connection.execute(t.lease.update().where(here).values(values))
             return epoch

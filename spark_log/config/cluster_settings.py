@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from spark_log.config.values import DAY_MS, GIB, INT64_MAX, MIB
+from spark_log.config.values import DAY_MS, GIB, INT64_MAX, LEASE_MS_MAX, MIB
 from spark_log.errors import InvalidConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -14,8 +14,13 @@ logger = logging.getLogger(__name__)
 _IGNORED = {"log_seal_interval_ms": "table.loop.poll.ms"}
 """Settings of earlier versions that have no effect any more, with their successors."""
 
-_AT_MOST = {"table_loop_share_percent": 100, "table_loop_threads": 64}
-"""The largest valid values of some settings."""
+_AT_MOST = {
+    "table_loop_share_percent": 100,
+    "table_loop_threads": 64,
+    "broker_session_timeout_ms": LEASE_MS_MAX,
+    "controller_lease_ms": LEASE_MS_MAX,
+}
+"""The largest valid values of some settings. A larger one that an earlier version has stored counts as this."""
 
 _MAY_BE_OFF = frozenset({"metrics_interval_ms"})
 """Settings for which -1 is valid too."""
@@ -80,9 +85,7 @@ class ClusterSettings:
     """Time for which a transactional id is kept after its last transaction (Kafka's transactional.id.expiration.ms)."""
 
     broker_session_timeout_ms: int = 9_000
-    """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms). Above 10 minutes it
-    counts as 10 minutes.
-    """
+    """A served broker whose lease is older counts as dead (Kafka's broker.session.timeout.ms). At most 10 minutes."""
 
     initial_broker_registration_timeout_ms: int = 60_000
     """Longest time for which a starting broker waits until the lease of its killed predecessor has expired (Kafka's
@@ -90,8 +93,8 @@ class ClusterSettings:
     """
 
     controller_lease_ms: int = 9_000
-    """Lease of the controller and of the coordinator, renewed at a third of this, judged by the store's clock. Above 10
-    minutes it counts as 10 minutes.
+    """Lease of the controller and of the coordinator, renewed at a third of this, judged by the store's clock. At most
+    10 minutes.
     """
 
     offsets_retention_ms: int = 7 * DAY_MS
@@ -327,7 +330,14 @@ class ClusterSettings:
     def from_stored(cls, overrides: Mapping[str, str]) -> "ClusterSettings":
         """Parse stored settings. Those of a newer spark-log that this version does not know are left out."""
         known = cls().as_text()
-        return cls.parse({name: text for name, text in overrides.items() if name in known})
+        largest = {name.replace("_", "."): value for name, value in _AT_MOST.items()}
+        return cls.parse(
+            {
+                name: str(min(int(text), largest[name])) if name in largest else text
+                for name, text in overrides.items()
+                if name in known
+            }
+        )
 
     def as_text(self) -> dict[str, str]:
         """Return every setting's dotted name and value as text. `parse` of the result returns equal settings."""

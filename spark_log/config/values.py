@@ -15,6 +15,8 @@ from typing import Any
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 DAY_MS = 24 * 60 * 60 * 1000
+LEASE_MS_MAX = 600_000
+"""The longest lease of a coordinator, a controller or a broker."""
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from spark_log import clock
+from spark_log.config.values import LEASE_MS_MAX
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.metadata.prepared import Prepared
 
@@ -24,9 +25,6 @@ DISTRUSTED_MS = 24 * 3_600_000
 """How long the wall clock is not trusted after it was set, unless it is set back. Operators have a day to notice a
 wrong clock.
 """
-
-LEASE_MS_MAX = 600_000
-"""The longest lease of a coordinator, a controller or a broker. A longer setting counts as this."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,10 @@ class StoreClock:
         """Return whether a lease until `until_ms` has ended. `clock_epoch` is that in which `until_ms` was written."""
         return clock_epoch != self.clock_epoch or until_ms <= self.lease_ms
 
-    def until_ms(self, duration_ms: int) -> int:
-        """Return the end of a lease of a coordinator, a controller or a broker that is taken or renewed now."""
-        return self.lease_ms + min(duration_ms, LEASE_MS_MAX)
-
     def left_ms(self, until_ms: int, clock_epoch: str) -> int:
-        """Return the remaining time of such a lease, or 0 if any process may take it: it has ended, or it ends later
-        than one that is taken now. In the second case the clock was set back since it was renewed.
+        """Return the remaining time of a coordinator's, a controller's or a broker's lease, or 0 if any process may
+        take it: it has ended, or it ends later than one that is taken now. In the second case the clock was set back
+        since it was renewed.
         """
         left_ms = until_ms - self.lease_ms
         return left_ms if clock_epoch == self.clock_epoch and 0 < left_ms <= LEASE_MS_MAX else 0

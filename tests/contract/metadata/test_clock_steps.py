@@ -6,15 +6,18 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster.brokers import BrokerSession, alive_log_dirs
 from spark_log.cluster.lease import COORDINATOR, Lease, lease_status
-from spark_log.errors import InvalidRecordStateError, NotCoordinatorError
+from spark_log.cluster.settings import alter_settings
+from spark_log.config.values import LEASE_MS_MAX
+from spark_log.errors import InvalidConfigurationError, InvalidRecordStateError, NotCoordinatorError
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.looks import look, next_change_ms
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.groups.share.service import end_idle_locks
 from spark_log.log.append.producer_rows import register_producer
 from spark_log.maintenance import run_tasks
+from spark_log.maintenance.coordinator.lease_runner import LeaseRunner
 from spark_log.metadata import tables as t
-from spark_log.metadata.store_clock import LEASE_MS_MAX
+from spark_log.metadata.store_schema import write_overrides
 from tests.support.share_members import ShareMember
 from tests.support.stores import change
 from tests.support.topics import fill, make
@@ -128,5 +131,16 @@ def test_a_clock_that_is_set_back_lets_a_dead_broker_be_served_again(cluster):
 
 
 def test_a_lease_with_a_long_setting_is_kept(cluster):
-    holder, other = (Lease(cluster.store, COORDINATOR, 10 * LEASE_MS_MAX) for _ in range(2))
+    holder, other = (Lease(cluster.store, COORDINATOR, LEASE_MS_MAX) for _ in range(2))
     assert holder.take_or_renew() and not other.take_or_renew()
+
+
+def test_a_lease_is_renewed_in_time_with_a_setting_of_an_earlier_release_that_is_too_long(cluster):
+    with pytest.raises(InvalidConfigurationError, match="from 1 to 600000"):
+        alter_settings(cluster, {"broker.session.timeout.ms": "600001"})
+    stored = {"controller.lease.ms": "3600000", "broker.session.timeout.ms": "3600000"}
+    cluster.store.transact(lambda connection, _: write_overrides(connection, stored))
+    cluster.store.forget_settings()
+    assert cluster.store.settings.broker_session_timeout_ms == LEASE_MS_MAX
+    runner = LeaseRunner(cluster, COORDINATOR, None, ())
+    assert runner._renew_lease() * 1000 < lease_status(cluster.store, COORDINATOR).left_ms / 2
