@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence, unfenced
-from spark_log.errors import StoreChangedError
+from spark_log.errors import SparkLogError, redact
 from spark_log.ids import StoreId
 from spark_log.log.append.producer_rows import copy_producers, transactional_id_of
 from spark_log.log.log import Log
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unresolved(NamedTuple):
-    """A part in a data store whose transaction has ended at home, and whose producer has not ended it there."""
+    """A part in a data store whose transaction has ended, and whose producer has not ended it there."""
 
     name: str
     producer_id: int
@@ -36,35 +36,49 @@ class Unresolved(NamedTuple):
 
 
 def find_unresolved(data: Cluster) -> list[Unresolved]:
-    """Return the parts that `resolve` would end now. Raises StoreChangedError if one is to be aborted whose transaction
-    another data store has committed: the home store was restored, and `learn_commits` comes first.
+    """Return the parts that `resolve` would end now. A prepared part that home would abort waits while another data
+    store does not answer.
     """
     home = data.home.store
     parts = {part.producer_id: part for part in _unfinished_parts(data)}  # before their transactions
-    unresolved = []
+    unresolved: list[Unresolved] = []
+    to_abort: list[Unresolved] = []
     for producer_id, transaction in _transactions(home, data.store_id, parts).items():
         part = parts.get(producer_id)
         name = transaction.transactional_id if transaction is not None else f"producer {producer_id}"
         resolution = Resolution.WAIT if part is None else part_rules.resolve(transaction, data.store_id, part)
         if part is not None and resolution is not Resolution.WAIT:
             committed = resolution is Resolution.ROLL_FORWARD
-            if not committed and part.state is PartState.PREPARED:
-                _check_not_committed(data, part, name)
-            unresolved.append(Unresolved(name, producer_id, part.number, committed))
+            found = unresolved if committed or part.state is PartState.OPEN else to_abort
+            found.append(Unresolved(name, producer_id, part.number, committed))
         elif transaction is not None and rules.is_unfinished(transaction):
             unresolved.append(Unresolved(name, producer_id, transaction.parts.number, committed=True))
-    return unresolved
+    return unresolved + _with_the_decision(data, to_abort)
 
 
-def _check_not_committed(data: Cluster, part: Part, name: str) -> None:
-    for store_id in data.home.store_ids()[1:]:
-        store = data.home.at(store_id).store
-        other = store.read_as_primary(lambda connection: (read_part(connection, part.producer_id),))[0]
-        if other.state is PartState.COMMITTED and other.number == part.number:
-            raise StoreChangedError(
-                f"a transaction of {name} is committed in store {store_id}, and the home store does not know that: it"
-                " was restored from an older copy. See `spark-log store status`, then run `spark-log store accept`"
+def _with_the_decision(data: Cluster, to_abort: Collection[Unresolved]) -> list[Unresolved]:
+    """Return the prepared parts that home would abort. One is committed instead if another data store has committed its
+    transaction: a store was restored, and home had decided that.
+    """
+    committed: set[tuple[int, int]] = set()
+    silent = []
+    for store_id in data.home.store_ids()[1:] if to_abort else ():
+        if store_id == data.store_id:
+            continue
+        try:
+            others = data.home.at(store_id).store.read_as_primary(
+                lambda connection: [read_part(connection, each.producer_id) for each in to_abort]
             )
+        except SparkLogError as error:
+            logger.warning(
+                "store %s: parts of %s transactions are not aborted before store %s answers: %s",
+                data.store_id, len(to_abort), store_id, redact(str(error)),
+            )  # fmt: skip
+            silent.append(store_id)
+        else:
+            committed |= {(part.producer_id, part.number) for part in others if part.state is PartState.COMMITTED}
+    decided = [each._replace(committed=(each.producer_id, each.number) in committed) for each in to_abort]
+    return [each for each in decided if each.committed or not silent]
 
 
 def _unfinished_parts(data: Cluster) -> list[Part]:
@@ -101,7 +115,8 @@ def finish_lost_parts(data: Cluster) -> None:
 
 def learn_commits(home: Cluster) -> None:
     """Commit, in a home store that was restored, the transactions whose part in one data store is committed, and in
-    another one only prepared: the home store that was lost had decided that.
+    another one only prepared: the home store that was lost had decided that. If home has a later transaction of the
+    producer, or has aborted this one itself, the coordinator of the data store commits the part (`find_unresolved`).
     """
     committed: set[tuple[int, int]] = set()
     prepared: dict[tuple[int, int], set[StoreId]] = {}
@@ -120,9 +135,9 @@ def _learn_commit(home: Cluster, producer_id: int, parts: Parts) -> None:
     name = data.read(lambda connection: transactional_id_of(connection, producer_id))
     copy_producers(data, home.store, {producer_id})
 
-    def learn(connection: sa.Connection, _attempt: Attempt) -> bool | None:
+    def learn(connection: sa.Connection, _attempt: Attempt) -> bool:
         if name is None or transactional_id_of(connection, producer_id) != name:
-            return None  # the restored home store has given one of the two ids to another producer
+            return False  # the restored home store has given one of the two ids to another producer
         now = home.store.clock(connection)
         insert_empty_transaction(connection, producer_id)
         before = lock_transaction(connection, now, producer_id)
@@ -131,11 +146,7 @@ def _learn_commit(home: Cluster, producer_id: int, parts: Parts) -> None:
         return after is not before.transaction
 
     learned = home.store.transact(learn)
-    if learned is None:
-        logger.error("a transaction of %s is committed in some data stores, and aborted in %s", name, parts.stores)
-        for store_id in sorted(parts.stores):
-            abort_part(home.at(store_id), producer_id, parts.number)
-    elif learned:
+    if learned:
         logger.warning("a transaction of %s is committed; what it had in the home store is lost", name)
 
 

@@ -13,7 +13,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
 from spark_log.cluster.topics import find_topics, set_store, topics_of_store
-from spark_log.errors import InvalidConfigurationError, StoreChangedError
+from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailableError, StoreChangedError
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
@@ -24,6 +24,8 @@ from spark_log.replication.controller.topic_operations import create_topic, dele
 from spark_log.transactions import transaction_parts
 from spark_log.transactions.left_over_parts import find_unresolved
 from spark_log.transactions.part_rows import unfinished_parts
+from spark_log.transactions.rules import ONGOING
+from spark_log.transactions.transaction_expiry import abort_timed_out
 from spark_log.transactions.transaction_store import init_producer
 from tests.support.python_process import killed_at
 from tests.support.topics import TRANSACTION, append_to, stored
@@ -107,27 +109,69 @@ def test_home_from_before_the_decision(both, decided, backup):
     assert stored(both, "t") == {0: [*expected, "next"]}
 
 
-@pytest.mark.parametrize("its_id", ["is unknown", "belongs to another"])
-def test_a_restored_home_store_aborts_no_committed_transaction_before_it_is_accepted(both, its_id):
-    """One part is committed, which proves the decision."""
-    rows = rows_of_home(both)
-    killed_at("part.decided", "-c", TO_BOTH, both.store.address.with_password)
-    [part] = both.at(EAST).store.read(unfinished_parts)
-    log = ClientLog(both)
+def commit_in_east_only(cluster):
+    """A producer is killed after the decision, and only store `east` follows. Returns its part, as it was prepared."""
+    killed_at("part.decided", "-c", TO_BOTH, cluster.store.address.with_password)
+    [part] = cluster.at(EAST).store.read(unfinished_parts)
+    log = ClientLog(cluster)
     transaction_parts.roll_forward(log.at(EAST), part.producer_id, part.number)
     log.close()
+    return part
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+@pytest.mark.parametrize("its_id", ["is unknown", "belongs to another"])
+def test_a_restored_home_store_aborts_no_transaction_that_a_data_store_has_committed(both, its_id, accepted):
+    """One part is committed, which proves the decision."""
+    rows = rows_of_home(both)
+    part = commit_in_east_only(both)
     restore_home(both, rows)
     if its_id == "belongs to another":
         restored = sa.text("SELECT setval(pg_get_serial_sequence('producer', 'producer_id'), :last, :last > 1)")
         both.store.transact(lambda c, _: c.execute(restored, {"last": max(1, part.producer_id - 1)}))
         assert init_producer(both, "y", 60_000).ref.producer_id == part.producer_id
-    for _ in range(2):
-        with pytest.raises(StoreChangedError, match="committed in store 1, and the home store does not know that"):
-            find_unresolved(both.at(WEST))
-    accept_store(both)
+    if accepted:
+        accept_store(both)
     list(run_tasks(both, ["transactions"]))
     assert both.at(WEST).store.read(unfinished_parts) == []
-    assert stored(both, "w") == ({0: ["committed"]} if its_id == "is unknown" else {})
+    assert stored(both, "w") == {0: ["committed"]}
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_transaction_that_times_out_at_a_restored_home_store(both, accepted):
+    """It is open in the backup, and the data stores have committed it or were about to."""
+    commit_in_east_only(both)
+    reopened = t.transaction.update().values(state=ONGOING.value, part_stores=f"{EAST} {WEST}", until_ms=1)
+    both.store.transact(lambda connection, _: connection.execute(reopened))
+    assert list(abort_timed_out(both)) == ["x"]
+    if accepted:
+        accept_store(both)
+    list(run_tasks(both, ["transactions"]))
+    assert find_unresolved(both.at(WEST)) == []
+    assert (stored(both, "t"), stored(both, "w")) == ({0: ["committed"]}, {0: ["committed"]})
+    commit_next(both)
+    assert stored(both, "t") == {0: ["committed", "next"]}
+
+
+def test_a_prepared_part_is_not_aborted_while_a_store_does_not_answer(both, monkeypatch, caplog):
+    """The other parts of the store are."""
+    killed_at("part.prepared:2", "-c", TO_BOTH, both.store.address.with_password)
+    [part] = both.at(WEST).store.read(unfinished_parts)
+    both.store.transact(lambda connection, _: connection.execute(t.transaction.update().values(until_ms=1)))
+    assert list(abort_timed_out(both)) == ["x"]
+    opened = {"producer_id": part.producer_id + 1, "number": 1, "state": "open", "pending": 0, "changed_ms": 0}
+    both.at(WEST).store.transact(lambda connection, _: connection.execute(t.transaction_part.insert(), opened))
+
+    def away(_body):
+        raise MetadataStoreUnavailableError("away")
+
+    with monkeypatch.context() as east:
+        east.setattr(both.at(EAST).store, "read_as_primary", away)
+        assert [(each.producer_id, each.committed) for each in find_unresolved(both.at(WEST))] == [
+            (part.producer_id + 1, False)
+        ]
+    assert "not aborted before store 1 answers" in caplog.text
+    assert {each.producer_id for each in find_unresolved(both.at(WEST))} == {part.producer_id, part.producer_id + 1}
 
 
 def test_home_that_has_lost_nothing(both):
