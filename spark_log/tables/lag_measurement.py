@@ -15,6 +15,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, PUBLICATION_CURSOR, REPLICA, SEGMENT, TOPIC
 from spark_log.metadata.store_schema import read_overrides
 from spark_log.tables.current.cut import HAS_CURRENT
+from spark_log.tables.publication_resets import VERSIONS_SKIPPED
 from spark_log.tables.publication_state import (
     CURRENT,
     DELTA,
@@ -56,9 +57,11 @@ def lag_bound_ms(topic: Topic, target: str) -> int | None:
 
 
 def publications(connection: sa.Connection) -> dict[TableKey, int]:
-    """Return the number of commits that spark-log has made to each table: the version of its app transaction."""
+    """Return the number of commits that spark-log has made to each table: the version of its app transaction, without
+    those that were skipped when the store was accepted.
+    """
     query = sa.select(PUBLICATION.topic_id, PUBLICATION.log_dir_id, PUBLICATION.target, PUBLICATION.transaction_version)
-    return {TableKey(*key): version for *key, version in connection.execute(query)}
+    return {TableKey(*key): version % VERSIONS_SKIPPED for *key, version in connection.execute(query)}
 
 
 def _replicas_with_cursors(target: str) -> sa.FromClause:

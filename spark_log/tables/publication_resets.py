@@ -5,6 +5,7 @@ import sqlalchemy as sa
 from spark_log.cluster.topics import find_topics, undamaged
 from spark_log.ids import LogDirId
 from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import PUBLICATION, REPLICA
 from spark_log.tables.publication_state import ICEBERG, TableKey
 from spark_log.tables.topic_tables import tables_of_topic, targets
@@ -45,14 +46,10 @@ def use_up_versions(connection: sa.Connection) -> None:
     """Skip the versions that commits of a lost store may have, in each table of each topic. The next publication then
     compares the whole table, and may remove files that the metadata does not name (`publication`).
     """
+    new = [{**key._asdict(), "transaction_version": 0, "table_version": -1} for key in _unpublished(connection)]
+    insert_if_missing(connection, t.publication, new)  # a publication may insert the same row meanwhile
     versions = {"transaction_version": PUBLICATION.transaction_version + VERSIONS_SKIPPED, "table_version": _UNKNOWN}
     connection.execute(t.publication.update().values(versions))
-    new = [
-        {**key._asdict(), "transaction_version": VERSIONS_SKIPPED, "table_version": -1}
-        for key in _unpublished(connection)
-    ]
-    if new:
-        connection.execute(t.publication.insert(), new)
 
 
 def _unpublished(connection: sa.Connection) -> list[TableKey]:

@@ -30,6 +30,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
+from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.alerts import ALERTS, samples
@@ -178,6 +179,8 @@ def test_publications_are_counted_by_topic_and_target(cluster, log):
     bounds = {labels: bound for (name, labels), bound in found.items() if name == "spark_log_table_lag_bound_seconds"}
     assert {bound for labels, bound in bounds.items() if ("topic", "t") in labels} == set()
     assert value(found, "spark_log_table_lag_bound_seconds", topic="quick", target="delta") == 1
+    accept_store(cluster)
+    assert value(scraped(cluster), "spark_log_table_publications_total", **of_delta) == 3, "skipped ones do not count"
     assert value(found, "spark_log_table_lag_bound_seconds", topic="quick", target="iceberg") == 2
 
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
@@ -26,7 +27,9 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.connections import server_identity
 from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import create_topic
+from spark_log.tables import publication_resets
 from spark_log.tables.publication import delta_tables, publish
+from spark_log.tables.topic_tables import tables_of_topic
 from spark_log.transactions.transaction_store import init_producer
 from tests.support.pages import blocks
 from tests.support.python_process import run_process
@@ -264,6 +267,17 @@ def test_a_transactional_producer_that_outlived_a_restore_is_refused(cluster, cl
     log = ClientLog(cluster)
     assert [value for _, _, value in read_all(log, topic)] == ["new"]
     log.close()
+
+
+def test_a_table_that_is_published_during_an_acceptance_skips_versions_too(cluster, monkeypatch):
+    topic = create_topic(cluster, "t", configs=FILES)
+    append_to(cluster, topic, "a")
+    publish(cluster, topic)
+    [key] = cluster.store.read(lambda connection: tables_of_topic(connection, topic))
+    monkeypatch.setattr(publication_resets, "_unpublished", lambda connection: [key])  # as it was read before
+    accept_store(cluster)
+    version = sa.select(t.publication.c.transaction_version)
+    assert cluster.store.read(lambda c: c.execute(version).scalar_one()) > publication_resets.VERSIONS_SKIPPED
 
 
 def accept_long_ago(cluster, topic):
