@@ -299,9 +299,9 @@ def stated_topic(connection: sa.Connection, topic_id: int) -> StatedTopic | None
     return None if row is None else _stated(row)
 
 
-def moving_topics(connection: sa.Connection) -> list[tuple[Topic, TopicMove]]:
-    """Return the topics that are being moved. The connection is to the home store."""
-    topics = [_stated(row) for row in connection.execute(_STATED.where(TOPIC.move.is_not(None)))]
+def moving_topics(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> list[tuple[Topic, TopicMove]]:
+    """Return the topics that are being moved, also those that are deleted then. The connection is to the home store."""
+    topics = [_stated(row) for row in connection.execute(_STATED.where(TOPIC.move.is_not(None), *where))]
     return [(stated.topic, stated.move) for stated in topics if stated.move is not None]
 
 
@@ -329,9 +329,9 @@ def set_move(connection: sa.Connection, topic_id: int, move: TopicMove) -> None:
     _update(connection, topic_id, move=_move_json(move))
 
 
-def set_store(connection: sa.Connection, topic_id: int, store_id: StoreId, move_epoch: int) -> None:
-    """Record which store has the topic, and that no move has been begun. The connection is to the home store."""
-    _update(connection, topic_id, store_id=store_id, move=None, move_epoch=move_epoch)
+def set_store(c: sa.Connection, topic_id: int, store_id: StoreId, epoch: int, move: TopicMove | None = None) -> None:
+    """Record the store, the number of moves, and the move of a topic. The connection is to the home store."""
+    _update(c, topic_id, store_id=store_id, move=_move_json(move), move_epoch=epoch)
 
 
 def end_move(connection: sa.Connection, topic_id: int, move: TopicMove) -> bool:

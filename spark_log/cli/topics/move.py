@@ -51,13 +51,13 @@ def move(
 def moves(cluster: Cluster_, as_json: Json = False) -> None:
     """List the topics that are being moved between metadata stores."""
     from spark_log.cluster.each_store import store_names
-    from spark_log.cluster.topics import moving_topics
+    from spark_log.cluster.topics import IS_LIVE, moving_topics
 
     with open_cluster(cluster) as opened:
         stores = store_names(opened)
         rows = [
             (topic.name, stores[topic.store_id], stores[move.to], move.began_ms)
-            for topic, move in opened.store.read(moving_topics)
+            for topic, move in opened.store.read(lambda connection: moving_topics(connection, IS_LIVE))
         ]
     document = [dict(zip(("topic", "from", "to", "began_ms"), row, strict=True)) for row in rows]
     shown = [(*row[:3], time_of(row[3])) for row in rows]

@@ -148,8 +148,8 @@ def _adopt(home: Cluster) -> None:
             counted = max(moves[topic_id] + 1, stated.move_epoch)
             if here != topic.store_id and (is_newer or is_lost):
                 set_store(connection, topic_id, topic.store_id, counted)
-            elif stated.move is None:
-                set_store(connection, topic_id, here, counted)
+            else:
+                set_store(connection, topic_id, here, counted, stated.move)
 
     if newest:
         home.store.transact(adopt, announce=True)

@@ -30,6 +30,7 @@ from spark_log.cluster.names import validate_user_topic
 from spark_log.cluster.store_directory import lock_active_store
 from spark_log.cluster.stores import copy_brokers, set_draining
 from spark_log.cluster.topics import (
+    IS_LIVE,
     LIVE,
     StatedTopic,
     Topic,
@@ -182,7 +183,7 @@ def continue_move(cluster: Cluster, topic: Topic, move: TopicMove, *, wait: bool
 
 def continue_moves(cluster: Cluster) -> None:
     """Continue the moves that were interrupted. One that fails is logged, and does not stop the others."""
-    for topic, move in cluster.home.store.read(moving_topics):
+    for topic, move in cluster.home.store.read(lambda connection: moving_topics(connection, IS_LIVE)):
         try:
             continue_move(cluster, topic, move, wait=False)
         except SparkLogError as error:

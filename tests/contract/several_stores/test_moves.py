@@ -9,15 +9,22 @@ import pytest
 import sqlalchemy as sa
 from kafka.errors import OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata, TopicPartition
+from typer.testing import CliRunner
 
 from spark_log import Consumer, Producer
+from spark_log.cli.main import app
 from spark_log.cluster import cluster as cluster_module
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.store_directory import find_stores
 from spark_log.cluster.store_probe import StoreProbe
 from spark_log.cluster.stores import remove_store
-from spark_log.cluster.topics import find_topic, list_topics, moving_topics
-from spark_log.errors import IllegalStateError, InvalidConfigurationError, SparkLogError, TopicMovedError
+from spark_log.cluster.topics import find_topic, list_topics, moving_topics, set_deleting
+from spark_log.errors import (
+    IllegalStateError,
+    InvalidConfigurationError,
+    SparkLogError,
+    TopicMovedError,
+)  # fmt: skip
 from spark_log.gateway.records.fetch_positions import Asked, find_answers
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.topic_stores import TopicStores
@@ -346,6 +353,16 @@ def test_a_topic_is_deleted_while_it_is_moved(stores, address, way, point):
     append(stores, "new")
     assert_is_in(stores, target, other)
     assert stored(stores, "t") == {0: ["new"]}
+
+
+def test_a_topic_that_is_deleted_during_its_move_is_not_in_the_list_of_moves(stores, address, caplog):
+    topic = create(stores)
+    begin_move(stores, "t", "east")
+    stores.store.transact(lambda connection, _: set_deleting(connection, topic.topic_id))
+    listed = CliRunner().invoke(app, ["topic", "moves", "--cluster", address])
+    assert (listed.exit_code, listed.output) == (0, "No topic is being moved.\n")
+    continue_moves(stores)
+    assert caplog.text == ""
 
 
 def test_open_transactions_are_waited_for(stores, address):

@@ -19,7 +19,7 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_copies import follow_all
-from spark_log.replication.controller.topic_moves import move_topic
+from spark_log.replication.controller.topic_moves import begin_move, cancel_move, move_topic
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.transactions import transaction_parts
 from spark_log.transactions.left_over_parts import find_unresolved
@@ -267,6 +267,22 @@ def test_a_topic_that_was_being_moved_is_taken_back(both, step):
     append_to(both, "t", "next")
     append_to(both, "u", "next")
     assert (stored(both, "t"), stored(both, "u")) == ({0: ["a", "next"]}, {0: ["b", "next"]})
+
+
+def test_home_from_a_time_at_which_the_topic_was_being_moved(both):
+    """That move was cancelled since, and a later one was interrupted."""
+    append_to(both, "t", "a")
+    topic, _ = begin_move(both, "t", "west")
+    here = t.topic.c.topic_id == topic.topic_id
+    [row] = both.store.read(lambda c: c.execute(sa.select(t.topic).where(here)).all())
+    assert cancel_move(both, "t")
+    killed_at("move.copied", "-c", MOVE, both.store.address.with_password, "t")
+    both.store.transact(lambda connection, _: connection.execute(t.topic.update().where(here).values(row._mapping)))
+    accept_store(both)
+    move_topic(both, "t", "west")
+    append_to(both, "t", "next")
+    assert stored(both, "t") == {0: ["a", "next"]}
+    assert both.at(EAST).store.read(lambda connection: topics_of_store(connection, EAST)) == {}
 
 
 @pytest.mark.parametrize("created_before", [False, True])
