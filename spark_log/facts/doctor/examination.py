@@ -318,11 +318,9 @@ def _check_tables(cluster: Cluster, names: Collection[str], limit_s: float) -> l
     failures = {name: _failure(trial, until_s) for name, trial in trials.items()}
     reasons = {name: _one_line(failure) for name, failure in failures.items() if failure is not None}
     found = [(replace(table, reason=reasons.get(table.topic)), behind[table]) for table in oldest]
-    changed = [reasons[name] for name, failure in failures.items() if isinstance(failure, StoreChangedError)]
-    return [
-        *cluster_rules.check_tables([table for table, stale in found if stale or table.reason is not None]),
-        *map(store_rules.store_changed, changed[:1]),
-    ]
+    changed = {name: reasons[name] for name, failure in failures.items() if isinstance(failure, StoreChangedError)}
+    late = [table for table, stale in found if (stale or table.reason is not None) and table.topic not in changed]
+    return [*cluster_rules.check_tables(late), *map(store_rules.store_changed, list(changed.values())[:1])]
 
 
 def _try_publication(cluster: Cluster, topic: Topic) -> None:
@@ -330,10 +328,10 @@ def _try_publication(cluster: Cluster, topic: Topic) -> None:
 
 
 def _largest(snapshot: ClusterSnapshot, names: Collection[str]) -> list[str]:
-    """Return the topics with the most records: after a restore of the store their tables are ahead of it, and do not
-    lag.
+    """Return the topics of users with the most records: after a restore of the store their tables are ahead of it, and
+    do not lag.
     """
-    records = dict.fromkeys(names, 0)
+    records = {name: 0 for name in names if not is_internal(name)}
     for partition in snapshot.partitions:
         if partition.topic in records:
             records[partition.topic] += partition.high_watermark - partition.log_start_offset

@@ -503,7 +503,7 @@ def test_a_stale_table_with_the_reason_if_it_cannot_be_published(tmp_path):
 
 
 @pytest.mark.delta
-def test_an_idle_table_that_is_ahead_of_a_restored_store(tmp_path):
+def test_an_idle_table_that_is_ahead_of_a_restored_store(tmp_path, monkeypatch):
     """Its cursors are those of the backup, so that it does not lag."""
     address, backup = str(tmp_path / "cluster"), tmp_path / "backup.sqlite"
     with Cluster.init(address) as cluster:
@@ -517,6 +517,9 @@ def test_an_idle_table_that_is_ahead_of_a_restored_store(tmp_path):
     assert check == "store" and "the store seems to be restored from an older copy" in text
     assert "spark-log store accept" in text
     with Cluster.open(address) as cluster:
+        append_to(cluster, "t", "not published")
+        monkeypatch.setattr("spark_log.facts.doctor.examination._TRIED_AGE_S", 0)
+        assert problem(address)[0] == "store", "one fault is one problem, also if the table lags"
         accept_store(cluster)
     assert problems(address) == []
 
