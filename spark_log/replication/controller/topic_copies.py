@@ -243,8 +243,8 @@ def _delete_copy(view: Cluster, topic_id: int) -> None:
         exists = stated is not None and stated.state != DELETING
         if stated is not None and exists and view.store_id in stated.stores:
             return
-        if stated is not None and not exists and stated.topic.uuid != copy.topic.uuid:  # of a lost topic
-            return
+        if stated is not None and not exists and stated.topic.uuid != copy.topic.uuid:
+            return  # home, which was restored, had given the id of the lost topic to the one that is deleted
         check_decided(view, stated, copy)
         if stated is not None and exists and not _is_live_there(view, stated):
             return
@@ -294,5 +294,6 @@ def _unknown(copy: Topic) -> StoreChangedError:
     return StoreChangedError(
         f"topic {copy.name!r}: a data store has it, and the home store does not know that: one of them was restored"
         " from an older copy. Nothing of the topic is deleted. See `spark-log store status`, then run `spark-log store"
-        " accept`, with `--store NAME` if a data store was restored"
+        " accept`, which keeps the topic; or, if only the data store was restored, `spark-log store accept --store"
+        " NAME`, which deletes it if home has deleted it"
     )

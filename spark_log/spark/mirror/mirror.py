@@ -180,7 +180,7 @@ class Mirror:
                 continue
             except SparkLogError as error:
                 until_s = until_s or clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000
-                if clock.monotonic_s() > until_s or not self.topics.is_passing(error):
+                if clock.monotonic_s() > until_s or not self.topics.is_transient(error):
                     raise
                 logger.info("the mirror looks its topics up again: %s", redact(str(error)))
             time.sleep(_PAUSE_S)

@@ -139,7 +139,7 @@ class MirroredTopics:
                 unreachable[name] = error
         return unreachable
 
-    def is_passing(self, error: SparkLogError) -> bool:
+    def is_transient(self, error: SparkLogError) -> bool:
         """Whether `pairs` may avoid an error now: a topic moves to another store, or a data store whose topics can be
         left out does not answer.
         """
