@@ -34,7 +34,11 @@ def normalise_uri(text: str) -> str:
 
 
 def location_of(uri: str, relative: str) -> str:
-    """Return the location of a file for people, Delta and Spark: a local path, or a URI without its query."""
+    """Return the location of a file for people, Delta and Spark: a local path, or a URI without its query. Log dirs of
+    earlier releases may have paths instead of URIs.
+    """
+    if uri.startswith("/"):
+        return f"{uri.rstrip('/')}/{relative}"
     scheme, _, rest = uri.partition("?")[0].partition("://")
     if scheme == "file":
         return f"{unquote(rest).rstrip('/')}/{relative}"

@@ -13,6 +13,7 @@ from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import COORDINATOR, Lease, unfenced
 from spark_log.cluster.log_dir import LogDir
+from spark_log.config.values import LEASE_MS_MAX
 from spark_log.errors import (
     CorruptRecordError,
     NotLeaderForPartitionError,
@@ -59,7 +60,7 @@ class Replicated:
     def __init__(self, cluster, log, folder, partitions=1):
         add_brokers(cluster, folder, 2, 3)
         for broker in (2, 3):
-            BrokerSession(cluster.store, broker, 3_600_000).register()
+            BrokerSession(cluster.store, broker, LEASE_MS_MAX).register()
         self.cluster, self.log, self.folder = cluster, log, folder
         self.topic = create_topic(cluster, "t", partitions, 3, CONFIGS)
         self.sql(t.partition.update().values(leader=1))
@@ -441,7 +442,7 @@ def test_a_throttled_copy_keeps_to_its_rate(replicated):
 
 def test_a_replica_in_object_storage_catches_up(cluster, log, s3_uri):
     add_broker(cluster, 2, [s3_uri])
-    BrokerSession(cluster.store, 2, 3_600_000).register()
+    BrokerSession(cluster.store, 2, LEASE_MS_MAX).register()
     topic = create_topic(cluster, "t", 1, 2, CONFIGS)
     cluster.store.transact(lambda connection, _: connection.execute(t.partition.update().values(leader=1)))
     for letter in "ab":
@@ -601,7 +602,7 @@ def test_followers_without_a_broker_id_serve_all_embedded_brokers(cluster, log, 
 def test_processes_that_append_leave_the_copies_to_a_living_coordinator(cluster, log, tmp_path):
     replicated = Replicated(cluster, log, tmp_path)
     replicated.embed()
-    coordinator = Lease(cluster.store, COORDINATOR, 3_600_000)
+    coordinator = Lease(cluster.store, COORDINATOR, LEASE_MS_MAX)
     assert coordinator.take_or_renew()
     with closing(ClientLog(cluster)) as other:
         append(other, replicated.topic, large("a"), acks=1)
@@ -621,7 +622,7 @@ def test_a_process_that_appends_looks_seldom_whether_a_coordinator_lives(cluster
 
     monkeypatch.setattr(followers_module, "read_lease", counted)
     monkeypatch.setattr(followers_module, "_STAND_IN_PAUSE_S", 3_600.0)
-    assert Lease(cluster.store, COORDINATOR, 7_200_000).take_or_renew()
+    assert Lease(cluster.store, COORDINATOR, LEASE_MS_MAX).take_or_renew()
     stands_in = Followers(cluster, stands_in=True)
     assert stands_in.drain(60) and len(polls) == 1
     stands_in.wake()

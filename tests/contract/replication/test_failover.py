@@ -12,6 +12,7 @@ from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir_failures import report_failure
 from spark_log.cluster.topics import delete_topic_rows, set_deleting
 from spark_log.config import ClusterSettings
+from spark_log.config.values import LEASE_MS_MAX
 from spark_log.errors import (
     InvalidReplicationFactorError,
     NotControllerError,
@@ -389,7 +390,7 @@ def test_a_damaged_segment_row_stops_the_election_of_its_partition_alone(cluster
 
 def test_a_served_broker_is_dead_when_its_lease_has_expired(cluster, log):
     topic = create_topic(cluster, "t", 6, replication_factor=3, configs=FILES)
-    session = BrokerSession(cluster.store, 2, 3_600_000)
+    session = BrokerSession(cluster.store, 2, LEASE_MS_MAX)
     session.register()
     assert not elect_leaders(cluster.store, unfenced)
     session.end()
@@ -402,7 +403,7 @@ def test_a_served_broker_is_dead_when_its_lease_has_expired(cluster, log):
 def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_continue(cluster, cluster_address, tmp_path):
     topic = create_topic(cluster, "t", replication_factor=3, configs={**FILES, "retention.ms": "-1"})
     for broker in (1, 2, 3):  # alive, but no process copies
-        BrokerSession(cluster.store, broker, 3_600_000).register()
+        BrokerSession(cluster.store, broker, LEASE_MS_MAX).register()
     log = ClientLog(cluster)
     append(log, topic, "a", acks=1)
     assert partition(cluster, topic).high_watermark == 0 and len(partition(cluster, topic).isr) == 3
@@ -414,7 +415,7 @@ def test_a_replica_that_lags_too_long_leaves_the_isr_and_readers_continue(cluste
 
 
 def test_a_new_topic_is_placed_on_brokers_that_are_alive(cluster, tmp_path):
-    session = BrokerSession(cluster.store, 2, 3_600_000)
+    session = BrokerSession(cluster.store, 2, LEASE_MS_MAX)
     session.register()
     session.end()
     topic = create_topic(cluster, "t", 3, replication_factor=2)

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
+from spark_log.config.values import LEASE_MS_MAX
 from spark_log.errors import SparkLogError
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
@@ -42,7 +43,7 @@ class Tables:
     def __init__(self, cluster, log, folder, partitions=1, **configs):
         add_brokers(cluster, folder, 2, 3)
         for broker in (2, 3):
-            BrokerSession(cluster.store, broker, 3_600_000).register()
+            BrokerSession(cluster.store, broker, LEASE_MS_MAX).register()
         self.cluster, self.log, self.folder = cluster, log, folder
         self.topic = create_topic(cluster, "t", partitions, 3, configs or {"inline.max.bytes": "0"})
         self.sql(t.partition.update().values(leader=1))
