@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spark_log.cluster.log_dir import LogDir, is_topic_folder, topic_folder
-from spark_log.cluster.log_dir_uris import asks_for_region
+from spark_log.cluster.log_dir_uris import asks_for_region, location_of
 from spark_log.errors import StorageUnavailableError
 
 
@@ -75,3 +75,16 @@ def test_names_that_are_not_utf_8_are_listed(tmp_path: Path) -> None:
         log_dir.sizes(["caf\udce9"])
     log_dir.delete("topic/folder/caf\udce9")
     assert log_dir.names("topic/folder") == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "location"),
+    [
+        ("/data/d1", "/data/d1/t/0"),
+        ("file:///data/d1", "/data/d1/t/0"),
+        ("s3://key:secret@bucket/d1?region=eu-west-1", "s3://bucket/d1/t/0"),
+    ],
+)
+def test_locations_of_files(uri: str, location: str) -> None:
+    """Log dirs of earlier releases may have paths instead of URIs."""
+    assert location_of(uri, "t/0") == location
