@@ -86,7 +86,7 @@ def test_a_query_outlasts_a_store_that_is_away_for_longer_than_others_wait(own_p
                 back.join()
 
         assert away(query.trigger) == []
-        away(lambda: write_micro_batch(cluster, 0, [("", "b")], topic="out"))
+        away(lambda: write_micro_batch(cluster, 1, [("", "b")], topic="out"))
         query.reader.stop()
         assert stored(cluster, "out") == {0: ["b"]}
 

@@ -28,7 +28,7 @@ def json_text(frame: DataFrame, column: Column, options: Mapping[str, str] | Non
     named = set(map(str.lower, to_json_options))
     kind = frame.select(column.alias("it")).schema["it"].dataType
     cut = tuple(each for each, name in _OPTIONS.items() if name.lower() not in named and _contains(kind, (each,)))
-    text = sf.to_json(column, to_json_options)
+    text = sf.to_json(column, to_json_options or None)  # Spark Connect refuses an empty map
     if not cut:
         return text
     whole = sf.to_json(column, {**to_json_options, **{_OPTIONS[each]: _format(frame, each) for each in cut}})
