@@ -34,14 +34,15 @@ def alter_settings(
     unknown setting or the invalid value, such as a default store that takes no new topics; then nothing is changed.
     With `validate_only` nothing is changed either.
     """
-    known = ClusterSettings().as_text()
+    defaults = ClusterSettings().as_text()
     changes = {name.replace("_", "."): value for name, value in changes.items()}
-    given = {name: known.get(name, "1") if value is None else value for name, value in changes.items()}
-    texts = ClusterSettings.parse(given).as_text()
+    texts = ClusterSettings.parse(
+        {name: defaults.get(name, "1") if value is None else value for name, value in changes.items()}
+    ).as_text()
     changes = {
         name: None if value is None else texts[name]
         for name, value in changes.items()
-        if value is None or name in known
+        if value is None or name in defaults
     }
 
     def alter(connection: sa.Connection, _attempt: Attempt) -> dict[str, str]:

@@ -178,7 +178,7 @@ def _of_consumer_groups(
         group, subscription = Group(row.group_generation, row.target_generation), subscription_of(row.subscription)
         epochs, owned_now = epochs_of(row.epoch_state), assigned.get(heartbeat.key, set())
         target = partitions_of(row.target)
-        if heartbeat.waits:  # what it lacks is assigned to others
+        if heartbeat.waits:  # the partitions that it lacks are assigned to other members
             target -= taken.get(heartbeat.group_id, set()) - owned_now
         accepted = (row.epoch, epochs.connection_id) == (
             heartbeat.epoch,

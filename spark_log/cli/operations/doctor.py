@@ -84,9 +84,9 @@ def _unnamed_files(cluster: "Cluster") -> "list[Check]":
 
     def run() -> list[Finding]:
         until_ms = cluster.store.now().wall_ms - _DAY_MS
-        found = find_unnamed_files(cluster)
-        old = [file for file in found.files if file.modified_ms < until_ms]
-        return [check_unnamed(len(old), sum(file.bytes for file in old), found.stores_away)]
+        unnamed = find_unnamed_files(cluster)
+        old = [file for file in unnamed.files if file.modified_ms < until_ms]
+        return [check_unnamed(len(old), sum(file.bytes for file in old), unnamed.stores_away)]
 
     return [
         Check(

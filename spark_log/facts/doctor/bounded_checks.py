@@ -35,12 +35,14 @@ def run_checks(checks: Sequence[Check], limit_s: float) -> list[Finding]:
     findings: list[Finding] = []
     for check, answer in answers:
         try:
-            found = answer.result(max(0.0, until_s - clock.monotonic_s()))
+            of_check = answer.result(max(0.0, until_s - clock.monotonic_s()))
         except TimeoutError:
-            found = [Finding(check.name, check.late, f"no answer in {limit_s:g} s", check.late_remedy)]
+            of_check = [Finding(check.name, check.late, f"no answer in {limit_s:g} s", check.late_remedy)]
         except Exception as failure:  # also a bug: the others are still of use
-            found = [_failed(check, failure)]
-        findings += [replace(each, seen=f"{check.subject}: {each.seen}") for each in found] if check.subject else found
+            of_check = [_failed(check, failure)]
+        findings += (
+            [replace(each, seen=f"{check.subject}: {each.seen}") for each in of_check] if check.subject else of_check
+        )
     return list(dict.fromkeys(findings))
 
 

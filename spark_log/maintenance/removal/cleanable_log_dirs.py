@@ -56,11 +56,11 @@ class CleanableLogDirs:
 
     @classmethod
     def of(cls, cluster: Cluster, stopping: Callable[[], bool] = lambda: False) -> Self:
-        found = cls(cluster, cluster.log_dirs(), stopping=stopping)
+        log_dirs = cls(cluster, cluster.log_dirs(), stopping=stopping)
         offline = sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online)
         for log_dir_id in cluster.store.read(lambda c: c.execute(offline).scalars().all()):
-            found.failures[LogDirId(log_dir_id)] = "it is offline"
-        return found
+            log_dirs.failures[LogDirId(log_dir_id)] = "it is offline"
+        return log_dirs
 
     def decide(self, body: Callable[[sa.Connection], D]) -> D:
         """Read the metadata that decides which files are deleted. None means that no file is deleted.
