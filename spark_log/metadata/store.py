@@ -38,9 +38,10 @@ READ_TIMEOUT_MS = 10_000
 """How long a read is retried while the store is unavailable."""
 
 SILENT_MS = 10_000
-"""If other processes wait for its locks, the session of a process that was stopped while it sent statements is ended
-after this time.
-"""
+"""The session of a process that was stopped inside a transaction is ended after this time."""
+
+LOCKING_SILENT_MS = 2_500
+"""The same for a session that has locked rows, after a lock_timeout (3 s). A slow process repeats its transaction."""
 
 SETTINGS_AGE_S_MAX = 5.0
 """Maximum age of the cluster's settings in an open client, while the store is available."""
@@ -303,16 +304,16 @@ class Store(StoreTime):
             self._reconnect()
         elif state == LOCK_NOT_AVAILABLE:
             with contextlib.suppress(SparkLogError):
-                self.end_silent_sessions()
+                self.end_silent_sessions(LOCKING_SILENT_MS)
 
-    def end_silent_sessions(self) -> None:
-        """End sessions on PostgreSQL that have been silent in a transaction for SILENT_MS: their processes are stopped,
-        and keep their locks otherwise.
+    def end_silent_sessions(self, locking_ms: int | None = None) -> None:
+        """End sessions on PostgreSQL that have been silent in a transaction for SILENT_MS, or for `locking_ms` if they
+        hold locks of rows: their processes are stopped, and keep their locks otherwise.
         """
         if self.sqlite:
             return
         try:
-            engines.end_silent_sessions(self.engine, SILENT_MS)
+            engines.end_silent_sessions(self.engine, SILENT_MS, SILENT_MS if locking_ms is None else locking_ms)
         except _DATABASE_ERRORS as error:
             raise self._translate(error) from error
 

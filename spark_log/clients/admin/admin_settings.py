@@ -24,7 +24,7 @@ class AdminSettings:
     client_id: str = "spark-log-admin"
     """Name of this program. It has no effect."""
     request_timeout_ms: int = 30_000
-    """Maximum time that a call waits for the metadata store. With PostgreSQL it may wait 15 s longer for a lock."""
+    """Maximum time that a call waits for the metadata store. With PostgreSQL it may wait 3 s longer for a lock."""
     metadata_max_age_ms: int = 300_000
     """Accepted without effect: nothing is cached, and every call reads the store."""
 

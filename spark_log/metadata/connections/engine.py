@@ -38,16 +38,16 @@ _BEGIN, _BEGIN_WRITE = Prepared(sa.text("BEGIN")), Prepared(sa.text("BEGIN IMMED
 
 _APPLICATION = "spark-log"
 _POSTGRESQL_OPTIONS = (
-    "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=15000 -c client_min_messages=warning"
+    "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=3000 -c client_min_messages=warning"
     r" -c statement_timeout=0 -c default_transaction_isolation=read\ committed"
 )
 """They win over settings of the role and of the database. Warnings are requested because they put a commit in doubt
 (`commit_tokens`). Transactions lock a row and then read others: these must be as they are after the wait.
 
-A process that is stopped during a transaction holds its locks for at most 10 s. The server does not count this time
-while it waits for the rest of a message, and after a Flush, with which psycopg ends a pipeline and an executemany. In
-these cases, a coordinator, or the first process that has waited for a lock for 15 s, ends the session
-(`end_silent_sessions`).
+A process that is stopped during a transaction holds its locks until another one has waited for them for 3 s, and then
+ends its session (`end_silent_sessions`). If no process waits, the server ends the transaction after 10 s. The server
+does not count this time while it waits for the rest of a message, and after a Flush, with which psycopg ends a pipeline
+and an executemany; in these cases a coordinator ends the session.
 """
 _PID = "spark_log_pid"
 _WAITING_MAX = 8
@@ -56,7 +56,8 @@ _END_SILENT = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND usename = current_user AND application_name = :application"
     " AND state IN ('active', 'idle in transaction') AND wait_event_type = 'Client' AND wait_event = 'ClientRead'"
-    " AND state_change < clock_timestamp() - :silent_ms * interval '1 millisecond'"
+    " AND state_change < clock_timestamp()"
+    "  - CASE WHEN backend_xid IS NULL THEN :silent_ms ELSE :locking_ms END * interval '1 millisecond'"
 )
 
 
@@ -240,13 +241,15 @@ def pid_of(connection: sa.Connection) -> int:
     return pid
 
 
-def end_silent_sessions(engine: sa.Engine, silent_ms: int) -> None:
+def end_silent_sessions(engine: sa.Engine, silent_ms: int, locking_ms: int) -> None:
     """End sessions of stopped processes on PostgreSQL.
 
-    These are sessions in a transaction that have sent nothing for `silent_ms`.
+    These are sessions in a transaction that have sent nothing for `silent_ms`, or for `locking_ms` if they have locked
+    or written rows: only these have a transaction id.
     """
+    limits = {"silent_ms": silent_ms, "locking_ms": locking_ms}
     with engine.begin() as connection:
-        connection.execute(_END_SILENT, {"application": _APPLICATION, "silent_ms": silent_ms})
+        connection.execute(_END_SILENT, {"application": _APPLICATION, **limits})
 
 
 _postgresql_engines: "weakref.WeakSet[sa.Engine]" = weakref.WeakSet()

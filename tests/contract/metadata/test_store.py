@@ -104,13 +104,13 @@ def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(
     postgres_cluster, postgres_url, monkeypatch
 ):
     """The server itself would wait for the rest of the message, and keep the locks, for ever."""
-    monkeypatch.setattr(store_module, "SILENT_MS", 50)
+    monkeypatch.setattr(store_module, "LOCKING_SILENT_MS", 50)
     store = postgres_cluster.store
     create_topic(postgres_cluster, "t")
     change = Prepared(sa.text("UPDATE partition SET change = change + 1"))
 
     def change_soon(connection, _attempt):
-        connection.execute(sa.text("SET LOCAL lock_timeout = 100"))  # instead of 15 s
+        connection.execute(sa.text("SET LOCAL lock_timeout = 100"))  # instead of 3 s
         change.run(connection, [{}])
 
     other = threading.Thread(target=lambda: store.transact(change_soon))
@@ -127,32 +127,36 @@ def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(
                 assert not other.is_alive()
         return attempt.number
 
-    assert store.transact(stopped) == 1, "the second try is the one that counts"
-    assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 2
+    number = sa.select(t.partition.c.change)
+    with store.snapshot() as reading:  # it has been silent for as long, and keeps no lock of a row
+        before = reading.execute(number).scalar_one()
+        assert store.transact(stopped) == 1, "the second try is the one that counts"
+        assert reading.execute(number).scalar_one() == before
+    assert store.read(lambda c: c.execute(number).scalar_one()) == 2
 
 
 @pytest.mark.parametrize("last", ["a statement", "one message", "several rows", "several rows by SQLAlchemy"])
 def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster, last, monkeypatch):
-    """The server ends its transaction, or a process that waits does; here after 50 ms instead of the usual 10 s.
+    """The server ends its transaction, or a process that waits does; here after 50 ms instead of seconds.
 
     `last`: what it did last. All but a statement are sent in a pipeline, which ends with a Flush if its statements take
     longer than sending them. After that, the server counts no time.
     """
     store = postgres_cluster.store
     topic = create_topic(postgres_cluster, "t")
-    setting = sa.text("SELECT current_setting('idle_in_transaction_session_timeout')")
-    assert store.read(lambda connection: connection.execute(setting).scalar_one()) == "10s"
+    settings = sa.text("SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('lock_timeout')")
+    assert store.read(lambda connection: connection.execute(settings).one()) == ("10s", "3s")
     here = t.partition.c.topic_id == topic.topic_id
     change = t.partition.update().where(here).values(change=t.partition.c.change + 1)
     slow = sa.text("UPDATE partition SET change = change FROM pg_sleep(:seconds)")
 
     def change_soon(connection, _attempt):
         if last != "a statement":
-            connection.execute(sa.text("SET LOCAL lock_timeout = 200"))  # instead of 15 s
+            connection.execute(sa.text("SET LOCAL lock_timeout = 200"))  # instead of 3 s
         connection.execute(change)
 
     if last != "a statement":
-        monkeypatch.setattr(store_module, "SILENT_MS", 50)
+        monkeypatch.setattr(store_module, "LOCKING_SILENT_MS", 50)
     other = threading.Thread(target=lambda: store.transact(change_soon))
 
     def stopped(connection, attempt):
