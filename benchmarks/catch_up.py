@@ -59,7 +59,7 @@ def prepare(cluster: Cluster, folder: Path, segments: int, megabytes: int) -> To
     ).register()  # alive, but without a process: only this benchmark copies to it
     topic = create_topic(cluster, "t", 1, 2)
     assert topic is not None
-    cluster.store.transact(lambda connection, _: connection.execute(t.partition.update().values(leader=1)))
+    cluster.store.transact(lambda connection: connection.execute(t.partition.update().values(leader=1)))
     empty(cluster)
     log = ClientLog(cluster)
     for number in range(segments):
@@ -72,7 +72,7 @@ def prepare(cluster: Cluster, folder: Path, segments: int, megabytes: int) -> To
 def empty(cluster: Cluster) -> None:
     here = t.replica.c.broker_id == 2
     lost = t.replica.update().where(here).values(log_end_offset=0, in_sync=False)
-    cluster.store.transact(lambda connection, _: connection.execute(lost))
+    cluster.store.transact(lambda connection: connection.execute(lost))
 
 
 def cp(source: Path, target: Path) -> float:

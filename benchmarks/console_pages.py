@@ -56,7 +56,7 @@ def fill(cluster: Cluster, topics: int, partitions: int) -> None:
     each = len(all_partitions) // GROUPS
     offset = {"committed_offset": 500, "leader_epoch": -1, "commit_metadata": b"", "committed_ms": 0, "position": 0}
 
-    def insert(connection: sa.Connection, _attempt: object) -> None:
+    def insert(connection: sa.Connection) -> None:
         groups = [{"group_id": f"group-{n}", "generation": 0, "assignor": ""} for n in range(GROUPS)]
         connection.execute(t.consumer_group.insert(), groups)
         rows = [

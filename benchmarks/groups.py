@@ -24,7 +24,6 @@ from spark_log.groups.consumer.stored_values import Subscription
 from spark_log.groups.membership import ConsumerMembership, MemberSettings
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt
 from spark_log.replication.controller.topic_operations import create_topic
 
 JOIN_S_MAX = 2.0
@@ -38,7 +37,7 @@ def fill(cluster: Cluster, group_id: str, members: int) -> None:
     """Insert a group whose members have all joined, in one transaction."""
     said = Subscription(frozenset({"t"}), ("range",))
 
-    def insert(connection: sa.Connection, _attempt: Attempt) -> None:
+    def insert(connection: sa.Connection) -> None:
         now = cluster.store.clock(connection)
         rows.lock_or_make_group(connection, group_id, now)
         for number in range(members):

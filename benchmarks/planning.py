@@ -88,7 +88,7 @@ def _insert_segments(cluster: Cluster, topic: Topic, segments: int) -> None:
     per_partition = segments // topic.partition_count
     end = per_partition * RECORDS_PER_SEGMENT
 
-    def insert(connection: sa.Connection, _attempt: object) -> None:
+    def insert(connection: sa.Connection) -> None:
         rows = [
             {
                 "topic_id": topic.topic_id,

@@ -67,7 +67,7 @@ class Bench:
         overrides |= {key.replace("_", "."): str(value) for key, value in configs.items()}
         with self._cluster() as cluster:
             create_topic(cluster, name, partitions)
-            cluster.store.transact(lambda connection, _: rows.save_configs(connection, f"of-{name}", overrides))
+            cluster.store.transact(lambda connection: rows.save_configs(connection, f"of-{name}", overrides))
         if records:
             with Producer(cluster=self.address) as producer:
                 for _ in range(0, records, 500_000):
@@ -171,7 +171,7 @@ class Bench:
 
     @staticmethod
     def _insert(cluster: Cluster, name: str, key: Key, entries: list[Delayed]) -> None:
-        cluster.store.transact(lambda connection, _: rows.delay(connection, f"of-{name}", key, entries))
+        cluster.store.transact(lambda connection: rows.delay(connection, f"of-{name}", key, entries))
 
     def _dead_letters(self) -> Row:
         self._topic("bad", 1, 200_000, errors_deadletterqueue_topic_name="dlq.bad")

@@ -83,7 +83,7 @@ def failover(cluster: Cluster) -> tuple[float, float]:
             time.sleep(0.01)
         # all of the leaders are on the broker that dies
         mine = t.partition.update().where(t.partition.c.topic_id == topic.topic_id).values(leader=2)
-        cluster.store.transact(lambda connection, _: connection.execute(mine))
+        cluster.store.transact(lambda connection: connection.execute(mine))
         before = time.perf_counter()
         session.register()
         lease_end = (before + time.perf_counter()) / 2 + LEASE_MS / 1000

@@ -121,8 +121,8 @@ def fill(cluster: Cluster, topic: Topic, each: int) -> None:
     p, r = t.partition, t.replica
     ends = p.update().where(p.c.topic_id == topic.topic_id).values(log_end_offset=each, high_watermark=each, change=1)
     replicas = r.update().where(r.c.topic_id == topic.topic_id).values(log_end_offset=each)
-    cluster.store.transact(lambda connection, _: connection.execute(t.segment.insert(), rows))
-    cluster.store.transact(lambda connection, _: (connection.execute(ends), connection.execute(replicas)))
+    cluster.store.transact(lambda connection: connection.execute(t.segment.insert(), rows))
+    cluster.store.transact(lambda connection: (connection.execute(ends), connection.execute(replicas)))
 
 
 def seconds_of(action: Callable[[], object], finished: Callable[[float], bool]) -> list[float]:

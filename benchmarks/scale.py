@@ -289,7 +289,7 @@ def _heartbeats(cluster: Cluster, topic: Topic, rounds: int) -> Iterator[tuple[s
     def beat() -> None:
         assert not member.keep_alive()
 
-    def age(connection: sa.Connection, _attempt: object) -> None:
+    def age(connection: sa.Connection) -> None:
         m = t.group_member.c
         aged = m.until_ms - simulated.SESSION_TIMEOUT_MS // 2
         here = (m.group_id == group_id) & (m.member_id == member.member_id)
@@ -302,7 +302,7 @@ def _heartbeats(cluster: Cluster, topic: Topic, rounds: int) -> Iterator[tuple[s
 def _expire_ten(cluster: Cluster, topic: Topic) -> None:
     """Let ten more segments be so old that retention drops them: from one partition, or the first of ten."""
 
-    def age(connection: sa.Connection, _attempt: object) -> None:
+    def age(connection: sa.Connection) -> None:
         s, p = t.segment.c, t.partition.c
         files = sa.select(s.partition, s.base_offset).where(s.topic_id == topic.topic_id, ~s.inline)
         first = connection.execute(

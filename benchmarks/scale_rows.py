@@ -48,7 +48,7 @@ def add_segments(cluster: Cluster, topic: Topic, count: int, only: int | None = 
     now_ms = store.now().wall_ms
     in_topic = {"topic_id": topic.topic_id}
 
-    def insert(connection: sa.Connection, _attempt: object) -> None:
+    def insert(connection: sa.Connection) -> None:
         columns = {
             "topic_id": "p.topic_id",
             "partition": "p.partition",
@@ -103,7 +103,7 @@ def add_topics(cluster: Cluster, like: str, numbers: range) -> None:
     copies = sa.select(t.topic).where(n.collision_key.startswith(f"{like}-", autoescape=True))
     series = {"first": numbers.start, "last": numbers.stop}
 
-    def insert(connection: sa.Connection, _attempt: object) -> None:
+    def insert(connection: sa.Connection) -> None:
         dialect = connection.dialect.name
         uuid = "printf('%08x', n)" if dialect == "sqlite" else "lpad(to_hex(n), 8, '0')"
         name = f"'{like}-' || n"
@@ -112,7 +112,7 @@ def add_topics(cluster: Cluster, like: str, numbers: range) -> None:
         source = f"{{series}}, topic WHERE topic.topic_id = {topic.topic_id}"
         connection.execute(_insert(t.topic, columns, dialect, source), series)
 
-    def insert_rows(connection: sa.Connection, _attempt: object) -> None:
+    def insert_rows(connection: sa.Connection) -> None:
         for table in (t.partition, t.replica, t.segment, t.publication, t.publication_cursor):
             copied = {column.name: f"one.{column.name}" for column in table.columns} | {"topic_id": "new.topic_id"}
             source = (
@@ -126,7 +126,7 @@ def add_topics(cluster: Cluster, like: str, numbers: range) -> None:
         stated = cluster.store.read(lambda connection: connection.execute(copies).mappings().all())
         held = view.store.read(lambda connection: set(connection.execute(sa.select(n.topic_id)).scalars()))
         rows = [dict(row) for row in stated if row["topic_id"] not in held]
-        view.store.transact(lambda connection, _: connection.execute(t.topic.insert(), rows))
+        view.store.transact(lambda connection: connection.execute(t.topic.insert(), rows))
     view.store.transact(insert_rows)
     for number in numbers:
         uuid = f"{number:08x}{topic.uuid[8:]}"
@@ -145,7 +145,7 @@ def add_members(cluster: Cluster, group_id: str, topic: Topic, numbers: range) -
     """Live members of a group with a stable assignment: member n owns partition n of the topic."""
     said = Subscription(frozenset({topic.name}), ("range",))
 
-    def insert(connection: sa.Connection, _attempt: object) -> None:
+    def insert(connection: sa.Connection) -> None:
         now = cluster.store.clock(connection)
         generation = rows.lock_or_make_group(connection, group_id, now).group.generation + 1
         members, owned = [], []

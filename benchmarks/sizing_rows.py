@@ -141,7 +141,7 @@ def _topic(cluster: Cluster, name: str, partitions: int) -> Topic:
 def _retire(cluster: Cluster, topic: Topic) -> None:
     """Let retention drop all segments of the topic."""
 
-    def age(connection: sa.Connection, _attempt: object) -> None:
+    def age(connection: sa.Connection) -> None:
         here = t.segment.c.topic_id == topic.topic_id
         connection.execute(t.segment.update().where(here).values(min_timestamp_ms=1, max_timestamp_ms=1))
 

@@ -22,7 +22,7 @@ from spark_log.ids import HOME, BrokerId, LogDirId
 from spark_log.metadata import tables as t
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REPLICA
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 RACK_CHARACTERS_MAX = 249
@@ -79,7 +79,7 @@ def add_broker(cluster: Cluster, broker_id: int, log_dirs: Sequence[str], rack: 
     if len(set(uris)) < len(uris):
         raise InvalidConfigurationError(f"log_dirs: the same one twice among {', '.join(log_dirs)}")
 
-    def add(connection: sa.Connection, _attempt: Attempt) -> set[str] | None:
+    def add(connection: sa.Connection) -> set[str] | None:
         row = connection.execute(sa.select(t.broker).where(BROKER.broker_id == broker_id)).one_or_none()
         if row is None:
             connection.execute(t.broker.insert(), embedded_broker_row(broker_id, rack))
@@ -115,10 +115,10 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
 
 def _removal(
     cluster: Cluster, broker_id: int, only_with: Collection[LogDirId] | None = None
-) -> Callable[[sa.Connection, Attempt], None]:
+) -> Callable[[sa.Connection], None]:
     """Return the removal of a broker. With `only_with`, a broker stays that has another log dir, of another call."""
 
-    def remove(connection: sa.Connection, _attempt: Attempt) -> None:
+    def remove(connection: sa.Connection) -> None:
         broker_ids = connection.execute(sa.select(BROKER.broker_id)).scalars().all()
         keep_brokers(connection, [each for each in broker_ids if each < broker_id])  # in the order of ids, as others do
         row = _lock(connection, broker_id, to_remove=True)
@@ -149,7 +149,7 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
     Raises BrokerIdNotRegisteredError, and InvalidConfigurationError while its process runs.
     """
 
-    def embed(connection: sa.Connection, _attempt: Attempt) -> None:
+    def embed(connection: sa.Connection) -> None:
         row = _lock(connection, broker_id)
         if _left_ms(row, cluster.store.clock(connection)):
             raise InvalidConfigurationError(f"broker {broker_id} is running ({row.holder}): stop it first")
@@ -159,7 +159,7 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
     _in_each_store(cluster, embed)
 
 
-def _in_each_store(cluster: Cluster, change: Callable[[sa.Connection, Attempt], None]) -> None:
+def _in_each_store(cluster: Cluster, change: Callable[[sa.Connection], None]) -> None:
     """Change a broker in each store that has it, home last: what a failure leaves is copied from home again."""
     for store_id in reversed(cluster.store_ids()):
         try:
@@ -261,7 +261,7 @@ class BrokerSession:
         Raises DuplicateBrokerRegistrationError while a process serves it, and BrokerIdNotRegisteredError.
         """
 
-        def body(connection: sa.Connection, _attempt: Attempt) -> int:
+        def body(connection: sa.Connection) -> int:
             row = _lock(connection, self.broker_id)
             now = self._store.clock(connection)
             if left_ms := _left_ms(row, now):
@@ -280,7 +280,7 @@ class BrokerSession:
     def renew(self) -> bool:
         """Renew the lease. Returns False if it has expired or another process has it; then register again."""
 
-        def body(connection: sa.Connection, _attempt: Attempt) -> bool:
+        def body(connection: sa.Connection) -> bool:
             row = _lock(connection, self.broker_id)
             now = self._store.clock(connection)
             if (row.holder, row.epoch) != (self.holder, self.epoch) or not _left_ms(row, now):
@@ -295,4 +295,4 @@ class BrokerSession:
         """End the lease, so that the broker counts as dead at once."""
         ours = (BROKER.broker_id == self.broker_id) & (BROKER.holder == self.holder) & (BROKER.epoch == self.epoch)
         over = t.broker.update().where(ours).values(lease_until_ms=0)
-        self._store.transact(lambda connection, _: connection.execute(over), announce=True)
+        self._store.transact(lambda connection: connection.execute(over), announce=True)

@@ -31,7 +31,7 @@ from spark_log.ids import HOME, BrokerId, LogDirId, StoreId
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
 from spark_log.metadata.sql_columns import BROKER, CLUSTER, LOG_DIR
-from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store import READ_TIMEOUT_MS, Store
 from spark_log.metadata.store_opening import create_store, open_store
 from spark_log.process import Stop, start_thread
 
@@ -298,7 +298,7 @@ class Cluster:
             raise LogDirMismatchError(f"log dir: {redact(uri)} is not empty")
         marker = left or Marker(self.cluster_id, broker_id, str(uuid.uuid4()), counter=0)
 
-        def add(connection: sa.Connection, _attempt: Attempt) -> LogDirId:
+        def add(connection: sa.Connection) -> LogDirId:
             values = {"broker_id": broker_id, "uri": uri, "uuid": marker.uuid, "counter": 0, "online": True}
             inserted = connection.execute(tables.log_dir.insert().returning(LOG_DIR.log_dir_id), values).scalar_one()
             # only after the row, which is unique: two calls at once must not both write a marker

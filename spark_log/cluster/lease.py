@@ -12,7 +12,7 @@ from spark_log.errors import NotControllerError, NotCoordinatorError
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import LEASE
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 COORDINATOR = "coordinator"
@@ -55,7 +55,7 @@ class Lease:
     def take_or_renew(self) -> bool:
         """Take or renew the lease, if it is free or held by this process. Returns whether this process holds it."""
 
-        def body(connection: sa.Connection, _attempt: Attempt) -> int | None:
+        def body(connection: sa.Connection) -> int | None:
             here = LEASE.name == self._name
             row = connection.execute(sa.select(t.lease).where(here).with_for_update()).one_or_none()
             if row is None:
@@ -82,7 +82,7 @@ class Lease:
             ours = (LEASE.name == self._name) & (LEASE.holder == self.holder) & (LEASE.epoch == self.epoch)
             free = t.lease.update().where(ours).values(holder=None)
             self.epoch = None
-            self._store.transact(lambda connection, _: connection.execute(free), announce=True)
+            self._store.transact(lambda connection: connection.execute(free), announce=True)
 
     def check(self, connection: sa.Connection) -> None:
         """Raise NotControllerError or NotCoordinatorError if the term has ended.

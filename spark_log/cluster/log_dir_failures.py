@@ -5,7 +5,7 @@ import sqlalchemy as sa
 from spark_log.cluster.brokers import change_log_dirs
 from spark_log.ids import LogDirId
 from spark_log.metadata.sql_columns import LOG_DIR
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 
 
 def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
@@ -13,7 +13,7 @@ def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
     of a larger file stays.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         smaller = LOG_DIR.suspect_bytes.is_(None) | (LOG_DIR.suspect_bytes < size)
         change_log_dirs(connection, [log_dir_id], LOG_DIR.online & smaller, suspect_bytes=size)
 

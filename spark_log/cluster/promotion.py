@@ -23,7 +23,7 @@ from spark_log.errors import CorruptRecordError, SparkLogError, StoreChangedErro
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Beat, Identity
 from spark_log.metadata.sql_columns import LOG_DIR
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.process import ask_in_thread
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
     if not now.is_same_as(recorded):
         _accept(cluster, settings, fence, recorded, now)
 
-    def commit(connection: sa.Connection, _attempt: Attempt) -> int:
+    def commit(connection: sa.Connection) -> int:
         fence(connection)
         server_identity.check_identity(connection)
         return server_identity.beat(connection, store.clock(connection).wall_ms)
@@ -71,7 +71,7 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
 
 
 def _void_beat(store: Store, fence: Fence) -> None:
-    def void(connection: sa.Connection, _attempt: Attempt) -> None:
+    def void(connection: sa.Connection) -> None:
         fence(connection)
         server_identity.void_beat(connection)
 
@@ -83,7 +83,7 @@ def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded:
     store = cluster.store
     beats = _beats_of_log_dirs(cluster, now)
 
-    def accept(connection: sa.Connection, _attempt: Attempt) -> tuple[Beat, str | None]:
+    def accept(connection: sa.Connection) -> tuple[Beat, str | None]:
         fence(connection)
         if server_identity.of_server(connection) != now or server_identity.recorded(connection) != recorded:
             return Beat(0, None, False), "it has changed again"

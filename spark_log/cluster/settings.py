@@ -12,7 +12,6 @@ from spark_log.errors import InvalidConfigurationError, StoreNotFoundError
 from spark_log.ids import HOME_NAME
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.sql_columns import CLUSTER
-from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_schema import read_overrides, write_overrides
 
 _ACCEPT = "store.promotion.accept"
@@ -45,7 +44,7 @@ def alter_settings(
         if value is None or name in defaults
     }
 
-    def alter(connection: sa.Connection, _attempt: Attempt) -> dict[str, str]:
+    def alter(connection: sa.Connection) -> dict[str, str]:
         query = sa.select(CLUSTER.settings).with_for_update()
         before = json.loads(connection.execute(query).scalar_one())
         merged = {**({} if replace_all else before), **changes}

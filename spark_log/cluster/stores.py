@@ -33,7 +33,6 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TRANSACTION
-from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_opening import create_store
 from spark_log.metadata.store_schema import read_overrides
 from spark_log.text import count_of
@@ -59,7 +58,7 @@ def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
         )
     recorded = parsed.without_password
 
-    def reserve(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
+    def reserve(connection: sa.Connection) -> StoreInfo:
         stores = find_stores(connection)
         same = next((each for each in stores if each.name == name), None)
         if same is not None:
@@ -82,11 +81,11 @@ def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
     except ClusterAlreadyExistsError:
         pass  # by an interrupted call; `at` refuses any other store
     except SparkLogError:
-        home.store.transact(lambda c, _: _delete(c, info.store_id, ADDING))
+        home.store.transact(lambda c: _delete(c, info.store_id, ADDING))
         raise
     failpoint("store.created")
     copy_brokers(home, home.at(info.store_id))
-    home.store.transact(lambda c, _: _set_state(c, info.store_id, ACTIVE), announce=True)
+    home.store.transact(lambda c: _set_state(c, info.store_id, ACTIVE), announce=True)
     return home.store.read(lambda connection: find_store(connection, name))
 
 
@@ -99,7 +98,7 @@ def remove_store(cluster: Cluster, name: str) -> None:
     """
     home = cluster.home
 
-    def remove(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
+    def remove(connection: sa.Connection) -> StoreInfo:
         info = lock_store(connection, name)
         refuse_use(connection, info)
         topics = topics_of_store(connection, info.store_id).values()
@@ -153,7 +152,7 @@ def set_draining(cluster: Cluster, name: str, *, draining: bool = True) -> Store
     InvalidConfigurationError for a store that is being added.
     """
 
-    def change(connection: sa.Connection, _attempt: Attempt) -> StoreInfo:
+    def change(connection: sa.Connection) -> StoreInfo:
         info = lock_store(connection, name)
         if info.state == ADDING:
             raise InvalidConfigurationError(f"store {name!r}: it is being added")
@@ -197,7 +196,7 @@ def copy_brokers(home: Cluster, data: Cluster) -> None:
         return
     new = [_new_row(data, info) for log_dir_id, info in infos.items() if log_dir_id not in copied]
 
-    def copy(connection: sa.Connection, _attempt: Attempt) -> None:
+    def copy(connection: sa.Connection) -> None:
         present = set(connection.execute(sa.select(BROKER.broker_id).with_for_update()).scalars())
         missing = [embedded_broker_row(each, rack) for each, rack in brokers.items() if each not in present]
         if missing:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import GATEWAY
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 
 _KEPT_AFTER_LEASE_MS = 3_600_000
 _LEADER_NOT_AVAILABLE = 5
@@ -46,7 +46,7 @@ class GatewaySession:
     def renew(self) -> None:
         """Begin the lease, or renew it. A lease that has ended begins again with the same id."""
 
-        def body(connection: sa.Connection, _attempt: Attempt) -> int:
+        def body(connection: sa.Connection) -> int:
             now = self._store.clock(connection)
             lease = {"lease_until_ms": now.lease_ms + self._duration_ms, "lease_clock_epoch": now.clock_epoch}
             here = t.gateway.update().where(GATEWAY.gateway_id == self.gateway_id)
@@ -71,7 +71,7 @@ class GatewaySession:
         """End the lease at once, unless another process has taken it over."""
         mine = (GATEWAY.gateway_id == self.gateway_id) & (GATEWAY.holder == self._holder)
         over = t.gateway.update().where(mine).values(lease_until_ms=0)
-        self._store.transact(lambda connection, _: connection.execute(over), announce=True)
+        self._store.transact(lambda connection: connection.execute(over), announce=True)
 
 
 def read_live_gateways(store: Store, connection: sa.Connection) -> list[LiveGateway]:

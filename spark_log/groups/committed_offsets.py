@@ -27,7 +27,7 @@ from spark_log.log.append.partitioner import partition_of_key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC, TRANSACTION_OFFSET
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions.transaction_rows import delete_pending_offsets
 
@@ -135,7 +135,7 @@ def commit_offsets(
     """
     commits = check_commits(offsets, store.settings)
 
-    def commit(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+    def commit(connection: sa.Connection) -> list[TopicPartition]:
         group = rows.lock_or_make_group(connection, group_id, store.clock(connection))
         make_consumer_group(connection, group_id, group)
         now = refuse_with_members(store, connection, group_id)

@@ -22,7 +22,7 @@ from spark_log.groups.consumer.rules import NO_PARTITIONS, TOPICS_MAX, EpochStat
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
 from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_assignment, encode_assignment, subscription_of
 from spark_log.ids import TopicPartition
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def type_to_join(store: Store, group_id: str) -> str:
         live = {member.protocol for member in rows.read_members(connection, group_id) if member.live(now)}
         return rows.CONSUMER if rows.CONSUMER in live else rows.CLASSIC if not live else None
 
-    def change(connection: sa.Connection, _attempt: Attempt) -> str:
+    def change(connection: sa.Connection) -> str:
         row = rows.read_group(connection, group_id, lock=True)
         now = store.clock(connection)
         if row is not None and row.type == rows.CONSUMER:

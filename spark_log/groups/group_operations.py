@@ -52,7 +52,7 @@ from spark_log.log.segments.plan import PartitionSnapshot, find_positions
 from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.transactions.transaction_rows import delete_pending_offsets
 
 
@@ -151,7 +151,7 @@ def reset_offsets(
         before = {p: commit.offset for p, commit in read_commits(connection, group_id, commits.keys()).items()}
         return resolve_resets(targets, limits, before, expected)
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, OffsetReset]:
+    def write(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
         now = cluster.store.clock(connection)
         make_consumer_group(connection, group_id, rows.lock_or_make_group(connection, group_id, now))
         resets = read(connection)
@@ -218,7 +218,7 @@ def delete_group(store: Store, group_id: str) -> None:
     share group stay. Raises GroupIdNotFoundError or NonEmptyGroupError.
     """
 
-    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+    def delete(connection: sa.Connection) -> None:
         _lock_existing(connection, group_id)
         refuse_live(store, connection, group_id)
         delete_classic(connection, [group_id])
@@ -265,7 +265,7 @@ def delete_offsets(store: Store, group_id: str, partitions: Collection[TopicPart
     deleted.
     """
 
-    def delete(connection: sa.Connection, _attempt: Attempt) -> None:
+    def delete(connection: sa.Connection) -> None:
         refuse_share_group(connection, group_id, _lock_existing(connection, group_id))
         subscribed = subscribed_topics(connection, group_id, store.clock(connection))
         if read := subscribed & {p.topic for p in partitions}:
@@ -286,7 +286,7 @@ def remove_from_group(
         remove_classic_members(store, group_id, member_ids, instance_ids)
         return
 
-    def remove(connection: sa.Connection, _attempt: Attempt) -> None:
+    def remove(connection: sa.Connection) -> None:
         group = _lock_existing(connection, group_id)
         members = rows.read_members(connection, group_id)
         ids = {member.member_id for member in members}

@@ -15,7 +15,7 @@ from spark_log.groups.consumer.rules import LEAVING_FOR_A_WHILE, Group, check_me
 from spark_log.groups.consumer.stored_values import epochs_of, facts_of, partitions_of, subscription_of
 from spark_log.ids import TopicPartition
 from spark_log.metadata.prepared import one_message
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 
@@ -72,7 +72,7 @@ def renew_sessions(store: Store, heartbeats: Sequence[Heartbeat]) -> list[bool]:
     """Renew the sessions of 1 to MEMBERS_MAX members, and return for each heartbeat whether its member is live."""
     keys = _keys(heartbeats)
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> set[Key]:
+    def body(connection: sa.Connection) -> set[Key]:
         batch_rows.lock_groups(connection, {group_id for group_id, _ in keys})
         now = store.clock(connection)
         until_ms, classic_until_ms = {}, {}

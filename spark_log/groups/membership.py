@@ -31,7 +31,7 @@ from spark_log.groups.group_names import check_group_id, check_instance_id, chec
 from spark_log.groups.heartbeat_batches import Heartbeat, answer_heartbeats, renew_sessions
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 
 _NOT_JOINED = -1
 """The generation of a consumer that is not a member."""
@@ -109,7 +109,7 @@ class Membership(ABC):
         with self._turn, self._session(lost=False):
             me, generation = self._identity(), self.generation
 
-            def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+            def body(connection: sa.Connection) -> list[TopicPartition]:
                 now = check_committer(self._store, connection, me, generation, commits)
                 return write_commits(connection, now, self.group_id, commits)
 

@@ -19,7 +19,7 @@ from spark_log.groups.consumer_messages import subscription_of
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_OFFSET, TOPIC, TRANSACTION_OFFSET
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 _PENDING = sa.exists().where(
@@ -84,7 +84,6 @@ def _expire_of_empty(
     retention_ms: int,
     group_ids: Sequence[str],
     connection: sa.Connection,
-    _attempt: Attempt,
 ) -> int:
     """Delete the expired offsets of those of the groups that are still empty, and the groups that then have none.
     Return the number of deleted offsets.
@@ -111,7 +110,7 @@ def _expire_unsubscribed(store: Store, group_id: str, retention_ms: int, fence: 
     if not store.read(lambda found: _unsubscribed_by(found, group_id, store.clock(found), retention_ms)):
         return 0
 
-    def expire(connection: sa.Connection, _attempt: Attempt) -> int:
+    def expire(connection: sa.Connection) -> int:
         fence(connection)
         rows.read_group(connection, group_id, lock=True)
         now = store.clock(connection)

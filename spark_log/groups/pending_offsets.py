@@ -17,7 +17,7 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import TOPIC, TRANSACTION, TRANSACTION_OFFSET
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 from spark_log.transactions import rules
 from spark_log.transactions.fencing_rules import FencingToken
 from spark_log.transactions.rules import ONGOING
@@ -47,7 +47,7 @@ def add_offsets(
     UnknownMemberIdError, IllegalGenerationError or FencedInstanceIdError if the member may not commit the offsets now.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+    def body(connection: sa.Connection) -> list[TopicPartition]:
         transaction = locked(connection, store, producer, token).transaction
         rules.check_open(transaction, producer.ref)
         groups = _groups_of(connection, producer.producer_id) | {who.group_id}

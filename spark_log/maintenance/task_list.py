@@ -88,7 +88,7 @@ _CLOCK_WAS_SET = (
 def expire_commit_tokens(store: Store, fence: Callable[[sa.Connection], None] = lambda _: None) -> None:
     """Delete the commit tokens that are too old to be asked for. `fence` raises if the caller has lost its lease."""
 
-    def body(connection: sa.Connection, _attempt: object) -> None:
+    def body(connection: sa.Connection) -> None:
         fence(connection)
         commit_tokens.expire(connection, store.clock(connection).wall_ms)
 

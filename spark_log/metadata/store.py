@@ -50,13 +50,6 @@ _DATABASE_ERRORS = (sa.exc.DBAPIError, sa.exc.TimeoutError)
 """Driver errors as SQLAlchemy raises them, and the error of an exhausted connection pool."""
 
 
-@dataclass
-class Attempt:
-    """The number of an attempt to commit a transaction, from 0. No earlier attempt was committed."""
-
-    number: int = 0
-
-
 @dataclass(frozen=True)
 class _InDoubt(Generic[T]):
     """A transaction whose COMMIT was sent to PostgreSQL but not answered, with the result of its body.
@@ -189,7 +182,7 @@ class Store(StoreTime):
         """
         if self.sqlite:
             return self.read(body, timeout_ms=timeout_ms)
-        return self._transact(lambda connection, _attempt: body(connection), timeout_ms, as_primary=True)
+        return self._transact(body, timeout_ms, as_primary=True)
 
     @contextlib.contextmanager
     def snapshot_as_primary(self) -> Iterator[sa.Connection]:
@@ -212,7 +205,7 @@ class Store(StoreTime):
 
     def transact(
         self,
-        body: Callable[[sa.Connection, Attempt], T],
+        body: Callable[[sa.Connection], T],
         *,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         durable: bool = True,
@@ -233,7 +226,7 @@ class Store(StoreTime):
 
     def _transact(
         self,
-        body: Callable[[sa.Connection, Attempt], T],
+        body: Callable[[sa.Connection], T],
         timeout_ms: int,
         *,
         durable: bool = True,
@@ -241,9 +234,9 @@ class Store(StoreTime):
         unlimited: bool = False,
         as_primary: bool = False,
     ) -> T:
-        attempt = Attempt()
         deadline = clock.monotonic_s() + min(timeout_ms, self.timeout_ms_max) / 1000
         in_doubt: _InDoubt[T] | None = None
+        number = 0
         while True:
             committing: _InDoubt[T] | None = None
             pid = 0
@@ -262,7 +255,7 @@ class Store(StoreTime):
                         connection = connection.execution_options(isolation_level="REPEATABLE READ")
                     transaction = connection.begin()
                     try:
-                        result = body(connection, attempt)
+                        result = body(connection)
                         if not self.sqlite:  # a SQLite commit has no connection to lose
                             pid = engines.pid_of(connection)
                             committing = _InDoubt(commit_tokens.new_token(), clock.boot_ms(), result)
@@ -291,8 +284,8 @@ class Store(StoreTime):
                     raise translated from error
                 self._outage.failed(translated)
                 self._mend(error)
-                _back_off(attempt.number, min(deadline, self._last_try_s), translated)
-                attempt.number += 1
+                _back_off(number, min(deadline, self._last_try_s), translated)
+                number += 1
 
     def _translate(self, error: sa.exc.DBAPIError | sa.exc.TimeoutError) -> SparkLogError:
         return translate(error, self.address, connected_before=self._hosts is not None and self._hosts.connected)

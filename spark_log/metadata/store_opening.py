@@ -19,7 +19,7 @@ from spark_log.metadata.address import Address, cluster_not_found
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.schema_fence import number_of
 from spark_log.metadata.sql_columns import CLUSTER
-from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store import READ_TIMEOUT_MS, Store
 from spark_log.metadata.store_schema import read_overrides
 
 
@@ -38,7 +38,7 @@ def create_store(
         address.folder.mkdir(parents=True, exist_ok=True)
     store = Store(address, create=True)
 
-    def create(connection: sa.Connection, _attempt: Attempt) -> None:
+    def create(connection: sa.Connection) -> None:
         revision = store_schema.revision_of(connection)
         if revision is None:
             store_schema.create(connection)
@@ -96,7 +96,7 @@ def open_store(
                         f"the metadata store at {address} has revision {stored.revision!r}, which is older than"
                         f" {tables.SCHEMA_REVISION!r}, and this command upgrades no store: `spark-log status` does"
                     )
-                store.transact(lambda connection, _attempt: store_schema.upgrade(connection, address), unlimited=True)
+                store.transact(lambda connection: store_schema.upgrade(connection, address), unlimited=True)
                 stored = store.read(_read_cluster)
         _check_number(stored, store_id, cluster_id, address)
         store.keep_settings(stored.settings)

@@ -81,7 +81,7 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
     if not fitting:
         return topic
 
-    def store(connection: sa.Connection, _attempt: object) -> Topic:
+    def store(connection: sa.Connection) -> Topic:
         lock_registry(connection)
         present = find_topic(connection, topic.name, lock=True)
         if present.topic_id != topic.topic_id or present.overrides != topic.overrides:

@@ -288,7 +288,7 @@ class Registry:
         self._write(lambda connection: rows.set_config(connection, subject or rows.ALL_SUBJECTS, **values))
 
     def _write(self, body: Callable[[sa.Connection], T]) -> T:
-        def write(connection: sa.Connection, _attempt: object) -> T:
+        def write(connection: sa.Connection) -> T:
             rows.lock_registry(connection)
             return body(connection)
 

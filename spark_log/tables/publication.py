@@ -275,7 +275,7 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
             if there is None:
                 opened.setdefault(table.table_id, None)
                 if table.target != DELTA:  # someone has deleted it
-                    cluster.store.transact(lambda c, _: publication_state.forget(c, table.key))
+                    cluster.store.transact(lambda c: publication_state.forget(c, table.key))
                 return None
             version = _publish_once(cluster, table, there)
             if version is not None:
@@ -338,16 +338,14 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
         what = _compare_all(cluster, table, there, changes)
     recorded, due, columns = changes.recorded, changes.due, changes.columns
     if not what and not there.has_foreign_schema(columns):
-        cluster.store.transact(lambda c, _: publication_state.record(c, topic, table.key, recorded, compared, due))
+        cluster.store.transact(lambda c: publication_state.record(c, topic, table.key, recorded, compared, due))
         return compared[1]
     if there.has_to_change_first(columns):
         return None
     there.prepare(what, changes.cursors, due.cursors, columns)
     opened[table.table_id] = None if columns is None else columns.fields
     intent = Intent(topic, table.key, recorded, compared, what.add, due)
-    transaction_version = cluster.store.transact(lambda c, _attempt: publication_intent.note(c, [intent])).get(
-        intent.key
-    )
+    transaction_version = cluster.store.transact(lambda c: publication_intent.note(c, [intent])).get(intent.key)
     if transaction_version is None:
         return None
     failpoint("publish.before-commit")

@@ -116,7 +116,7 @@ def _record_without_commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Cha
         at = change.recorded
         assert at is not None
         cluster.store.transact(
-            lambda c, _attempt, table=table, change=change, at=at: publication_state.record(  # type: ignore[misc]
+            lambda c, table=table, change=change, at=at: publication_state.record(  # type: ignore[misc]
                 c, table.topic, table.key, at, at, change.due
             )
         )
@@ -132,7 +132,7 @@ def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Differenc
     ]
     if not intents:
         return {}
-    noted = cluster.store.transact(lambda c, _attempt: publication_intent.note(c, intents))
+    noted = cluster.store.transact(lambda c: publication_intent.note(c, intents))
     versions: dict[TableKey, int] = {}
     commits: list[tuple[TopicTable, int]] = []
     for table, change, what in due:
@@ -173,11 +173,11 @@ def withdraw_if_absent(cluster: Cluster, table: TopicTable, version: int, transa
     """
     may_come = table.target == ICEBERG or not table.log_dir.local or table.log_dir.hangs()
     if not may_come and _is_newest(table, version - 1):
-        cluster.store.transact(lambda c, _attempt: publication_intent.withdraw(c, table.key, transaction_version))
+        cluster.store.transact(lambda c: publication_intent.withdraw(c, table.key, transaction_version))
 
 
 def settle(cluster: Cluster, commits: Sequence[tuple[TopicTable, int]], *, durable: bool = False) -> None:
     """Record our commits, each with the version of its app transaction, which are on disk."""
     settled = [(table.topic, table.key, version) for table, version in commits]
-    cluster.store.transact(lambda c, _attempt: publication_intent.settle(c, settled), durable=durable)
+    cluster.store.transact(lambda c: publication_intent.settle(c, settled), durable=durable)
     failpoint("publish.recorded")

@@ -234,7 +234,7 @@ def rebuild(cluster: Cluster, topic: Topic, target: str) -> int:
             table.log_dir.verify(table.info.uuid)
             if table.catalog is not None:
                 drop_table(table.catalog, topic.name, table.log_dir, topic.folder, table.locations)
-            cluster.store.transact(lambda c, _, key=table.key: publication_state.forget(c, key))  # type: ignore[misc]
+            cluster.store.transact(lambda c, key=table.key: publication_state.forget(c, key))  # type: ignore[misc]
             table.log_dir.delete_folder(table.metadata_folder)
             count += 1
     publication.publish(cluster, topic)

@@ -15,7 +15,7 @@ from spark_log.ids import StoreId
 from spark_log.log.append.producer_rows import copy_producers, transactional_id_of
 from spark_log.log.log import Log
 from spark_log.metadata.connections.server_identity import check_identity
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.transactions import part_rules, rules
 from spark_log.transactions.part_rows import read_part, read_parts, unfinished_commits, unfinished_parts
 from spark_log.transactions.part_rules import Part, PartState, Resolution
@@ -135,7 +135,7 @@ def _learn_commit(home: Cluster, producer_id: int, parts: Parts) -> None:
     name = data.read(lambda connection: transactional_id_of(connection, producer_id))
     copy_producers(data, home.store, {producer_id})
 
-    def learn(connection: sa.Connection, _attempt: Attempt) -> bool:
+    def learn(connection: sa.Connection) -> bool:
         if name is None or transactional_id_of(connection, producer_id) != name:
             return False  # the restored home store has given one of the two ids to another producer
         now = home.store.clock(connection)

@@ -21,7 +21,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.connections.server_identity import check_identity, problem_of
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import PRODUCER, TRANSACTION
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.transactions import rules
 from spark_log.transactions.part_rows import delete_parts, expired_parts
 from spark_log.transactions.rules import ONGOING
@@ -77,9 +77,7 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
     return store.read(late)
 
 
-def _time_out(
-    store: Store, fence: Fence, producer_id: int, connection: sa.Connection, _attempt: Attempt
-) -> list[PendingBatch] | None:
+def _time_out(store: Store, fence: Fence, producer_id: int, connection: sa.Connection) -> list[PendingBatch] | None:
     """Abort the transaction if it has timed out, and return its pending batches. Otherwise return None.
 
     With parts it waits while the store is not the recorded one: a restored home store may not know its commit.
@@ -102,7 +100,7 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
     """Delete the transactional ids that were not used for transactional.id.expiration.ms. Return their number."""
     expiration_ms = (settings or store.settings).transactional_id_expiration_ms
 
-    def expire(connection: sa.Connection, _attempt: Attempt) -> int:
+    def expire(connection: sa.Connection) -> int:
         fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         idle = _idle_ids(before_ms).order_by(PRODUCER.producer_id).limit(_IDS_A_TURN).with_for_update(of=t.producer)
@@ -144,7 +142,7 @@ def expire_parts(data: Cluster, settings: ClusterSettings | None = None, fence: 
 
     gone = sorted(set(ids) - home.read_as_primary(known))
 
-    def delete(portion: Collection[int], connection: sa.Connection, _attempt: Attempt) -> None:
+    def delete(portion: Collection[int], connection: sa.Connection) -> None:
         fence(connection)
         delete_parts(connection, portion)
         delete_producer_batches(connection, portion)

@@ -37,7 +37,7 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.log import Log
 from spark_log.log.segments.segment_rows import delete_blobs, insert_blobs
 from spark_log.metadata.prepared import one_message, sent_with_commit
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.process import in_parallel
 from spark_log.transactions import part_rules, rules, transaction_store
@@ -68,7 +68,7 @@ def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: i
     home = cluster.home.store
     across = may_cross(home)
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> int:
+    def body(connection: sa.Connection) -> int:
         now = home.clock(connection)
         before = lock_transaction(connection, now, ref.producer_id)
         keep_store(connection, store_id)
@@ -105,7 +105,7 @@ def register(
     """
     store = cluster.store
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> tuple[list[Batch], list[PendingBatch]]:
+    def body(connection: sa.Connection) -> tuple[list[Batch], list[PendingBatch]]:
         if write_id is not None:
             check_write_id(connection, write_id, release=release_write_id)
         now = store.clock(connection)
@@ -214,7 +214,7 @@ def _read(store: Store, producer_id: int, timeout_ms: int) -> tuple[Part, list[B
 def finish(home: Store, producer_id: int, number: int, store_id: StoreId) -> None:
     """Note at home that a data store has appended its part of transaction `number`."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         now = home.clock(connection)
         try:
             before = lock_transaction(connection, now, producer_id)
@@ -325,7 +325,7 @@ def abort_part(
 ) -> None:
     """Drop the part of a transaction that home has not committed, and will not."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[PendingBatch]:
+    def body(connection: sa.Connection) -> list[PendingBatch]:
         fence(connection)
         now = data.store.clock(connection)
         before = lock_part(connection, now, producer_id)

@@ -30,7 +30,7 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.segments.segment_rows import delete_blobs
 from spark_log.metadata.prepared import in_list, one_message, sent_with_commit
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.transactions import fencing_rules, rules
 from spark_log.transactions.fencing_rules import FencingToken, Role
@@ -86,7 +86,7 @@ def init_producer(
     if transaction_timeout_ms <= 0:
         raise InvalidTransactionTimeoutError(f"transaction_timeout_ms={transaction_timeout_ms} is not above 0")
 
-    def initialize(connection: sa.Connection, _attempt: Attempt) -> tuple[Initialized, list[PendingBatch]]:
+    def initialize(connection: sa.Connection) -> tuple[Initialized, list[PendingBatch]]:
         now = store.clock(connection)
         producer_id = lock_transactional_producer(connection, transactional_id)
         if producer_id is None:
@@ -164,7 +164,7 @@ def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEO
     the errors of `transactions.rules.abort`.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> tuple[list[PendingBatch], Parts]:
+    def body(connection: sa.Connection) -> tuple[list[PendingBatch], Parts]:
         now = cluster.store.clock(connection)
         before = lock_transaction(connection, now, ref.producer_id)
         after = rules.abort(before.transaction, ref)

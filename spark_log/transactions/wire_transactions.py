@@ -34,7 +34,7 @@ from spark_log.log.append.rules import (
 from spark_log.log.append.sequence_rules import ProducerState
 from spark_log.log.segments.segment_rows import insert_blobs
 from spark_log.metadata.sql_columns import PARTITION
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 from spark_log.transactions import fencing_rules, part_rules, rules
 from spark_log.transactions import pending_sequences as sequence_rules
 from spark_log.transactions.fencing_rules import FencingToken, Role
@@ -106,7 +106,7 @@ def take_fencing_token(
 ) -> FencingToken:
     """Take a new fencing token for a connection. Raises the errors of `rules.check`: a fenced producer gets none."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> FencingToken:
+    def body(connection: sa.Connection) -> FencingToken:
         now = store.clock(connection)
         before = locked(connection, store, producer)
         rules.check(before.transaction, producer.ref)
@@ -130,7 +130,7 @@ def begin(
     """
     across = may_cross(store)
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         now = store.clock(connection)
         before = locked(connection, store, producer, token)
         after = rules.begin(before.transaction, producer.ref)
@@ -151,7 +151,7 @@ def join(
     """
     across = may_cross(home)
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> dict[WireProducer, int | SparkLogError]:
+    def body(connection: sa.Connection) -> dict[WireProducer, int | SparkLogError]:
         numbers: dict[WireProducer, int | SparkLogError] = {}
         for producer in sorted(producers, key=lambda each: each.producer_id):
             try:
@@ -188,7 +188,7 @@ def register(
     batch that is pending already is a duplicate. Raises the errors of the store, and WriteIdExpiredError.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Appended | Rejected]]:
+    def body(connection: sa.Connection) -> list[list[Appended | Rejected]]:
         if write_id is not None:
             check_write_id(connection, write_id, release=False)
         order = sorted(range(len(registrations)), key=lambda index: registrations[index].producer.producer_id)
@@ -302,7 +302,7 @@ def read_open(
 ) -> Opened:
     """Return the transaction that EndTxn commits. Raises the errors of `rules.has_ended`, and FencedConnectionError."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> Opened:
+    def body(connection: sa.Connection) -> Opened:
         transaction = locked(connection, store, producer, token).transaction
         if rules.has_ended(transaction, producer.ref, commit=True):
             return Opened(None, transaction.parts)
@@ -319,7 +319,7 @@ def abort(
     """
     store = cluster.store
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> tuple[list[PendingBatch], Parts]:
+    def body(connection: sa.Connection) -> tuple[list[PendingBatch], Parts]:
         now = store.clock(connection)
         before = locked(connection, store, producer, token)
         if rules.has_ended(before.transaction, producer.ref, commit=False):

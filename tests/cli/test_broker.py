@@ -92,7 +92,7 @@ def test_an_addition_that_failed_is_repeated(cluster: Path, tmp_path: Path) -> N
 def test_an_addition_that_was_killed_is_shown_and_continued(cluster: Path, tmp_path: Path, added: int) -> None:
     folders = [str(tmp_path / "d2"), str(tmp_path / "d3")]
     with Cluster.open(str(cluster)) as opened:
-        opened.store.transact(lambda c, _: c.execute(t.broker.insert(), embedded_broker_row(BrokerId(2), None)))
+        opened.store.transact(lambda c: c.execute(t.broker.insert(), embedded_broker_row(BrokerId(2), None)))
         for folder in folders[:added]:
             opened.add_log_dir(BrokerId(2), folder)
     shown = run(cluster, "list").stdout

@@ -227,7 +227,7 @@ def test_status_shows_sizes_and_unreachable_log_dirs(events: Path) -> None:
     (events / "elsewhere").rename(events / "broker-1")
     with Cluster.open(str(events)) as cluster:
         failed = {"online": False, "failure": "no answer in 5 s"}
-        cluster.store.transact(lambda connection, _: change_log_dirs(connection, [1], **failed))
+        cluster.store.transact(lambda connection: change_log_dirs(connection, [1], **failed))
     [log_dir] = json.loads(run("status", "--json", cluster=events).stdout)["log_dirs"]
     assert (log_dir["reachable"], log_dir["problem"]) == (True, "marked offline: no answer in 5 s")
 

@@ -61,7 +61,7 @@ def output_of(process, exit_code=0):
 def sessions_end(folder):
     """End all sessions, as after session_timeout_ms: killed processes are no members any more."""
     with Cluster.open(str(folder / "log")) as cluster:
-        cluster.store.transact(lambda connection, _: connection.execute(t.group_member.update().values(until_ms=0)))
+        cluster.store.transact(lambda connection: connection.execute(t.group_member.update().values(until_ms=0)))
 
 
 def bills(folder):

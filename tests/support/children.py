@@ -130,7 +130,7 @@ class Child:
         self._reading.join(timeout=30)
 
 
-def _take_locks(connection: sa.Connection, _attempt: object) -> None:
+def _take_locks(connection: sa.Connection) -> None:
     for table in (t.producer, t.consumer_group):
         connection.execute(sa.select(*table.primary_key).with_for_update(nowait=True)).all()
 

@@ -225,7 +225,7 @@ class Model:
     def _list_elsewhere(self, count: int) -> None:
         """A tail lies above the end of each pass so far, since a pass seals it."""
 
-        def list_them(connection: sa.Connection, _attempt: object) -> int | None:
+        def list_them(connection: sa.Connection) -> int | None:
             here = {"topic_id": self.topic.topic_id, "partition": 0, "log_dir_id": AWAY, "target": "delta"}
             cursors = t.publication_cursor
             connection.execute(cursors.delete().where(*(cursors.c[name] == value for name, value in here.items())))

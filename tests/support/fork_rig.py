@@ -19,7 +19,6 @@ import pandas  # noqa: F401 - pyarrow imports it with its first value: here once
 
 from spark_log import Cluster, Consumer, Producer, create_topic
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.metadata.store import Attempt
 from tests.support.records import read_all
 from tests.support.waiting import LIMIT_S
 
@@ -69,11 +68,11 @@ def _case(address: str, client: str, state: str) -> None:
         user.close()
         child = fork()
     elif state == "in a transaction of its own":
-        child = cluster.store.transact(lambda _connection, _attempt: fork())
+        child = cluster.store.transact(lambda _connection: fork())
     elif state.startswith("in a"):
         inside = threading.Event()
 
-        def body(connection: Any, _attempt: Attempt) -> None:
+        def body(connection: Any) -> None:
             connection.exec_driver_sql("UPDATE cluster SET created_ms = created_ms + 1")
             inside.set()
             end_transaction.wait(0.3 if "short" in state else 60)

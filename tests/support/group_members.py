@@ -30,7 +30,7 @@ from spark_log.groups.custom_assignor_membership import ClassicMembership
 from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from tests.support.waiting import LIMIT_S
 
 LONG_MS = 600_000
@@ -105,7 +105,7 @@ def move_session_end(store: Store, member_id: str, until_ms: int) -> None:
         store.transact(partial(_execute, statement=moved))
 
 
-def _execute(connection: sa.Connection, _attempt: Attempt, statement: sa.Executable) -> None:
+def _execute(connection: sa.Connection, statement: sa.Executable) -> None:
     connection.execute(statement)
 
 

@@ -19,7 +19,6 @@ from spark_log.log.partitions.partition_rows import lock_partitions, save_partit
 from spark_log.log.partitions.replication_rules import fail_over, lose_files
 from spark_log.log.segments.segment_copy import Pace, SegmentFile, copy_segment
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.metadata.store import Attempt
 from spark_log.replication.controller import topic_copies
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
@@ -44,7 +43,7 @@ def topic_on(cluster: Cluster, name: str, assignments: Sequence[Sequence[int]], 
         with patch.object(topic_copies, "place_replicas", lambda *_: placement):
             return create_topic(cluster, name, len(assignments), len(assignments[0]), named)
     return cluster.store.transact(
-        lambda connection, _: insert_topic(
+        lambda connection: insert_topic(
             connection, name, placement, len(assignments[0]), named, cluster.store.clock(connection)
         )
     )
@@ -103,7 +102,7 @@ def truncate(cluster: Cluster, topic: str, to: int, partition: int = 0) -> None:
     """An unclean election: every log dir returns with only the records below `to`, which is a segment boundary."""
     store = topics_view(cluster).store
 
-    def elect(connection: sa.Connection, _attempt: Attempt) -> None:
+    def elect(connection: sa.Connection) -> None:
         found = find_topic(connection, topic)
         here = (
             (SEGMENT.topic_id == found.topic_id)

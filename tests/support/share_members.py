@@ -26,7 +26,6 @@ from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.metadata.store import Attempt
 from tests.support.gateway_wire import WireConnection
 from tests.support.waiting import wait_until
 
@@ -96,7 +95,7 @@ class ShareMember:
 def move_lock_ends(cluster: Cluster, by_ms: int) -> None:
     """Let the locks of group "workers" end so much earlier, as if this time had passed for them."""
 
-    def move(connection: sa.Connection, _attempt: Attempt) -> None:
+    def move(connection: sa.Connection) -> None:
         now = cluster.store.clock(connection)
         for key in offers_of(ask_offers(connection, "workers")):
             row = rows.row_of(rows.ask_row(connection, "workers", key, lock=True), "workers", key, now)

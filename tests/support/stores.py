@@ -117,7 +117,7 @@ ONE_STORE_TESTS = frozenset(
 
 def change(cluster: Cluster, statement: Any) -> None:
     """Run a statement on each metadata store: the rows of a table are in the store of their topic, or at home."""
-    in_each_store(cluster, lambda view: view.store.transact(lambda connection, _: connection.execute(statement)))
+    in_each_store(cluster, lambda view: view.store.transact(lambda connection: connection.execute(statement)))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from spark_log.cluster.quotas.rules import Bucket, Entity, Quotas, used_until_s
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing, insert_or_replace
 from spark_log.metadata.sql_columns import CLIENT_QUOTA, QUOTA_USAGE
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 
 _US = 1_000_000
 _KEPT_AFTER_USE_US = 60 * _US
@@ -30,7 +30,7 @@ def write_quotas(store: Store, changes: Iterable[tuple[Entity, Mapping[str, floa
     """Set the values of entities in one transaction; None deletes a value. The caller has checked the values."""
     texts = [(_text(entity), values) for entity, values in changes]
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         for entity, values in texts:
             for config, value in values.items():
                 here = (CLIENT_QUOTA.entity == entity) & (CLIENT_QUOTA.config == config)
@@ -52,7 +52,7 @@ def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]
     query = sa.select(QUOTA_USAGE.bucket, QUOTA_USAGE.used_until_us, QUOTA_USAGE.clock_epoch)
     query = query.where(QUOTA_USAGE.bucket.in_(list(keys))).order_by(QUOTA_USAGE.bucket)
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> dict[Bucket, float]:
+    def body(connection: sa.Connection) -> dict[Bucket, float]:
         now = store.clock(connection)
         now_us = now.lease_ms * 1000
         new = {"used_until_us": now_us, "clock_epoch": now.clock_epoch}
@@ -79,7 +79,7 @@ def record_use(store: Store, use: Mapping[Bucket, float]) -> dict[Bucket, float]
 def delete_old_use(store: Store) -> None:
     """Delete the rows of buckets whose use was paid for more than a minute ago."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         now = store.clock(connection)
         old = QUOTA_USAGE.used_until_us < now.lease_ms * 1000 - _KEPT_AFTER_USE_US
         connection.execute(t.quota_usage.delete().where(old | (QUOTA_USAGE.clock_epoch != now.clock_epoch)))

@@ -19,7 +19,7 @@ from spark_log.errors import IllegalArgumentError
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import ACL
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 
 _NAME_LENGTH_MAX, _PRINCIPAL_LENGTH_MAX = 249, 1024
 
@@ -49,7 +49,7 @@ def add_acls(store: Store, acls: Collection[Acl]) -> None:
         for acl in map(check_acl, acls)
     ]  # fmt: skip
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         for row in sorted(rows, key=lambda each: str(each["acl_id"])):
             insert_if_missing(connection, t.acl, row)
 
@@ -59,7 +59,7 @@ def add_acls(store: Store, acls: Collection[Acl]) -> None:
 def remove_acls(store: Store, filters: Sequence[AclFilter]) -> list[list[Acl]]:
     """Remove the ACLs that match one of the filters. Returns for each filter, in order, the ACLs that it matched."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[list[Acl]]:
+    def body(connection: sa.Connection) -> list[list[Acl]]:
         known = _read(connection)
         found = [[acl for acl in known if each.matches(acl)] for each in filters]
         for acl_id in sorted({_id_of(acl) for acls in found for acl in acls}):

@@ -21,7 +21,7 @@ from spark_log.config.values import can_be_stored
 from spark_log.errors import ResourceNotFoundError, UnacceptableCredentialError
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CLUSTER, SCRAM_CREDENTIAL
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 
 NAME_LENGTH_MAX = 249
 
@@ -78,7 +78,7 @@ def alter_credentials(
 ) -> None:
     """Apply all changes or none. Raises ResourceNotFoundError if a credential to delete does not exist."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         for user, mechanism in sorted(deletions):
             delete = t.scram_credential.delete().where(_is(user, mechanism))
             if not can_be_stored(user) or not connection.execute(delete).rowcount:

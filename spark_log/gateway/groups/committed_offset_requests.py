@@ -34,7 +34,6 @@ from spark_log.groups.committers import check_committer, check_offsets_epoch
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.pending_offsets import unstable_partitions
 from spark_log.ids import TopicPartition
-from spark_log.metadata.store import Attempt
 
 _UNSTABLE_OFFSET_COMMIT = 88
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
@@ -104,7 +103,7 @@ def _commit(services: Services, request: Message, client: Client) -> tuple[int, 
         if generation < 0 and not request.member_id:
             return NONE, with_unknown(codes, commit_offsets(store, request.group_id, commits))
 
-        def body(connection: sa.Connection, _attempt: Attempt) -> list[TopicPartition]:
+        def body(connection: sa.Connection) -> list[TopicPartition]:
             now = check_committer(store, connection, me, generation, commits)
             return write_commits(connection, now, me.group_id, commits)
 

@@ -53,7 +53,7 @@ from spark_log.groups.consumer_messages import PROTOCOL_TYPE, decode_subscriptio
 from spark_log.groups.group_names import check_group_id, check_instance_id, check_session_timeout, new_member_id
 from spark_log.groups.heartbeat_batches import Heartbeat
 from spark_log.groups.identity import Identity
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 
 COOPERATIVE = "cooperative-sticky"
 _MEMBER_ID_CHARACTERS_MAX = 249
@@ -255,7 +255,7 @@ def _expect_rejoin(store: Store, group_id: str, member_id: str) -> None:
         row = rows.read_member(connection, group_id, member_id)
         return row is None or row.epochs.revoke_by_ms is not None
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> None:
+    def write(connection: sa.Connection) -> None:
         rows.read_group(connection, group_id, lock=True)
         now = store.clock(connection)
         row = rows.read_member(connection, group_id, member_id)

@@ -21,7 +21,7 @@ from spark_log.groups.classic.rules import advance, check_commit, join, leave, n
 from spark_log.groups.consumer import rows
 from spark_log.groups.share.group_ids import refuse_classic_member
 from spark_log.metadata.prepared import one_message
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 Step = Callable[[ClassicGroup, int], ClassicGroup]
@@ -66,7 +66,7 @@ def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
         wait_ms = None if part.until_ms is None else part.until_ms - now.lease_ms
         return part.group, Seen(after, wait_ms), now
 
-    def renew(connection: sa.Connection, _attempt: Attempt) -> Seen | None:
+    def renew(connection: sa.Connection) -> Seen | None:
         rows.read_group(connection, group_id, lock=True)
         decided = decide(connection)
         if decided is None:
@@ -131,7 +131,7 @@ def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> 
             raise UnknownMemberIdError(f"group {group_id!r} has no members of this protocol")
         return before, step(advance(before, now.lease_ms), now.lease_ms), now
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> tuple[ClassicGroup, ClassicGroup, StoreClock]:
+    def write(connection: sa.Connection) -> tuple[ClassicGroup, ClassicGroup, StoreClock]:
         fence(connection)
         rows.read_group(connection, group_id, lock=True)
         before, after, now = read(connection)
@@ -151,7 +151,7 @@ def join_classic(store: Store, group_id: str, request: Joining) -> Seen:
     """
     check_request(request)
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> tuple[ClassicGroup | None, ClassicGroup, StoreClock]:
+    def write(connection: sa.Connection) -> tuple[ClassicGroup | None, ClassicGroup, StoreClock]:
         row = rows.lock_or_make_group(connection, group_id, store.clock(connection))
         refuse_classic_member(connection, group_id, row)
         now = store.clock(connection)

@@ -19,7 +19,7 @@ from spark_log.groups.share.members import remove_share_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
             return bool(dead)
         return bool(dead) or notice_topics(row.group, row.topics, facts, facts.keys() | row.topics) != row.group
 
-    def change(connection: sa.Connection, _attempt: Attempt) -> None:
+    def change(connection: sa.Connection) -> None:
         fence(connection)
         row = rows.read_group(connection, group_id, lock=True)
         if row is None or row.type == rows.CLASSIC:
@@ -162,7 +162,7 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
     targets = assign(assignors[name], _candidates(members, owners), counts)
     changed = {m.member_id: targets[m.member_id] for m in members if targets[m.member_id] != m.member.target}
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> bool:
+    def write(connection: sa.Connection) -> bool:
         fence(connection)
         current = rows.read_group(connection, group_id, lock=True)
         if current is None or current.group.generation != generation:

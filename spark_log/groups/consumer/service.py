@@ -43,7 +43,7 @@ from spark_log.groups.consumer.topic_patterns import TopicMatches, match_topics
 from spark_log.groups.conversion import check_upgrade, downgrade, upgrade
 from spark_log.groups.identity import Identity
 from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 _TRIES = 4
@@ -91,7 +91,7 @@ def leave_consumer(store: Store, heartbeat: ConsumerHeartbeat, assignors: Mappin
     Raises GroupIdNotFoundError, UnknownMemberIdError, FencedInstanceIdError or InconsistentGroupProtocolError.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> bool:
+    def body(connection: sa.Connection) -> bool:
         me = heartbeat.me
         group = _lock_group(connection, me.group_id)
         now = store.clock(connection)
@@ -147,7 +147,7 @@ def _run(store: Store, heartbeat: ConsumerHeartbeat, trusted: bool, last: bool) 
         matches = match_topics(store, regex, heartbeat.may_describe, _TIMEOUT_MS) if regex else None
         try:
             return store.transact(
-                lambda connection, _, m=matches: _heartbeat(store, connection, heartbeat, m, trusted, last),  # type: ignore[misc]
+                lambda connection, m=matches: _heartbeat(store, connection, heartbeat, m, trusted, last),  # type: ignore[misc]
                 timeout_ms=_TIMEOUT_MS,
             )
         except _NotMatchedError as error:

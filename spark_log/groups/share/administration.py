@@ -43,7 +43,7 @@ from spark_log.log.segments.plan import find_positions
 from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.sql_columns import GROUP_CONFIG
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 
@@ -93,7 +93,7 @@ def reset_share_offsets(
             refuse_live(store, connection, group_id)
         return resolve(connection, lock=False)[0]
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> dict[TopicPartition, OffsetReset]:
+    def write(connection: sa.Connection) -> dict[TopicPartition, OffsetReset]:
         locked = lock_topics_to_read(connection, {key[0] for key in keys.values()})
         group = group_rows.lock_or_make_group(connection, group_id, store.clock(connection))
         if group.type != SHARE:
@@ -174,7 +174,7 @@ def delete_share_offsets(store: Store, group_id: str, topics: Iterable[str]) -> 
     """
     names = sorted(set(topics))
 
-    def delete(connection: sa.Connection, _attempt: Attempt) -> dict[str, SparkLogError | None]:
+    def delete(connection: sa.Connection) -> dict[str, SparkLogError | None]:
         lock_share_group(connection, group_id)
         refuse_live(store, connection, group_id)
         topics_by_name = find_topics(connection, set(filter(is_legal, names)))
@@ -235,7 +235,7 @@ def alter_group_configs(
         kept = {} if replace_all else {name: value for name, value in before.items() if name not in changes}
         return {**kept, **valid}
 
-    def alter(connection: sa.Connection, _attempt: Attempt) -> dict[str, str]:
+    def alter(connection: sa.Connection) -> dict[str, str]:
         insert_if_missing(connection, t.group_config, {"group_id": group_id, "configs": "{}"})  # a row to lock
         query = sa.select(GROUP_CONFIG.configs).where(GROUP_CONFIG.group_id == group_id).with_for_update()
         after = changed(json.loads(connection.execute(query).scalar_one()))

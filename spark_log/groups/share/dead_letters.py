@@ -132,7 +132,7 @@ class DeadLetters:
             return 0
         if source == config.errors_deadletterqueue_topic_name:  # its own records have no letters
             end = _end(log, row, ranges, 0)
-            store.transact(lambda connection, _: end(connection, store.clock(connection)))
+            store.transact(lambda connection: end(connection, store.clock(connection)))
             return sum(r.length for r in ranges)
         target = usable_topic(log, config.errors_deadletterqueue_topic_name)
         letters = _accepted_letters(log, target, group_id, TopicPartition(source, key[1]), key, ranges, config)

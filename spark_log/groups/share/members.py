@@ -34,7 +34,7 @@ from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import TOPIC
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def share_heartbeat(cluster: Cluster, heartbeat: ShareHeartbeat) -> ShareAnswer:
         return answer
     starts = _starts(cluster, heartbeat, state)
     return store.transact(
-        lambda connection, _attempt: _change(store, connection, heartbeat, starts),
+        lambda connection: _change(store, connection, heartbeat, starts),
         timeout_ms=_TIMEOUT_MS,
         announce=True,
     )
@@ -114,7 +114,7 @@ def leave_share_group(store: Store, group_id: str, member_id: str) -> None:
     GroupIdNotFoundError.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         group = group_rows.read_group(connection, group_id, lock=True)
         if group is None or group.type != SHARE:
             raise not_a_share_group(group_id)

@@ -23,7 +23,7 @@ from spark_log.log.partitions.lineage import diverging_offset
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.partitions.truncations import read_truncations
 from spark_log.metadata.prepared import Answer, one_message, sent_with_commit
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 
@@ -94,7 +94,7 @@ def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> l
     """
     durable = any(poll.acknowledgements for poll in polls)
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> _Transaction:
+    def body(connection: sa.Connection) -> _Transaction:
         fence(connection)
         transaction = _Transaction(store, connection, polls)
         transaction.read()

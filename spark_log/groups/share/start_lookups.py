@@ -19,7 +19,6 @@ from spark_log.groups.share.members import SHARE, lock_topics_to_read
 from spark_log.groups.share.rules import Window
 from spark_log.groups.share.starts import find_starts
 from spark_log.ids import TopicId
-from spark_log.metadata.store import Attempt
 from spark_log.process import start_thread
 from spark_log.remembered import BoundedDict
 
@@ -46,7 +45,7 @@ def begin_by_time(cluster: Cluster, group_id: str, name: str, facts: TopicFacts)
     keys = {(facts.topic_id, number) for number in range(facts.partition_count)}
     starts = find_starts(cluster, group_id, {facts.topic_id: name}, keys, config, now)
 
-    def write(connection: sa.Connection, _attempt: Attempt) -> None:
+    def write(connection: sa.Connection) -> None:
         readable = lock_topics_to_read(connection, {facts.topic_id})
         group = group_rows.read_group(connection, group_id, lock=True)
         if not readable or group is None or group.type != SHARE or rows.partitions_of(connection, group_id, readable):

@@ -14,7 +14,6 @@ from spark_log.groups.share.rules import Acknowledgement, Time
 from spark_log.groups.share.service import Poll, run_polls
 from spark_log.log.append.append_transaction import CommitHook
 from spark_log.log.partitions.partition_rows import Key
-from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
 
 
@@ -63,7 +62,7 @@ class TransactedAcknowledgements:
         Raises InvalidRecordStateError, without a change, if a lock has ended.
         """
 
-        def body(connection: sa.Connection, _attempt: Attempt) -> dict[Key, tuple[Acknowledgement, ...]]:
+        def body(connection: sa.Connection) -> dict[Key, tuple[Acknowledgement, ...]]:
             now = self._cluster.store.clock(connection)
             moved, changed = {}, []
             for key, found in _locked(connection, group_id, acknowledgements, now).items():

@@ -36,7 +36,7 @@ from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.segments.segment_rows import insert_blobs, insert_segments
 from spark_log.metadata.prepared import one_message, sent_with_commit
 from spark_log.metadata.sql_columns import WRITE_ID
-from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Attempt, Store
+from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 from spark_log.metadata.store_clock import StoreClock
 
 CommitHook = Callable[[sa.Connection, StoreClock], bool]
@@ -117,7 +117,7 @@ def run_append_transaction(
     and of hooks, and WriteIdExpiredError.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> AppendResult:
+    def body(connection: sa.Connection) -> AppendResult:
         return _append(store, connection, request)
 
     try:
@@ -252,7 +252,7 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: S
 def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
     """Force everything appended so far to disk (flush.messages). One durable commit does this for the whole store."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         fence(connection)
         set_recovery_points(connection, keys)
 

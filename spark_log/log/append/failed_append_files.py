@@ -95,7 +95,7 @@ def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
     def release(connection: sa.Connection) -> None:
         take(connection, doubt.write_id)
 
-    cluster.store.transact(lambda connection, _attempt: release(connection), timeout_ms=timeout_ms)
+    cluster.store.transact(release, timeout_ms=timeout_ms)
     named = cluster.store.read_as_primary(lambda connection: _named(connection, doubt), timeout_ms=timeout_ms)
     delete_files(cluster, doubt.topics, [batch for batch in doubt.batches if batch.name not in named])
 

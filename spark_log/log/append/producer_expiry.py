@@ -13,7 +13,7 @@ from spark_log.log.append.producer_rows import (
 )
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH, TRANSACTION, TRANSACTION_PART
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 
 _PRODUCERS_A_TURN = 1_000
 _ALL = t.producer.alias()
@@ -40,7 +40,7 @@ def expire_producers(
     """
     expiration_ms = (settings or store.settings).producer_id_expiration_ms
 
-    def expire(connection: sa.Connection, _attempt: Attempt) -> tuple[int, int]:
+    def expire(connection: sa.Connection) -> tuple[int, int]:
         fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         silent = (
@@ -102,7 +102,7 @@ def _expire_copies(data: Store, home: Store, expiration_ms: int, fence: Callable
         known = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(found))
         gone = set(found).difference(home.read(lambda c, q=known: c.execute(q).scalars().all()))  # type: ignore[misc]
 
-        def delete(connection: sa.Connection, _attempt: Attempt, gone: Collection[int] = gone) -> None:
+        def delete(connection: sa.Connection, gone: Collection[int] = gone) -> None:
             fence(connection)
             still = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(gone), empty).with_for_update()
             delete_producers(connection, connection.execute(still).scalars().all())

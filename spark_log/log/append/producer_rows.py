@@ -11,7 +11,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import PRODUCER, PRODUCER_BATCH
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 ProducerKey = tuple[int, int, int]
@@ -52,7 +52,7 @@ _SET_EPOCH = Prepared(
 def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -> int:
     """Create the id of a producer that is not transactional. `owner` is the principal that gets the id."""
 
-    def insert(connection: sa.Connection, _attempt: Attempt) -> int:
+    def insert(connection: sa.Connection) -> int:
         values = _new_producer(store.clock(connection), owner)
         found = connection.execute(t.producer.insert().returning(PRODUCER.producer_id), values)
         return int(found.scalar_one())
@@ -73,7 +73,7 @@ def register_again(home: Store, producer_ids: Collection[int], timeout_ms: int) 
         missing = set(producer_ids) - owners.keys()
         return [each for each in sorted(missing) if 0 < each < last], FORGOTTEN_OWNER in owners.values()
 
-    def insert(connection: sa.Connection, _attempt: Attempt) -> None:
+    def insert(connection: sa.Connection) -> None:
         values = _new_producer(home.clock(connection), FORGOTTEN_OWNER)
         for producer_id in expired:
             insert_if_missing(connection, t.producer, {"producer_id": producer_id, **values})
@@ -91,7 +91,7 @@ def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> b
     query = sa.select(t.producer).where(PRODUCER.producer_id.in_(producer_ids))
     rows = home.read(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
 
-    def insert(connection: sa.Connection, _attempt: Attempt) -> None:
+    def insert(connection: sa.Connection) -> None:
         for row in rows:
             _insert_copy(connection, row)
 

@@ -16,7 +16,7 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import WRITE_ID
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 
@@ -27,7 +27,7 @@ def register(store: Store, holder: str, lease_ms: int, write_id: WriteId | None 
     """
     write_id = write_id or WriteId(uuid.uuid4().hex)
 
-    def insert(connection: sa.Connection, _attempt: Attempt) -> None:
+    def insert(connection: sa.Connection) -> None:
         now = store.clock(connection)
         values = {
             "write_id": write_id,
@@ -44,7 +44,7 @@ def register(store: Store, holder: str, lease_ms: int, write_id: WriteId | None 
 def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
     """Extend the lease. Returns False if clean-up has deleted the id."""
 
-    def update(connection: sa.Connection, _attempt: Attempt) -> bool:
+    def update(connection: sa.Connection) -> bool:
         now = store.clock(connection)
         change = t.write_id.update().where(WRITE_ID.write_id == write_id)
         return bool(
@@ -56,7 +56,7 @@ def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
 
 def release(store: Store, write_id: WriteId) -> None:
     """Delete the id. From now on files written under it that no segment names may be deleted."""
-    store.transact(lambda connection, _attempt: take(connection, write_id))
+    store.transact(lambda connection: take(connection, write_id))
 
 
 def take(connection: sa.Connection, write_id: str) -> bool:
@@ -72,7 +72,7 @@ def expire(store: Store, fence: Fence = unfenced) -> int:
     names may be deleted. An append with such an id either commits before this, or fails.
     """
 
-    def delete(connection: sa.Connection, _attempt: Attempt) -> int:
+    def delete(connection: sa.Connection) -> int:
         fence(connection)
         return connection.execute(t.write_id.delete().where(_is_over(store.clock(connection)))).rowcount
 

@@ -24,7 +24,6 @@ from spark_log.log.partitions.retired_files import DUE_MS
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.sql_columns import LOG_DIR, RETIRED_REPLICA, TOPIC
-from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
     rows = store.read(due)
     unclaimed = [row for row in rows if not row.deleting]
 
-    def claim(portion: Sequence[Any], connection: sa.Connection, _attempt: Attempt) -> set[tuple[int, int, int]]:
+    def claim(portion: Sequence[Any], connection: sa.Connection) -> set[tuple[int, int, int]]:
         fence(connection)
         states = lock_partitions(connection, [(row.topic_id, row.partition) for row in portion])
         mine = set()
@@ -170,7 +169,7 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
         log_dir.delete(path)
     log_dir.delete_empty_folder(folder)
 
-    def forget(connection: sa.Connection, _attempt: Attempt) -> None:
+    def forget(connection: sa.Connection) -> None:
         fence(connection)
         connection.execute(t.retired_replica.delete().where(_THIS, RETIRED_REPLICA.deleting), this)
 

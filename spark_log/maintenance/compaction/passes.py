@@ -304,7 +304,7 @@ class Compacting:
         tombstones = sum(each.tombstones_left for each, _ in counted) + (planned.carried if unread else 0)
         store, fence = self._context.cluster.store, self._context.fence
 
-        def note(connection: sa.Connection, _attempt: object) -> bool:
+        def note(connection: sa.Connection) -> bool:
             now_ms = store.clock(connection).wall_ms
             return _note(connection, planned, tombstones, now_ms, fence)
 

@@ -66,7 +66,7 @@ def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, paths_with
     due = [
         path for path in paths if path in paths_with_keys or path in holding or (log_dirs.failures and not copies[path])
     ]
-    store.transact(lambda connection, _attempt: _mark(connection, topic, due))
+    store.transact(lambda connection: _mark(connection, topic, due))
     failpoint("erase.marked")
     deleted = delete_retired_files(cluster, log_dirs, topic)
     deleted += delete_left_copies(cluster, log_dirs, topic)

@@ -151,7 +151,7 @@ class CleanableLogDirs:
 
     def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
         """Delete the metadata rows of deleted files."""
-        self.cluster.store.transact(lambda connection, _: delete_rows(connection))
+        self.cluster.store.transact(delete_rows)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from spark_log.ids import StoreId
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.connections.server_identity import problem_of
 from spark_log.metadata.sql_columns import TRANSACTION
-from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
+from spark_log.metadata.store import READ_TIMEOUT_MS
 from spark_log.replication.controller.topic_copies import follow
 from spark_log.transactions.part_rows import unfinished_commits
 from spark_log.transactions.rules import COMMITTED
@@ -50,7 +50,7 @@ def remove_lost_store(cluster: Cluster, name: str) -> list[str]:
     home.store.read(lambda connection: refuse_use(connection, find_store(connection, name), _OPEN))
     set_draining(home, name)  # it gets no topics meanwhile
     _finish_commits(home, store_id)
-    deleted, moving = home.store.transact(lambda c, attempt: _forget_topics(c, attempt, home, name), announce=True)
+    deleted, moving = home.store.transact(lambda c: _forget_topics(c, home, name), announce=True)
     failpoint("store.topics-forgotten")
     for topic in moving:
         follow(home, topic.store_id, topic.topic_id)
@@ -85,9 +85,7 @@ def _finish_commits(home: Cluster, store_id: StoreId) -> None:
         finish(home.store, producer_id, number, store_id)
 
 
-def _forget_topics(
-    connection: sa.Connection, _attempt: Attempt, home: Cluster, name: str
-) -> tuple[list[str], list[Topic]]:
+def _forget_topics(connection: sa.Connection, home: Cluster, name: str) -> tuple[list[str], list[Topic]]:
     """Delete the topics of the store, and cancel the moves to it. Returns their names, and the topics that stay."""
     info = lock_store(connection, name)
     refuse_use(connection, info)

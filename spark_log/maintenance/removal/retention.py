@@ -49,7 +49,6 @@ from spark_log.maintenance.rewrite.rewrite_plan import Segment
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared
 from spark_log.metadata.sql_columns import PARTITION, SEGMENT
-from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.tables.publication import try_publish
 
@@ -162,7 +161,7 @@ def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], fence: Fence) 
     dropped = Dropped()
     while numbers:
         try:
-            more, numbers = cluster.store.transact(lambda c, _, n=numbers: _drop_some(c, cluster, topic, n, fence))  # type: ignore[misc]
+            more, numbers = cluster.store.transact(lambda c, n=numbers: _drop_some(c, cluster, topic, n, fence))  # type: ignore[misc]
         except (UnsafePathError, CorruptRecordError, MetadataConflictError) as error:
             if len(numbers) == 1:
                 return dropped + Dropped(failed={numbers[0]: error})
@@ -257,7 +256,6 @@ def _delete_some(
     topics: Mapping[str, Topic],
     log_starts: Mapping[TopicPartition, int],
     connection: sa.Connection,
-    _attempt: Attempt,
 ) -> tuple[set[str], dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the names of topics that changed, the log start offsets to reach, and those that are not reached yet."""
     keys = {tp: (int(topics[tp.topic].topic_id), tp.partition) for tp in log_starts}

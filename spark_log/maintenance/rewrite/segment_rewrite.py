@@ -193,9 +193,7 @@ def swap(
     for broker_id in written.failed:
         report_failure(cluster.store, rewriting.log_dirs[broker_id], written.facts.bytes)
     try:
-        swapped = cluster.store.transact(
-            lambda c, _attempt: _swap(c, cluster, write_id, rewriting, written, fence, erases)
-        )
+        swapped = cluster.store.transact(lambda c: _swap(c, cluster, write_id, rewriting, written, fence, erases))
     except WriteIdExpiredError:
         swapped = False
     if not swapped:

@@ -28,7 +28,7 @@ from spark_log.log.partitions.replication_rules import (
 )
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, REPLICA, TOPIC
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.replication.controller.isr_lag import Member
 from spark_log.replication.controller.log_truncation import truncate_log
 
@@ -66,7 +66,7 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
         return _partitions_to_change(connection, alive_log_dirs(connection, store.clock(connection)), unclean)
 
     def elect(chosen: list[Key]) -> None:
-        part = store.transact(lambda connection, _: _elect(connection, store, fence, chosen, unclean), announce=True)
+        part = store.transact(lambda connection: _elect(connection, store, fence, chosen, unclean), announce=True)
         for name in ("elected", "shrunk", "offline", "truncations"):
             getattr(done, name).extend(getattr(part, name))
 
@@ -98,7 +98,7 @@ def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -
     Returns the partitions whose leader changed.
     """
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
+    def body(connection: sa.Connection) -> list[Key]:
         fence(connection)
         alive = alive_log_dirs(connection, store.clock(connection))
         before = lock_partitions(connection, list(keys))
@@ -112,7 +112,7 @@ def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -
 def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Key]:
     """Remove the late members from their ISRs, unless they have every record by now. Returns the changed partitions."""
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> list[Key]:
+    def body(connection: sa.Connection) -> list[Key]:
         fence(connection)
         by_partition: dict[Key, set[int]] = {}
         for key, broker_id in late:

@@ -37,7 +37,7 @@ from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_p
 from spark_log.log.partitions.replication_rules import PartitionState, fence_writers, lose_files
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, PUBLICATION, REPLICA, SEGMENT
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.process import ask_in_thread, begin_or_run
 from spark_log.tables.publication_resets import compare_whole_tables
 
@@ -263,7 +263,7 @@ def _has_other_marker(directory: LogDir, log_dir: RegisteredLogDir, cluster_id: 
 
 
 def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         fence(connection)
         change_log_dirs(connection, [log_dir_id], online=False, failure=reason)
 
@@ -272,7 +272,7 @@ def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) 
 
 
 def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> None:
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         fence(connection)
         change_log_dirs(connection, log_dir_ids, suspect_bytes=None)
 
@@ -289,7 +289,7 @@ def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answ
     if answer.empty:  # the store before the marker: a marker with an unknown id would count as a former one
         marker_uuid = str(uuid.uuid4())
         before = log_dir
-        store.transact(lambda connection, _: _set(connection, fence, before, uuid=marker_uuid))
+        store.transact(lambda connection: _set(connection, fence, before, uuid=marker_uuid))
         log_dir = replace(log_dir, uuid=marker_uuid)
     directory = LogDir(log_dir.uri, log_dir.store_id)
     topics = store.read(lambda connection: _topics_in(connection, log_dir.log_dir_id))
@@ -297,7 +297,7 @@ def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answ
     counter = max(log_dir.counter, answer.counter) + 1
     directory.write_marker(Marker(cluster.cluster_id, log_dir.broker_id, marker_uuid, counter))
     back = {"counter": counter, "online": True, "failure": None, "suspect_bytes": None}
-    store.transact(lambda connection, _: _set(connection, fence, log_dir, **back), announce=True)
+    store.transact(lambda connection: _set(connection, fence, log_dir, **back), announce=True)
     logger.warning(
         "log dir %s is back%s: %s of its replicas lack files", redact(log_dir.uri), ", empty" * answer.empty, fallen
     )
@@ -332,7 +332,7 @@ def _check_files(store: Store, fence: Fence, log_dir: RegisteredLogDir, director
         logger.error("topic %s: all its files in a log dir count as missing: %s", topic.name, redact(str(error)))
         sizes = {}
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> int:
+    def body(connection: sa.Connection) -> int:
         _set(connection, fence, log_dir, online=False)
         here = (REPLICA.topic_id == topic.topic_id) & (REPLICA.log_dir_id == log_dir_id)
         rows = connection.execute(sa.select(REPLICA.partition, REPLICA.broker_id).where(here)).all()

@@ -12,7 +12,6 @@ from spark_log.errors import InvalidConfigurationError, redact
 from spark_log.log.partitions.partition_rows import lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import fence_writers
 from spark_log.metadata.sql_columns import REPLICA
-from spark_log.metadata.store import Attempt
 
 
 def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
@@ -33,7 +32,7 @@ def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
     refuse_overlap(new, list(infos))
     open_log_dir(replace(info, uri=new))
 
-    def relocate(connection: sa.Connection, _attempt: Attempt) -> None:
+    def relocate(connection: sa.Connection) -> None:
         here = sa.select(REPLICA.topic_id, REPLICA.partition).where(REPLICA.log_dir_id == info.log_dir_id)
         before = lock_partitions(connection, [(topic_id, number) for topic_id, number in connection.execute(here)])
         save_partitions(connection, before, {key: fence_writers(state) for key, state in before.items()})

@@ -31,7 +31,7 @@ from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_replicas import retire_moved_replicas
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, RETIRED_REPLICA, TOPIC
-from spark_log.metadata.store import Attempt, Store
+from spark_log.metadata.store import Store
 from spark_log.replication.controller.reassignment_rows import forget, read_ready_partitions, row_of, under_way
 from spark_log.replication.controller.reassignment_rules import begin, cancel, finish
 
@@ -66,7 +66,7 @@ def begin_reassignments(
         if not targets:
             return
 
-    def body(connection: sa.Connection, _attempt: Attempt) -> None:
+    def body(connection: sa.Connection) -> None:
         keep_brokers(connection, {broker for target in targets.values() for broker in target or ()})
         now = cluster.store.clock(connection)
         alive = alive_log_dirs(connection, now)
@@ -113,7 +113,7 @@ def finish_reassignments(store: Store, fence: Fence) -> list[Key]:
     for first in range(0, len(ready), _SWITCHED_PER_TRANSACTION):
         chosen = ready[first : first + _SWITCHED_PER_TRANSACTION]
 
-        def body(connection: sa.Connection, _attempt: Attempt, chosen: list[Key] = chosen) -> list[Key]:
+        def body(connection: sa.Connection, chosen: list[Key] = chosen) -> list[Key]:
             fence(connection)
             return _switch(connection, store, chosen)
 

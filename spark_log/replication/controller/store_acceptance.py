@@ -54,7 +54,6 @@ from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Identity
 from spark_log.metadata.id_generators import last_id, skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
-from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.tables.publication_resets import use_up_versions
 from spark_log.transactions.left_over_parts import finish_lost_parts, learn_commits
@@ -84,7 +83,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
         finish_lost_parts(cluster)
         _mark_deleted(cluster)
 
-    def accept(connection: sa.Connection, _attempt: Attempt) -> Identity | None:
+    def accept(connection: sa.Connection) -> Identity | None:
         now = store.clock(connection)
         keys = [(i, number) for i, number in connection.execute(sa.select(PARTITION.topic_id, PARTITION.partition))]
         frozen = frozen_topics(connection)  # a move that is cancelled later lets them change again, as they are now
@@ -133,7 +132,7 @@ def _adopt(home: Cluster) -> None:
             if topic_id not in newest or copy.rank > newest[topic_id].rank:
                 newest[topic_id] = copy
 
-    def adopt(connection: sa.Connection, _attempt: Attempt) -> None:
+    def adopt(connection: sa.Connection) -> None:
         for topic_id, copy in newest.items():
             topic, epoch = copy.stated.topic, copy.stated.move_epoch
             stated = stated_topic(connection, topic_id)
@@ -178,7 +177,7 @@ def _mark_deleted(data: Cluster) -> None:
         last = last_id(connection, TOPIC.topic_id)
         return [each for each in copies if each <= last and stated_topic(connection, each) is None]
 
-    def mark(connection: sa.Connection, _attempt: Attempt) -> None:
+    def mark(connection: sa.Connection) -> None:
         for topic_id in topic_ids:
             set_deleting(connection, topic_id)
 

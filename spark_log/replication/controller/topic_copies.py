@@ -59,7 +59,6 @@ from spark_log.log.partitions.partition_rows import (
 )
 from spark_log.metadata.cascade import delete_moved_rows
 from spark_log.metadata.connections.server_identity import check_identity
-from spark_log.metadata.store import Attempt
 from spark_log.replication.controller.placement import place_replicas
 from spark_log.replication.controller.replica_loads import read_loads
 
@@ -86,7 +85,7 @@ def change_copy(
         check_identity(connection)
         return (stated_topic(connection, topic_id),)
 
-    def run(connection: sa.Connection, _attempt: Attempt) -> T:
+    def run(connection: sa.Connection) -> T:
         connection.execute(_LOCK_COPY, {"topic_id": str(topic_id)})
         return change(connection, home.store.read_as_primary(stated)[0])
 
@@ -136,7 +135,7 @@ def _follow_topic(home: Cluster, data: Cluster, stated: StatedTopic, copy: State
             _create(data, topic)
         except InvalidReplicationFactorError as error:
             logger.warning("topic %s cannot be created in store %s: %s", topic.name, store_id, redact(str(error)))
-            home.store.transact(lambda c, _: set_deleting(c, topic_id, CREATING))
+            home.store.transact(lambda c: set_deleting(c, topic_id, CREATING))
             _finish_deletion(home, stated)
             raise
         failpoint("topic.copied")
@@ -148,7 +147,7 @@ def _follow_topic(home: Cluster, data: Cluster, stated: StatedTopic, copy: State
     elif copy.topic != topic:
         _copy(home, data, topic, copy.topic)
     if state == CREATING:
-        home.store.transact(lambda c, _: set_live(c, topic_id), announce=True)
+        home.store.transact(lambda c: set_live(c, topic_id), announce=True)
 
 
 def _finish_deletion(home: Cluster, stated: StatedTopic) -> None:
@@ -157,7 +156,7 @@ def _finish_deletion(home: Cluster, stated: StatedTopic) -> None:
     for store_id in sorted(stated.stores - {HOME}):
         _delete_copy(home.at(store_id), topic_id)
     failpoint("topic.copy-deleted")
-    home.store.transact(lambda c, _: delete_topic_row(c, topic_id))
+    home.store.transact(lambda c: delete_topic_row(c, topic_id))
 
 
 def _make_live(connection: sa.Connection, topic_id: int, stated: StatedTopic | None, store_id: StoreId) -> None:
@@ -215,9 +214,9 @@ def _create(data: Cluster, topic: Topic) -> None:
 
 def _copy(home: Cluster, data: Cluster, topic: Topic, copy: Topic) -> None:
     if (topic.configs, topic.typed_columns) != (copy.configs, copy.typed_columns):
-        data.store.transact(lambda c, _: set_configs(c, topic.topic_id, topic.configs, topic.typed_columns))
+        data.store.transact(lambda c: set_configs(c, topic.topic_id, topic.configs, topic.typed_columns))
 
-    def take_numbers(connection: sa.Connection, _attempt: Attempt) -> None:
+    def take_numbers(connection: sa.Connection) -> None:
         set_partition_count(connection, topic.topic_id, copy.partition_count)
         set_replication_factor(connection, topic.topic_id, copy.replication_factor)
 

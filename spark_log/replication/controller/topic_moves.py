@@ -59,7 +59,6 @@ from spark_log.log.partitions.partition_rows import (
 )
 from spark_log.metadata.cascade import copy_rows_of_topic, delete_moved_rows
 from spark_log.metadata.sql_columns import SHARE_PARTITION, TOPIC
-from spark_log.metadata.store import Attempt
 from spark_log.replication.controller.topic_copies import change_copy, check_decided, follow, free_name
 from spark_log.transactions.part_rows import has_pending
 
@@ -92,7 +91,7 @@ def begin_move(cluster: Cluster, name: str, store: str) -> tuple[Topic, TopicMov
     validate_user_topic(name, "move")
     home = cluster.home
 
-    def begin(connection: sa.Connection, _attempt: Attempt) -> tuple[Topic, TopicMove] | None:
+    def begin(connection: sa.Connection) -> tuple[Topic, TopicMove] | None:
         to = HOME if store == HOME_NAME else lock_active_store(connection, store).store_id
         topic = find_topic(connection, name, lock=True)
         stated = stated_topic(connection, topic.topic_id)
@@ -128,7 +127,7 @@ def cancel_move(cluster: Cluster, name: str) -> bool:
     """Cancel the move of a topic. Returns False if it is not being moved, or has got to the other store already."""
     home = cluster.home
 
-    def cancel(connection: sa.Connection, _attempt: Attempt) -> StatedTopic | None:
+    def cancel(connection: sa.Connection) -> StatedTopic | None:
         topic = find_topic(connection, name, lock=True)
         stated = stated_topic(connection, topic.topic_id)
         if stated is not None and stated.move is not None:  # counted, so that the copy is known to be of no use
@@ -171,7 +170,7 @@ def continue_move(cluster: Cluster, topic: Topic, move: TopicMove, *, wait: bool
     _copy(source, target, topic, move)
     failpoint("move.copied")
     if target is not home:
-        home.store.transact(lambda connection, _: end_move(connection, topic.topic_id, move), announce=True)
+        home.store.transact(lambda connection: end_move(connection, topic.topic_id, move), announce=True)
         failpoint("move.decided")
     for view in (target, source):  # clients find it in the new store before it is gone from the old one
         follow(home, view.store_id, topic.topic_id)

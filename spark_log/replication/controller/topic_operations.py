@@ -42,7 +42,6 @@ from spark_log.log.partitions.partition_rows import are_frozen, insert_partition
 from spark_log.log.partitions.retired_files import retire_folder
 from spark_log.metadata.cascade import delete_rows_of_topic
 from spark_log.metadata.sql_columns import TOPIC
-from spark_log.metadata.store import Attempt
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.registry.rows import lock_registry
 from spark_log.registry.topic_schemas import (
@@ -100,7 +99,7 @@ def check_new_topic(
     validate_user_topic(name, "create")
     store = store or _default_store(cluster, configs)
     plan = _plan_topic(cluster, name, partitions, replication_factor, configs, store)
-    cluster.store.transact(lambda connection, _: plan(connection))
+    cluster.store.transact(plan)
 
 
 def _default_store(cluster: Cluster, configs: Mapping[str, str] | None) -> str:
@@ -175,7 +174,7 @@ def _plan_topic(
 
 
 def _create_topic(cluster: Cluster, name: str, plan: Callable[[sa.Connection], _NewTopic]) -> Topic:
-    def create(connection: sa.Connection, _attempt: Attempt) -> Topic:
+    def create(connection: sa.Connection) -> Topic:
         new = plan(connection)
         factor, overrides, now = new.replication_factor, new.overrides, cluster.store.clock(connection)
         if new.store_id != HOME:
@@ -199,7 +198,7 @@ def _finish_creation(cluster: Cluster, topic: Topic) -> None:
         follow(cluster, topic.store_id, topic.topic_id)
     except SparkLogError:
         with contextlib.suppress(SparkLogError):
-            cluster.store.transact(lambda c, _: set_deleting(c, topic.topic_id, CREATING), timeout_ms=1_000)
+            cluster.store.transact(lambda c: set_deleting(c, topic.topic_id, CREATING), timeout_ms=1_000)
         raise
     cluster.store.read(lambda connection: find_topic(connection, topic.name))  # a coordinator has not removed it
 
@@ -256,7 +255,7 @@ def alter_configs(
     if sources:
         cluster.store.read(lambda c: new_columns(c, find_topic(c, name)))  # as in _plan_topic, before the transaction
 
-    def alter(connection: sa.Connection, _attempt: Attempt) -> Topic:
+    def alter(connection: sa.Connection) -> Topic:
         if sources:
             lock_registry(connection)
         topic = find_topic(connection, name, lock=True)
@@ -291,7 +290,7 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
     _check_partition_count(total)
     data = cluster.of(cluster.store.read(lambda connection: find_topic(connection, name)))
 
-    def add(connection: sa.Connection, _attempt: Attempt) -> Topic:
+    def add(connection: sa.Connection) -> Topic:
         topic = find_topic(connection, name, lock=True)
         if are_frozen(connection, topic.topic_id):
             raise TopicMovedError(f"topic {name!r}: it is being moved to another store")
@@ -321,7 +320,7 @@ def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) ->
     """
     validate_user_topic(name, "delete")
 
-    def delete(connection: sa.Connection, _attempt: Attempt) -> Topic:
+    def delete(connection: sa.Connection) -> Topic:
         topic = find_topic(connection, name, lock=True)
         if topic_id not in (None, topic.topic_id):
             raise UnknownTopicOrPartitionError(f"topic {name!r}: it was deleted and created again")

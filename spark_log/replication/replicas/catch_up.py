@@ -31,7 +31,7 @@ from spark_log.log.partitions.partition_rows import lock_partitions, read_partit
 from spark_log.log.partitions.replication_rules import CopiedRange, PartitionState, Replica, advance_follower
 from spark_log.log.segments.segment_copy import SegmentFile, copy_segment, is_whole
 from spark_log.metadata.sql_columns import SEGMENT
-from spark_log.metadata.store import READ_TIMEOUT_MS, Attempt
+from spark_log.metadata.store import READ_TIMEOUT_MS
 from spark_log.process import ask_in_thread
 from spark_log.replication.replicas.throttle import Throttle
 from spark_log.tables.publication import try_publish
@@ -221,7 +221,7 @@ class ReplicaCopy:
             SEGMENT.topic_id == key[0], SEGMENT.partition == key[1], ~SEGMENT.inline
         )
 
-        def body(connection: sa.Connection, _attempt: Attempt) -> tuple[PartitionState, PartitionState]:
+        def body(connection: sa.Connection) -> tuple[PartitionState, PartitionState]:
             before = lock_partitions(connection, [key])
             if key not in before:
                 raise UnknownTopicOrPartitionError(f"partition {self.topic.name}-{self.partition}: deleted meanwhile")

@@ -145,7 +145,7 @@ class Mirror:
                 verified.setdefault(topic.store_id, {})[topic.topic_id, number] = lacking.position
         for store_id, positions in verified.items():
             store = self.target.at(store_id).store
-            store.transact(lambda connection, _attempt: write_positions(connection, positions))  # noqa: B023
+            store.transact(lambda connection: write_positions(connection, positions))  # noqa: B023
         return lacking_of
 
     def step(self, run: Run, until: Mapping[TopicPartition, int] | None = None) -> Step | None:

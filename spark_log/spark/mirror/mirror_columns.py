@@ -41,7 +41,7 @@ def copy_columns(cluster: Cluster, source: Topic, target: Topic, *, missing: boo
     configs = {name: source.overrides[name] for name in _COLUMN_CONFIGS if name in source.overrides}
     configs |= {f"{part.source}.schema": each.schema for part, each in columns.parts if part.source in following}
 
-    def copy(connection: sa.Connection, _attempt: object) -> Topic:
+    def copy(connection: sa.Connection) -> Topic:
         present = find_topic(connection, target.name, lock=True)
         if present.topic_id == target.topic_id:
             set_configs(connection, present.topic_id, configs_json({**present.overrides, **configs}), to_text(columns))

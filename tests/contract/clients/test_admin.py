@@ -549,7 +549,7 @@ def test_a_call_waits_for_the_store_no_longer_than_request_timeout_ms(cluster, c
     admin.create_topics({"t": {"num_partitions": 1}})
     there, go_on = threading.Event(), threading.Event()
 
-    def hold(connection, _attempt):
+    def hold(connection):
         connection.execute(t.topic.update().values(name=t.topic.c.name))
         there.set()
         assert go_on.wait(60)

@@ -194,7 +194,7 @@ def test_a_producer_that_is_forgotten_inside_a_transaction_sends_its_records_aft
     producers = [Producer(cluster=cluster_address, linger_ms=60_000)]
     future, sender = producers[0].send("t", b"v"), producers[0]._sender
 
-    def forget(connection, _attempt):
+    def forget(connection):
         connection.execute(sa.text("SELECT 1"))  # SQLite: holds the lock of the writers
         producers.clear()
 
@@ -262,7 +262,7 @@ def test_a_program_that_ends_without_close_needs_no_new_threads(cluster, cluster
     with PythonProcess("-c", NO_THREAD_AT_EXIT, cluster_address, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdout.readline() == b"sent\n"
 
-        def while_writing(connection, _attempt):
+        def while_writing(connection):
             connection.execute(sa.text("SELECT 1"))  # SQLite: holds the lock of the writers
             process.stdin.close()
             process.stdin = None

@@ -99,7 +99,7 @@ def test_a_missing_cluster_is_an_error(cluster_address, tmp_path):
 
 
 def test_a_database_with_tables_but_without_a_cluster_says_how_to_create_one(cluster, cluster_address):
-    cluster.store.transact(lambda connection, _: connection.execute(t.cluster.delete()))
+    cluster.store.transact(lambda connection: connection.execute(t.cluster.delete()))
     command = f"spark-log init {cluster.store.address.without_password}"
     if "://" in cluster_address:
         command += " --log-dir FOLDER-OR-URI"
@@ -122,7 +122,7 @@ def test_init_opens_an_existing_cluster_if_asked(cluster_address, tmp_path):
     ("revision", "message"), [("v99", r"'v99'.*newer"), ("0013", r"before the first release.*spark-log init")]
 )
 def test_store_of_an_unknown_revision_is_refused_and_left_unchanged(cluster, cluster_address, revision, message):
-    def change(connection, _attempt):
+    def change(connection):
         connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{revision}'")
         connection.exec_driver_sql("UPDATE cluster SET oldest_revision = 99")
 
@@ -330,7 +330,7 @@ def test_a_password_is_in_no_repr_and_no_error(url):
     shown = [raised.value, store.address, repr(store.address), repr(Cluster(store))]
     assert "hunter2" not in " ".join(map(str, shown))
     with pytest.raises(MetadataStoreUnavailableError) as raised:
-        store.transact(lambda connection, _: None, timeout_ms=0)
+        store.transact(lambda connection: None, timeout_ms=0)
     assert "hunter2" not in str(raised.value)
 
 

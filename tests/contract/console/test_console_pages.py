@@ -253,7 +253,7 @@ def test_an_open_transaction_shows_what_it_wrote_and_when_it_hangs(console, clus
             ("hidden", 0, 1), ("seen", 1, 1),
         ]  # fmt: skip
         overdue = t.transaction.update().values(until_ms=1)
-        cluster.store.transact(lambda connection, _: connection.execute(overdue))
+        cluster.store.transact(lambda connection: connection.execute(overdue))
         assert console.facts("/transactions")["hanging"] == 1
         assert "hanging" in console.page("/transactions")
         producer.abort_transaction()

@@ -229,7 +229,7 @@ def test_a_store_of_another_revision_is_not_upgraded(cluster):
         for number, expected in ((6, "back up the store"), (99, "install the newer spark-log")):
             change = sa.text("UPDATE alembic_version SET version_num = :revision").bindparams(revision=f"v{number}")
             oldest = t.cluster.update().values(oldest_revision=number)
-            cluster.store.transact(lambda c, _, change=change, oldest=oldest: (c.execute(change), c.execute(oldest)))
+            cluster.store.transact(lambda c, change=change, oldest=oldest: (c.execute(change), c.execute(oldest)))
             check, text = problem(cluster)
             assert (check, expected in text) == ("schema", True), text
         assert cluster.store.read(lambda connection: connection.execute(now).scalar_one()) == "v99"
@@ -380,7 +380,7 @@ def test_a_missing_file_of_an_object_store_is_named_without_a_call_of_it(tmp_pat
     with Cluster.init(str(tmp_path / "cluster")) as cluster, closing(ClientLog(cluster)) as log:
         file, _ = lose_a_file(cluster, log, tmp_path)
         away = t.log_dir.update().where(t.log_dir.c.broker_id == 2).values(uri="nosuch://key:secret@bucket/d2?region=x")
-        cluster.store.transact(lambda connection, _: connection.execute(away))
+        cluster.store.transact(lambda connection: connection.execute(away))
         snapshot = read_cluster(cluster)
         [facts] = [each for each in snapshot.partitions if each.topic == "t"]
         missing = find_missing_file(cluster, snapshot.topics[facts.topic_id], facts)
@@ -429,7 +429,7 @@ def test_a_dead_broker_and_no_coordinator(tmp_path):
 @pytest.mark.parametrize("served", [False, True])
 def test_a_broker_without_log_dirs_is_added_again_unless_a_process_has_served_it(tmp_path, served):
     with Cluster.init(str(tmp_path / "cluster")) as cluster:
-        cluster.store.transact(lambda c, _: c.execute(t.broker.insert(), embedded_broker_row(BrokerId(2), None)))
+        cluster.store.transact(lambda c: c.execute(t.broker.insert(), embedded_broker_row(BrokerId(2), None)))
         if served:
             BrokerSession(cluster.store, 2, 60_000).register()
         [(_, text)] = [each for each in problems(cluster) if each[0] == "brokers"]
@@ -528,7 +528,7 @@ def age(cluster, changed, **columns):
     """Let times of all rows of a table be so long ago."""
     now_ms = cluster.store.now().wall_ms
     values = {name: now_ms - ago_ms for name, ago_ms in columns.items()}
-    cluster.store.transact(lambda connection, _: connection.execute(changed.update().values(values)))
+    cluster.store.transact(lambda connection: connection.execute(changed.update().values(values)))
 
 
 def test_transactions_past_their_time_out(cluster):
@@ -552,7 +552,7 @@ def test_retired_files_that_nothing_deletes(cluster):
     row = {"path": f"{topic.folder}/_segments/0/w-0.parquet", "topic_id": topic.topic_id, "partition": 0}
     now_ms = cluster.store.now().wall_ms
     row |= {"retired_ms": now_ms - 9 * 24 * 3_600_000, "change": 0, "fresh": False}
-    cluster.store.transact(lambda connection, _: connection.execute(t.retired_file.insert(), row))
+    cluster.store.transact(lambda connection: connection.execute(t.retired_file.insert(), row))
     check, text = problem(cluster)
     assert check == "clean-up"
     assert "1 should have been deleted, the oldest 48 h ago" in text or "2 d ago" in text

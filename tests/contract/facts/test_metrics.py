@@ -221,7 +221,7 @@ def test_segments_and_bad_records_are_counted(cluster, log):
     assert value(found, "spark_log_bad_records", topic="typed") == 1 + 1
     assert value(found, "kafka_log_log_size", topic="typed", partition=0) > 0
     damaged = t.segment.update().where(t.segment.c.topic_id == topic.topic_id, t.segment.c.base_offset == 2)
-    cluster.store.transact(lambda connection, _: connection.execute(damaged.values(stats="{")))
+    cluster.store.transact(lambda connection: connection.execute(damaged.values(stats="{")))
     assert value(scraped(cluster), "spark_log_bad_records", topic="typed") == 1
 
 

@@ -137,7 +137,7 @@ async def test_each_change_of_the_partition_answers_a_waiting_fetch(cluster, pro
             create_topic(cluster, "t")
         if change == "new leader":
             raised = t.partition.update().values(leader_epoch=t.partition.c.leader_epoch + 1)
-            view.store.transact(lambda connection, _: connection.execute(raised), announce=True)
+            view.store.transact(lambda connection: connection.execute(raised), announce=True)
         if change in ("records", "new topic"):
             producer.send("t", b"x", partition=0).get()
 

@@ -259,7 +259,7 @@ def test_heartbeats_that_say_nothing_new_are_answered_beside_others(cluster, con
         )
         return found.alone, found.renewal_due
 
-    def write(connection, _attempt):
+    def write(connection):
         row = rows.read_member(connection, "g", member.member_id)
         rows.save_member(connection, "g", replace(row, until_ms=cluster.store.clock(connection).lease_ms + 10_000))
         return row.epochs.connection_id

@@ -31,7 +31,7 @@ def test_an_error_of_the_store_is_told_without_paths_addresses_and_sql(cluster, 
     }  # fmt: skip
     with GatewayProcess(tmp_path, cluster_address) as gateway, WireConnection(gateway.port) as connection:
         connection.exchange(*requests["Produce"])  # the topic is known from now on
-        cluster.store.transact(lambda connection, _: [rename(connection, table, f"{table}_gone") for table in TABLES])
+        cluster.store.transact(lambda connection: [rename(connection, table, f"{table}_gone") for table in TABLES])
         try:
             for name, (request, version) in requests.items():
                 connection.send(request, version)
@@ -40,7 +40,7 @@ def test_an_error_of_the_store_is_told_without_paths_addresses_and_sql(cluster, 
                 assert not OF_THE_SERVER.search(answer[4:]), (name, answer)
         finally:
             back = [(f"{table}_gone", table) for table in TABLES]
-            cluster.store.transact(lambda connection, _: [rename(connection, *names) for names in back])
+            cluster.store.transact(lambda connection: [rename(connection, *names) for names in back])
         for table in TABLES:
             assert table in gateway.output, "the log has the details"
 

@@ -182,7 +182,7 @@ def rejoin_by(cluster, member):
 def end_time_to_rejoin(cluster, member):
     """Let the member's rebalance timeout be over."""
 
-    def end(connection, _attempt):
+    def end(connection):
         found = rows.read_member(connection, "g", member.member_id)
         assert found.epochs.revoke_by_ms is not None
         epochs = replace(found.epochs, revoke_by_ms=0)
@@ -273,7 +273,7 @@ async def test_a_damaged_row_of_a_group_fails_no_heartbeat_of_another_group(clus
     make(cluster, "t", 1)
     beats = [heartbeat_of_a_member(cluster, group_id, group_type) for group_id in ("bad", "good")]
     damage = table.update().where(table.c.group_id == "bad").values({column: "{"})
-    cluster.store.transact(lambda connection, _: connection.execute(damage))
+    cluster.store.transact(lambda connection: connection.execute(damage))
     heartbeats = Heartbeats(cluster.store, asyncio.to_thread)
     bad, good = await asyncio.gather(*map(heartbeats.answer, beats), return_exceptions=True)
     assert isinstance(bad, ValueError)

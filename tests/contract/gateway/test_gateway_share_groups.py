@@ -50,7 +50,7 @@ def gateway(cluster, cluster_address, tmp_path):
         {"group.share.min.record.lock.duration.ms": "1", "group.share.max.share.sessions": "3"},
     )
     cluster.store.transact(
-        lambda connection, _: rows.save_configs(connection, "g", {"share.auto.offset.reset": "earliest"})
+        lambda connection: rows.save_configs(connection, "g", {"share.auto.offset.reset": "earliest"})
     )
     topic = create_topic(cluster, "jobs", 2)
     with Producer(cluster=cluster_address) as producer:
@@ -340,7 +340,7 @@ def test_acknowledgements_of_ranges_and_of_single_records(client):
 def test_locks_end_and_are_renewed(cluster, client):
     def locks_last(duration_ms):
         configs = {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": str(duration_ms)}
-        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "g", configs))
+        cluster.store.transact(lambda connection: rows.save_configs(connection, "g", configs))
 
     locks_last(60_000)  # no lock may end before it is renewed, however slow this machine is
     client.heartbeat(0, ["jobs"])

@@ -329,7 +329,7 @@ def test_offsets_of_too_many_groups_are_refused_with_an_error_that_aborts(cluste
         with cluster.store.snapshot() as there:
             offset = dict(there.execute(sa.select(t.transaction_offset)).mappings().one())
         others = [offset | {"group_id": f"g-{number}"} for number in range(1, GROUPS_MAX)]
-        cluster.store.transact(lambda there, _: there.execute(t.transaction_offset.insert(), others))
+        cluster.store.transact(lambda there: there.execute(t.transaction_offset.insert(), others))
         assert [add("late"), add("g-0")] == [(0, TRANSACTION_ABORTABLE), (0, 0)]
         assert call(connection, producer.end(commit=False)) == 0
         assert add("late") == (0, 0)

@@ -31,7 +31,7 @@ def member(cluster):
     for topic in ("t", "other", "else"):
         create_topic(cluster, topic)
     configs = {"share.auto.offset.reset": "earliest"}
-    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", configs))
     return ShareMember(cluster, ("t", "other"))
 
 
@@ -166,7 +166,7 @@ async def test_a_lock_that_begins_while_a_fetch_waits_wakes_it_at_its_end(
     producer = produce()
     alter_settings(cluster, {"group.share.min.record.lock.duration.ms": "1"})
     configs = {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "300"}
-    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", configs))
     async with fetches_of(cluster, member) as fetches:
         task = asyncio.create_task(fetches.fetch("m2"))
         await until(lambda: fetches.by_group)

@@ -30,7 +30,7 @@ def jobs(cluster, produce):
     producer, configs = produce(), {"share.auto.offset.reset": "earliest"}
     for topic in ("fast", "slow"):
         create_topic(cluster, topic)
-        cluster.store.transact(lambda connection, _, group=topic: rows.save_configs(connection, group, configs))
+        cluster.store.transact(lambda connection, group=topic: rows.save_configs(connection, group, configs))
         for number in range(100):
             producer.send(topic, b"%d" % number)
     producer.flush()
@@ -165,7 +165,7 @@ async def test_records_of_a_request_whose_client_has_gone_are_released(cluster, 
 def test_a_read_that_hangs_does_not_stop_other_partitions_of_its_topic(cluster, produce, monkeypatch):
     create_topic(cluster, "wide", 2)
     configs = {"share.auto.offset.reset": "earliest"}
-    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "wide", configs))
+    cluster.store.transact(lambda connection: rows.save_configs(connection, "wide", configs))
     producer = produce()
     for partition in (0, 1):
         for _ in range(10):

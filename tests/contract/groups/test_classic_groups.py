@@ -55,7 +55,7 @@ def connect(gateways):
 
 def expire(cluster, member):
     ended = t.classic_member.update().where(CLASSIC_MEMBER.member_id == member.member_id).values(until_ms=0)
-    cluster.store.transact(lambda connection, _: connection.execute(ended), announce=True)
+    cluster.store.transact(lambda connection: connection.execute(ended), announce=True)
 
 
 def await_rebalance(member):
@@ -175,7 +175,7 @@ def test_a_request_that_waits_wakes_at_the_rebalance_timeout(cluster, connect):
     wait_until(lambda: joining_members(cluster, "g") == 1)
     now = cluster.store.now().lease_ms
     cluster.store.transact(
-        lambda connection, _: connection.execute(t.classic_group.update().values(deadline_ms=now + 300)), announce=True
+        lambda connection: connection.execute(t.classic_group.update().values(deadline_ms=now + 300)), announce=True
     )
     assert second.joined().error_code == NONE, "first does not join again"
     assert second.others == [second.member_id]
@@ -193,7 +193,7 @@ def test_a_member_that_heartbeats_and_never_syncs_is_dropped_at_the_rebalance_ti
     assert (leader.assign("a"), silent.beat()) in ((b"a0", NONE), (b"a1", NONE))
     assert silent.beat() == NONE
     cluster.store.transact(
-        lambda connection, _: connection.execute(t.classic_group.update().values(deadline_ms=0)), announce=True
+        lambda connection: connection.execute(t.classic_group.update().values(deadline_ms=0)), announce=True
     )
     wait_until(lambda: silent.beat() == UNKNOWN_MEMBER_ID)
     assert (leader.beat(), leader.join()) == (REBALANCE_IN_PROGRESS, NONE)

@@ -151,7 +151,7 @@ async def test_a_damaged_group_does_not_delay_the_members_of_other_groups(cluste
     for group_id in ("bad", "good"):
         join(cluster, group_id, group_id)
     damage = t.classic_group.update().where(t.classic_group.c.group_id == "bad").values(state="?")
-    cluster.store.transact(lambda connection, _: connection.execute(damage))
+    cluster.store.transact(lambda connection: connection.execute(damage))
     async with gateway_of(cluster) as gateway:
         for group_id in ("bad", "good"):
             gateway.wait(group_id, group_id)
@@ -162,10 +162,10 @@ async def test_a_damaged_group_does_not_delay_the_members_of_other_groups(cluste
 
 def expire(cluster, member_id):
     ended = t.classic_member.update().where(CLASSIC_MEMBER.member_id == member_id).values(until_ms=0)
-    cluster.store.transact(lambda connection, _: connection.execute(ended), announce=True)
+    cluster.store.transact(lambda connection: connection.execute(ended), announce=True)
 
 
-def delete(connection, _attempt):
+def delete(connection):
     for table in (t.classic_member, t.classic_group):
         connection.execute(table.delete())
 

@@ -365,7 +365,7 @@ def test_a_member_whose_session_ended_loses_all_partitions(commits, cluster, log
     frozen.subscribe(["t"], listener=told)
     settle(frozen, share=[1])
     frozen._background._heartbeat = lambda: None  # a stopped process sends no heartbeat
-    cluster.store.transact(lambda connection, _: connection.execute(group_member.update().values(until_ms=0)))
+    cluster.store.transact(lambda connection: connection.execute(group_member.update().values(until_ms=0)))
     frozen._polling.group._alive_s = -math.inf  # and when it continues, its session has ended by its own clock too
     other = consume("t")
     settle(other, share=[1])

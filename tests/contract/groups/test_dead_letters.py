@@ -28,7 +28,7 @@ def configure(cluster):
     def set_configs(**configs):
         named = {name.replace("_", "."): str(value) for name, value in configs.items()}
         base = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs"}
-        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", {**base, **named}))
+        cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", {**base, **named}))
 
     set_configs()
     return set_configs

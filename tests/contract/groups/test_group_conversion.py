@@ -132,7 +132,7 @@ def test_a_group_is_downgraded_when_its_last_other_member_has_died(cluster, conn
     assert new.join().error_code == NONE
     settle(*classic)
     ended = t.group_member.update().where(t.group_member.c.member_id == new.member_id).values(until_ms=0)
-    cluster.store.transact(lambda connection, _: connection.execute(ended), announce=True)
+    cluster.store.transact(lambda connection: connection.execute(ended), announce=True)
     if notices == "a coordinator":
         reconcile_group(cluster.store, "g", known_assignors())
         assert described(cluster).type == "classic"

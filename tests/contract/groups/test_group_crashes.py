@@ -230,7 +230,7 @@ def test_exactly_one_coordinator_acts(cluster):
         def run(context):
             assert running.acquire(blocking=False), "another one is acting"
             try:
-                cluster.store.transact(lambda connection, _: context.fence(connection))
+                cluster.store.transact(context.fence)
                 acted.append(name)
             finally:
                 running.release()
@@ -265,7 +265,7 @@ def test_a_coordinator_whose_lease_has_expired_changes_nothing(cluster):
     assert new.epoch == old.epoch + 1
     generation = a.answer.generation
     with pytest.raises(NotCoordinatorError, match="has ended"):
-        cluster.store.transact(lambda connection, _: old.check(connection))
+        cluster.store.transact(old.check)
     add_partitions(cluster, "t", 3)
     with pytest.raises(NotCoordinatorError):
         reconcile_group(cluster.store, "g", {}, old.check)
@@ -274,14 +274,14 @@ def test_a_coordinator_whose_lease_has_expired_changes_nothing(cluster):
     assert describe_groups(cluster.store, ["g"])[0].generation == generation + 1
     assert not old.take_or_renew() and old.epoch is None
     of_first_term = new.check_of_term()
-    cluster.store.transact(lambda connection, _: of_first_term(connection))
+    cluster.store.transact(of_first_term)
     new.give_back()
     assert old.take_or_renew()
     old.give_back()
     assert new.take_or_renew()
-    cluster.store.transact(lambda connection, _: new.check(connection))
+    cluster.store.transact(new.check)
     with pytest.raises(NotCoordinatorError, match="has ended"):  # of work that began before a pause
-        cluster.store.transact(lambda connection, _: of_first_term(connection))
+        cluster.store.transact(of_first_term)
     new.give_back()
     assert old.take_or_renew()
 

@@ -288,7 +288,7 @@ def test_a_session_goes_on_while_a_rebalance_does(cluster, assignor):
     for table in (t.group_member, t.classic_member):
         soon = table.update().where(table.c.member_id == waiting.member.member_id)
         soon = soon.values(until_ms=cluster.store.now().lease_ms + 10_000)
-        cluster.store.transact(lambda connection, _, soon=soon: connection.execute(soon))
+        cluster.store.transact(lambda connection, soon=soon: connection.execute(soon))
     assert left_ms() <= 10_000
     assert waiting.member.keep_alive(), "its assignment is not complete"
     assert left_ms() > 100_000
@@ -737,7 +737,7 @@ def test_offsets_expire_once_their_group_has_been_empty_for_long(cluster):
     settle(Reader(cluster, group="at-work"))
     long_ago = cluster.store.now().wall_ms - 8 * 86_400_000
 
-    def age(connection, _attempt):
+    def age(connection):
         connection.execute(t.group_offset.update().where(GROUP_OFFSET.group_id != "new").values(committed_ms=long_ago))
         connection.execute(
             t.consumer_group.update().where(CONSUMER_GROUP.group_id == "old").values(empty_since_ms=long_ago)
@@ -792,7 +792,7 @@ def test_a_group_whose_member_subscribes_to_nothing_is_not_empty(cluster):
     reader.member.leave()
     long_ago = cluster.store.now().wall_ms - 8 * 86_400_000
 
-    def age(connection, _attempt):
+    def age(connection):
         connection.execute(t.group_offset.update().values(committed_ms=long_ago))
         connection.execute(t.consumer_group.update().values(empty_since_ms=long_ago))
 
@@ -858,7 +858,7 @@ def test_offsets_of_topics_without_a_subscription_expire_in_a_group_with_members
     commit_offsets(cluster.store, "g", {tp(0, topic): 1 for topic in ("t", "gone", "recent", "pending")})
     long_ago = cluster.store.now().wall_ms - 8 * 86_400_000
 
-    def age(connection, _attempt):
+    def age(connection):
         topic_id = sa.select(TOPIC.topic_id).where(TOPIC.name == "recent").scalar_subquery()
         connection.execute(
             t.group_offset.update().where(GROUP_OFFSET.topic_id != topic_id).values(committed_ms=long_ago)
@@ -901,7 +901,7 @@ def test_idle_producers_expire(cluster):
         "new": (None, now_ms, None),
     }
 
-    def make(connection, _attempt):
+    def make(connection):
         for number, (named, used_ms, appended_ms) in enumerate(producers.values(), 1):
             row = {
                 "producer_id": number,

@@ -63,7 +63,7 @@ def reject(cluster, cluster_address, produce):
     base = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs"}
 
     def send_and_reject(*values, count=None, **configs):
-        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", {**base, **configs}))
+        cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", {**base, **configs}))
         producer = produce()
         for number, value in enumerate(values):
             headers = [("mine", b"kept")]

@@ -41,7 +41,7 @@ def configure(cluster):
 
     def set_configs(**configs):
         named = {name.replace("_", "."): str(value) for name, value in configs.items()}
-        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", named))
+        cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", named))
 
     set_configs(share_auto_offset_reset="earliest")
     return lambda **configs: set_configs(share_auto_offset_reset="earliest", **configs)

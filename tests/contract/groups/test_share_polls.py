@@ -19,7 +19,7 @@ from tests.support.waiting import LIMIT_S, wait_until
 @pytest.fixture(autouse=True)
 def from_the_beginning(cluster):
     configs = {"share.auto.offset.reset": "earliest"}
-    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", configs))
 
 
 LATER_MS = 600_000
@@ -28,7 +28,7 @@ LATER_MS = 600_000
 
 def let_delayed_records_be_due(cluster):
     due_ms = cluster.store.now().wall_ms
-    cluster.store.transact(lambda connection, _: connection.execute(t.share_delayed.update().values(due_ms=due_ms)))
+    cluster.store.transact(lambda connection: connection.execute(t.share_delayed.update().values(due_ms=due_ms)))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_due_records_of_other_topics_do_not_wake_a_member(cluster, send, looks):
 @pytest.mark.on_sqlite
 def test_due_records_without_room_do_not_wake_a_member(cluster, send, looks):
     configs = {"share.auto.offset.reset": "earliest", "share.partition.max.record.locks": "100"}
-    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", configs))
     create_topic(cluster, "t")
     member = ShareMember(cluster)
     due_ms = cluster.store.now().wall_ms + LATER_MS
@@ -198,7 +198,7 @@ def test_one_unfinished_record_does_not_keep_all_later_ones_in_memory(cluster, s
 @pytest.mark.on_sqlite
 def test_room_in_a_full_window_is_announced(cluster, send, monkeypatch):
     configs = {"share.auto.offset.reset": "earliest", "share.partition.max.record.locks": "100"}
-    cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+    cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", configs))
     create_topic(cluster, "t")
     for number in range(101):
         send(str(number))

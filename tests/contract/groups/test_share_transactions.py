@@ -46,7 +46,7 @@ def topics(cluster, lock_ms):
         {"group.share.min.record.lock.duration.ms": "1", "group.share.record.lock.duration.ms": str(lock_ms)},
     )
     cluster.store.transact(
-        lambda connection, _: rows.save_configs(connection, "workers", {"share.auto.offset.reset": "earliest"})
+        lambda connection: rows.save_configs(connection, "workers", {"share.auto.offset.reset": "earliest"})
     )
     create_topic(cluster, "jobs")
     create_topic(cluster, "results")
@@ -148,7 +148,7 @@ def test_TransactionalShareAckCommitReject(
     if dead_letters:
         create_topic(cluster, "dlq.jobs", configs={"errors.deadletterqueue.group.enable": "true"})
         configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs"}
-        cluster.store.transact(lambda connection, _: rows.save_configs(connection, "workers", configs))
+        cluster.store.transact(lambda connection: rows.save_configs(connection, "workers", configs))
     send(produce, b"a")
     with explicit_worker(cluster_address) as worker:
         producer.begin_transaction()
@@ -207,7 +207,7 @@ def test_a_lock_that_ends_with_the_transaction_fails_its_commit(cluster, produce
     send(produce, b"a")
     producer.begin_transaction()
     work(worker, producer, take(worker))
-    cluster.store.transact(lambda connection, _: connection.execute(t.transaction.update().values(until_ms=0)))
+    cluster.store.transact(lambda connection: connection.execute(t.transaction.update().values(until_ms=0)))
     move_lock_ends(cluster, TRANSACTION_MS)
     [again] = take(worker)
     assert again.delivery_count == 2

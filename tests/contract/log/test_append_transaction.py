@@ -42,7 +42,7 @@ def producer(cluster, epoch=0):
     """A producer id that the cluster knows, with this epoch."""
     values = {"transactional_id": None, "epoch": epoch, "last_used_ms": 0, "transaction_timeout_ms": 0}
     insert = t.producer.insert().returning(t.producer.c.producer_id).values(values)
-    return cluster.store.transact(lambda connection, _: connection.execute(insert).scalar_one())
+    return cluster.store.transact(lambda connection: connection.execute(insert).scalar_one())
 
 
 def test_appended_records_are_read_in_order_with_dense_offsets(cluster, log):
@@ -226,11 +226,11 @@ def test_a_transaction_that_an_earlier_release_recorded_is_known_and_the_next_on
     batch = SparkBatch("stream:q", TRANSACTED, 3, 1, "oaa", strict=True)
     facts = {"application": "stream:q", "target": "", "version": 3, "record_count": 1, "fingerprint": "oaa"}
     rows = [{**facts, "topic_id": topic_id, "committed_ms": 1} for topic_id in (0, 7)]
-    cluster.store.transact(lambda connection, _: connection.execute(t.spark_batch.insert(), rows))
+    cluster.store.transact(lambda connection: connection.execute(t.spark_batch.insert(), rows))
 
     def is_new(batch, *topic_ids):
         hook = append_once_hook(batch, topic_ids)
-        return cluster.store.transact(lambda connection, _: hook(connection, cluster.store.clock(connection)))
+        return cluster.store.transact(lambda connection: hook(connection, cluster.store.clock(connection)))
 
     following = replace(batch, version=4)
     assert [is_new(each) for each in (batch, following, following)] == [False, True, False]

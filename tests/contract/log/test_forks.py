@@ -76,7 +76,7 @@ def test_a_child_forked_inside_a_transaction_cannot_end_it(cluster):
                 return 1
         return 0
 
-    def body(connection, _attempt):
+    def body(connection):
         connection.exec_driver_sql(change)
         assert in_child(lambda: change_store(connection)) == 0
         return connection.exec_driver_sql("SELECT created_ms FROM cluster").scalar_one()
@@ -89,12 +89,12 @@ def test_a_child_uses_the_cluster_of_its_parent(cluster):
     """Parent and child see each other's commits."""
     changes = cluster.store.changes
     rename = "UPDATE cluster SET created_ms = created_ms + 1"
-    cluster.store.transact(lambda connection, _: connection.exec_driver_sql(rename), announce=True)
+    cluster.store.transact(lambda connection: connection.exec_driver_sql(rename), announce=True)
     seen = changes.current()
 
     def work():
         seen = changes.current()
-        cluster.store.transact(lambda connection, _: connection.exec_driver_sql(rename), announce=True)
+        cluster.store.transact(lambda connection: connection.exec_driver_sql(rename), announce=True)
         cluster.close()
         return 0 if seen is not None else 1
 

@@ -34,7 +34,7 @@ def long_topic(cluster):
     """A topic with 5,000 segments of 10 records in each of two partitions: rows without files."""
     topic = create_topic(cluster, "long", 2)
 
-    def insert(connection, _attempt):
+    def insert(connection):
         common = {
             "topic_id": topic.topic_id, "record_count": 10, "bytes": 100, "timestamp_type": 0, "leader_epoch": 0,
             "codec": "none", "checksum": "", "inline": False, "change": 1,

@@ -157,7 +157,7 @@ def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tm
 
     def serve(view):  # no process copies in the background
         lease = {"lease_until_ms": 2**62, "lease_clock_epoch": view.store.now().clock_epoch}
-        view.store.transact(lambda connection, _: connection.execute(t.broker.update().values(served=True, **lease)))
+        view.store.transact(lambda connection: connection.execute(t.broker.update().values(served=True, **lease)))
 
     in_each_store(cluster, serve)
     write = Write(cluster_address, "b")

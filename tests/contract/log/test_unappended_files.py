@@ -74,7 +74,7 @@ def _follower(connection):
 def test_a_partly_refused_append_deletes_only_the_refused_file(three_brokers):
     cluster, log = three_brokers, ClientLog(three_brokers)
     good, bad = create_topic(cluster, "good", 1, 3, FILES), create_topic(cluster, "bad", 1, 3, FILES)
-    topics_view(cluster).store.transact(lambda c, _: c.execute(sa.text("UPDATE topic SET configs = :new WHERE name = 'bad'"), {"new": '{"inline.max.bytes": "0", "min.insync.replicas": "4"}'}))  # fmt: skip # noqa: E501
+    topics_view(cluster).store.transact(lambda c: c.execute(sa.text("UPDATE topic SET configs = :new WHERE name = 'bad'"), {"new": '{"inline.max.bytes": "0", "min.insync.replicas": "4"}'}))  # fmt: skip # noqa: E501
     outcomes = log.append_prepared([(good, Records(0, table("a"))), (bad, Records(0, table("b")))])
     assert [type(outcome) for outcome in outcomes] == [Appended, Rejected]
     assert_only_named_files(cluster)
@@ -86,7 +86,7 @@ def test_a_batch_that_cannot_be_written_does_not_affect_the_others(cluster, log)
     topics = [create_topic(cluster, name, 1, configs=FILES) for name in ("deleted", "good", "offline")]
     delete_topic(cluster, "deleted")
     offline = sa.text("UPDATE partition SET leader = NULL WHERE topic_id = :topic_id")
-    topics_view(cluster).store.transact(lambda c, _: c.execute(offline, {"topic_id": topics[2].topic_id}))
+    topics_view(cluster).store.transact(lambda c: c.execute(offline, {"topic_id": topics[2].topic_id}))
     outcomes = log.append_each([(topic, Records(0, table("a"))) for topic in topics], timeout_ms=2_000)
     assert isinstance(outcomes[1], Appended)
     assert [type(each.error) for each in (outcomes[0], outcomes[2])] == [

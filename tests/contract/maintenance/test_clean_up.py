@@ -241,7 +241,7 @@ def test_the_rows_of_a_deleted_topic_are_found_by_indexes(cluster):
     delete_topic(cluster, "doomed")
     assert len(retired(cluster)) == 2 + 1
     with scanned_tables(cluster) as scanned:
-        cluster.store.transact(lambda connection, _: forget_folder(connection, doomed.folder))
+        cluster.store.transact(lambda connection: forget_folder(connection, doomed.folder))
     assert retired(cluster) == []
     assert "retired_file" not in scanned
 
@@ -275,7 +275,7 @@ def test_topics_with_the_longest_names_are_sealed_and_cleaned_as_the_others(clus
 def test_a_folder_whose_name_is_too_long_for_the_file_system_is_forgotten(cluster):
     """As an earlier release recorded it for a deleted topic."""
     folder = sa.insert(t.retired_file).values(path=f"{'a' * 249}-00000000", topic_id=999, retired_ms=0)
-    cluster.store.transact(lambda connection, _: connection.execute(folder))  # home has the folders of deleted topics
+    cluster.store.transact(lambda connection: connection.execute(folder))  # home has the folders of deleted topics
     clean(cluster)
     assert retired(cluster) == []
 
@@ -467,7 +467,7 @@ def test_a_run_that_is_to_stop_leaves_the_copies_in_other_log_dirs_that_were_off
     path = f"{topic.folder}/_segments/0/{gone_id()}-1.parquet"
     copies = [plant(cluster, path, broker_id=each) for each in (1, 2, 3)]
     rows = [{"topic_id": topic.topic_id, "log_dir_id": each, "path": path} for each in cluster.log_dirs()]
-    cluster.store.transact(lambda connection, _: connection.execute(t.retired_copy.insert(), rows))
+    cluster.store.transact(lambda connection: connection.execute(t.retired_copy.insert(), rows))
 
     def left():
         return cluster.store.read(lambda connection: len(connection.execute(sa.select(t.retired_copy)).all()))

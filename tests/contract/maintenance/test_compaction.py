@@ -236,7 +236,7 @@ def test_a_killed_pass_loses_nothing_and_the_next_one_continues(cluster, cluster
 def test_a_retried_append_is_a_duplicate_although_its_records_were_compacted_away(cluster, log):
     topic = make(cluster, "t", cleanup_policy="compact")
     producer_id = cluster.store.transact(
-        lambda c, _: c.execute(
+        lambda c: c.execute(
             t.producer.insert().returning(t.producer.c.producer_id),
             {"epoch": 0, "last_used_ms": cluster.store.clock(c).wall_ms, "transaction_timeout_ms": 0},
         ).scalar_one()
@@ -379,7 +379,7 @@ def test_no_file_spans_the_end_of_the_published_offsets(local, local_log):
     topic = make(local, "t", cleanup_policy="compact", inline_max_bytes="0")
     append(local_log, topic, "a1 b1", "a2 c1", "a3 c2")
     seen = t.publication_cursor.update().values(seen_offset=4, high_watermark=4)
-    local.store.transact(lambda connection, _: connection.execute(seen))
+    local.store.transact(lambda connection: connection.execute(seen))
     compact(local)
     files = local.store.read(lambda c: segments(c, topic, 0, inline=False))
     assert [(file.base_offset, file.end_offset) for file in files] == [(0, 4), (4, 6)]
@@ -395,7 +395,7 @@ def test_a_pass_skips_the_files_that_an_offline_table_lists_above_a_tail(local, 
     append(local_log, topic, "a1 b1", "a2 c1", "a3 c2")
     away, in_table_there = t.log_dir.c.log_dir_id == 99, t.publication_cursor.c.log_dir_id == 99
 
-    def list_elsewhere(connection, _):
+    def list_elsewhere(connection):
         """The table of a log dir that is offline has the last two files, above a tail."""
         for table, values in (
             (t.log_dir, {"uri": "file:///away", "uuid": "u", "online": False}),
@@ -424,8 +424,8 @@ def test_a_pass_skips_the_files_that_an_offline_table_lists_above_a_tail(local, 
     assert read(local_log, topic).endswith("8:-b 9:c3")
     assert published == [], "the table of an offline log dir cannot be published"
     monkeypatch.undo()
-    local.store.transact(lambda connection, _: connection.execute(t.publication_cursor.delete().where(in_table_there)))
-    local.store.transact(lambda connection, _: connection.execute(t.log_dir.delete().where(away)))
+    local.store.transact(lambda connection: connection.execute(t.publication_cursor.delete().where(in_table_there)))
+    local.store.transact(lambda connection: connection.execute(t.log_dir.delete().where(away)))
     compact(local, force=False)
     assert read(local_log, topic) == "6:a4 8:-b 9:c3"
     assert [each.end_offset for each in passes(local, topic)] == [2, 10]

@@ -86,7 +86,7 @@ def due_work(cluster, log, produce):
     orphan = folder_of(cluster, 1) / small.folder / "_segments" / "0" / f"{old_id}-0.parquet"
     orphan.write_bytes(b"orphan")
 
-    def age(connection, _attempt):
+    def age(connection):
         long_ago = now_ms - 400 * DAY_MS
         connection.execute(t.retired_file.update().where(t.retired_file.c.partition.is_(None)).values(retired_ms=0))
         connection.execute(t.transaction.update().values(began_ms=0, until_ms=0))

@@ -132,7 +132,7 @@ def test_a_restored_store_purges_nothing(postgres_url, tmp_path):
         topic, log = create_topic(cluster, "t", configs=FILES), ClientLog(cluster)
         append_keyed(log, topic, (GONE, PRIVATE))
         log.close()
-        cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(timeline=0)))
+        cluster.store.transact(lambda c: c.execute(t.cluster.update().values(timeline=0)))
     with Cluster.open(postgres_url) as cluster:
         log = ClientLog(cluster)
         with pytest.raises(StoreChangedError):

@@ -217,7 +217,7 @@ def test_many_segments_are_dropped_in_short_transactions(cluster, log, partition
         }
         for number in range(partitions) for n in range(each)
     ]  # fmt: skip
-    topics_view(cluster).store.transact(lambda connection, _: connection.execute(t.segment.insert(), rows))
+    topics_view(cluster).store.transact(lambda connection: connection.execute(t.segment.insert(), rows))
     ends = {"log_end_offset": each}
     change(cluster, t.partition.update().values(high_watermark=each, change=1, **ends))
     change(cluster, t.replica.update().values(ends))

@@ -116,7 +116,7 @@ def test_a_clock_that_is_set_back_lets_the_lease_of_a_dead_process_end(cluster, 
     assert lease_status(cluster.store, COORDINATOR).left_ms == 0
     assert other.take_or_renew()
     with pytest.raises(NotCoordinatorError):
-        cluster.store.transact(lambda connection, _: dead.check(connection))
+        cluster.store.transact(dead.check)
     assert lease_status(cluster.store, COORDINATOR).left_ms > 0
 
 
@@ -139,7 +139,7 @@ def test_a_lease_is_renewed_in_time_with_a_setting_of_an_earlier_release_that_is
     with pytest.raises(InvalidConfigurationError, match="from 1 to 600000"):
         alter_settings(cluster, {"broker.session.timeout.ms": "600001"})
     stored = {"controller.lease.ms": "3600000", "broker.session.timeout.ms": "3600000"}
-    cluster.store.transact(lambda connection, _: write_overrides(connection, stored))
+    cluster.store.transact(lambda connection: write_overrides(connection, stored))
     cluster.store.forget_settings()
     assert cluster.store.settings.broker_session_timeout_ms == LEASE_MS_MAX
     runner = LeaseRunner(cluster, COORDINATOR, None, ())

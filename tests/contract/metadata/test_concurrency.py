@@ -68,7 +68,7 @@ def maintenance(address, start, done):
 def producers(cluster, count):
     values = {"transactional_id": None, "epoch": 0, "last_used_ms": 0, "transaction_timeout_ms": 0}
     insert = t.producer.insert().returning(t.producer.c.producer_id).values(values)
-    return [cluster.store.transact(lambda c, _: c.execute(insert).scalar_one()) for _ in range(count)]
+    return [cluster.store.transact(lambda c: c.execute(insert).scalar_one()) for _ in range(count)]
 
 
 def run(cluster, address, writers=WRITERS, flushes=FLUSHES, meanwhile=lambda progress: None):

@@ -74,7 +74,7 @@ def raise_once(store, moment):
     PostgreSQL does not roll a sequence back, so it counts over transactions.
     """
     store.transact(
-        lambda connection, _: connection.exec_driver_sql(
+        lambda connection: connection.exec_driver_sql(
             "CREATE TABLE failure (state text);"
             "CREATE SEQUENCE tries;"
             "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE wanted text; BEGIN"
@@ -85,7 +85,7 @@ def raise_once(store, moment):
     )
 
     def arm(state):
-        def body(connection, _attempt):
+        def body(connection):
             connection.exec_driver_sql("DELETE FROM failure; ALTER SEQUENCE tries RESTART")
             connection.execute(sa.text("INSERT INTO failure VALUES (:state)"), {"state": state})
 
@@ -107,19 +107,19 @@ def test_errors_in_the_body_and_in_the_commit(postgres, phase):
         arm(state)
         attempts = []
 
-        def body(connection, attempt, case=case, attempts=attempts):
-            attempts.append(attempt.number)
+        def body(connection, case=case, attempts=attempts):
+            attempts.append(case)
             add_write_id(connection, case)
 
         postgres.transact(body)
-        assert attempts == [0, 1], case
+        assert attempts == [case, case]
         arm(state)
         with pytest.raises(MetadataStoreUnavailableError):
-            postgres.transact(lambda connection, _: add_write_id(connection, "never"), timeout_ms=0)
+            postgres.transact(lambda connection: add_write_id(connection, "never"), timeout_ms=0)
     for case, (state, error) in RAISED.items():
         arm(state)
         with pytest.raises(SparkLogError) as raised:
-            postgres.transact(lambda connection, _: add_write_id(connection, "never"))
+            postgres.transact(lambda connection: add_write_id(connection, "never"))
         assert type(raised.value) is error, case
     assert sorted(write_ids(postgres)) == sorted(RETRIED)
 
@@ -154,14 +154,14 @@ def test_errors_in_the_query_for_the_outcome_of_a_lost_commit(postgres, postgres
         for case, state in retried.items():
             arm(state)
             cut = proxy.cut("after", "INSERT INTO write_id")
-            cluster.store.transact(lambda connection, _, case=case: add_write_id(connection, case))
+            cluster.store.transact(lambda connection, case=case: add_write_id(connection, case))
             assert cut.done.is_set()
         for case, (state, _) in RAISED.items():
             if case not in retried:
                 arm(state)
                 proxy.cut("before", "INSERT INTO write_id")
                 with pytest.raises(MetadataStoreError):
-                    cluster.store.transact(lambda connection, _: add_write_id(connection, "never"))
+                    cluster.store.transact(lambda connection: add_write_id(connection, "never"))
     assert sorted(write_ids(postgres)) == sorted(retried)
 
 
@@ -172,7 +172,7 @@ def test_errors_of_a_new_connection(postgres, postgres_server):
             with Cluster.open(proxy.address(postgres.address.url)) as cluster:
                 proxy.refuse(1, state)
                 cluster.store.engine.dispose()
-                cluster.store.transact(lambda connection, _, state=state: add_write_id(connection, state))
+                cluster.store.transact(lambda connection, state=state: add_write_id(connection, state))
                 cluster.store.engine.dispose()
                 proxy.refuse(1, state)
                 with pytest.raises(MetadataStoreUnavailableError, match=state):
@@ -194,14 +194,14 @@ def test_a_pool_without_a_free_connection_is_a_retriable_error(postgres):
 
 def test_connections_are_renewed_when_the_server_has_become_read_only(postgres):
     """As behind a proxy that routes new connections to the new primary."""
-    postgres.transact(lambda connection, _: add_write_id(connection, "before"))
+    postgres.transact(lambda connection: add_write_id(connection, "before"))
     with postgres.engine.connect() as connection:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         connection.exec_driver_sql("SET default_transaction_read_only = on")
         connection.commit()
     attempts = []
 
-    def body(connection, attempt):
+    def body(connection):
         attempts.append(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
         add_write_id(connection, "after")
 
@@ -215,11 +215,11 @@ def test_a_server_in_recovery_is_waited_for_until_it_is_promoted(own_postgres_se
     with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster:
         server.demote()
         with pytest.raises(MetadataStoreUnavailableError, match="standby in recovery"):
-            cluster.store.transact(lambda connection, _: add_write_id(connection, "early"), timeout_ms=500)
+            cluster.store.transact(lambda connection: add_write_id(connection, "early"), timeout_ms=500)
         with pytest.raises(MetadataStoreUnavailableError, match="standby in recovery"):
             cluster.store.read(lambda _: None, timeout_ms=0)
         waiting = threading.Thread(
-            target=lambda: cluster.store.transact(lambda connection, _: add_write_id(connection, "late"))
+            target=lambda: cluster.store.transact(lambda connection: add_write_id(connection, "late"))
         )
         waiting.start()
         server.query("SELECT pg_promote()")
@@ -237,13 +237,13 @@ def test_a_damaged_sqlite_file(tmp_path, damage):
             store.engine.dispose()
             (tmp_path / "cluster" / SQLITE_FILE).write_bytes(b"x" * 100_000)
         elif damage == "no table":
-            store.transact(lambda connection, _: t.write_id.drop(connection))
+            store.transact(t.write_id.drop)
         else:
             store.engine.dispose()
             with store.engine.connect() as connection:
                 connection.exec_driver_sql("PRAGMA query_only = on")
         with pytest.raises(SparkLogError):
-            store.transact(lambda connection, _: add_write_id(connection, "w"), timeout_ms=100)
+            store.transact(lambda connection: add_write_id(connection, "w"), timeout_ms=100)
     if damage == "not a database":
         with pytest.raises(SparkLogError):
             Cluster.open(folder)

@@ -102,7 +102,7 @@ def test_a_restored_server_stops_publication_and_clean_up_until_it_is_accepted(o
 
 def test_another_server_is_distinguished_from_another_timeline(postgres_cluster):
     store = postgres_cluster.store
-    store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17", table_oid=None)))
+    store.transact(lambda c: c.execute(t.cluster.update().values(system_identifier="17", table_oid=None)))
     other = r"is on another server .*: it was system 17, timeline 1, and is system"
     with pytest.raises(StoreChangedError, match=other):
         store.read(server_identity.check_identity)
@@ -130,7 +130,7 @@ def test_a_dump_that_was_restored_over_its_own_database_is_detected(postgres_clu
     for _ in range(10):  # so often that the server has prepared the query
         store.read(server_identity.check_identity)
 
-    def restore(connection, _attempt):
+    def restore(connection):
         connection.exec_driver_sql("ALTER TABLE cluster RENAME TO dumped")
         connection.exec_driver_sql("CREATE TABLE cluster (LIKE dumped INCLUDING ALL)")
         connection.exec_driver_sql("INSERT INTO cluster SELECT * FROM dumped")
@@ -150,7 +150,7 @@ def test_a_record_of_an_earlier_release_names_no_database(postgres_cluster):
     store = postgres_cluster.store
     now = store.read(server_identity.of_server)
     earlier = {"system_identifier": now.system_identifier, "table_oid": None}
-    store.transact(lambda c, _: c.execute(t.cluster.update().values(**earlier)))
+    store.transact(lambda c: c.execute(t.cluster.update().values(**earlier)))
     recorded = store.read(server_identity.recorded)
     assert (recorded.database, recorded.table) == (None, None)
     store.read(server_identity.check_identity)
@@ -224,7 +224,7 @@ def test_an_acceptance_counts_whatever_the_clocks_say(tmp_path, published_before
     with Cluster.init(str(address)) as cluster:
         accept_store(cluster)
         later = t.cluster.c.accepted_ms + 86_400_000
-        cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(accepted_ms=later)))
+        cluster.store.transact(lambda c: c.execute(t.cluster.update().values(accepted_ms=later)))
         topic = create_topic(cluster, "t", configs=FILES)
         if published_before:
             append_to(cluster, topic, "before the backup")
@@ -255,7 +255,7 @@ def test_a_transactional_producer_that_outlived_a_restore_is_refused(cluster, cl
     init_producer(cluster, "x", 60_000)
     with Producer(cluster=cluster_address, transactional_id="x") as old:
         old.init_transactions()
-        cluster.store.transact(lambda c, _: c.execute(t.producer.update().values(epoch=0)))  # as before it began
+        cluster.store.transact(lambda c: c.execute(t.producer.update().values(epoch=0)))  # as before it began
         accept_store(cluster)
         with Producer(cluster=cluster_address, transactional_id="x") as new:
             new.init_transactions()
@@ -283,7 +283,7 @@ def test_a_table_that_is_published_during_an_acceptance_skips_versions_too(clust
 def accept_long_ago(cluster, topic):
     """As if the store had been accepted file.delete.delay.ms ago."""
     earlier = t.cluster.c.accepted_ms - topic.config.file_delete_delay_ms
-    cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(accepted_ms=earlier)))
+    cluster.store.transact(lambda c: c.execute(t.cluster.update().values(accepted_ms=earlier)))
 
 
 @pytest.mark.slow

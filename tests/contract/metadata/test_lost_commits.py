@@ -63,7 +63,7 @@ def test_a_commit_that_reaches_the_server_after_the_query_is_refused(proxied):
     cluster, proxy = proxied
     holders = iter(["first", "second"])
 
-    def body(connection, _attempt):
+    def body(connection):
         holder = next(holders)
         connection.execute(
             t.write_id.insert(), {"write_id": holder, "holder": holder, "until_ms": 0, "clock_epoch": ""}
@@ -109,11 +109,11 @@ def test_commit_tokens_do_not_accumulate(proxied):
         register(store, f"holder {number}", 1_000)
     after = tokens()
     assert len(after) <= commit_tokens._ANSWERED_MAX
-    store.transact(lambda connection, _: store.clock(connection))
+    store.transact(store.clock)
     expire_commit_tokens(store)
     assert tokens() == after, "neither has written anything"
     old = t.commit_token.update().values(at_ms=t.commit_token.c.at_ms - commit_tokens.KEPT_MS - 1)
-    store.transact(lambda connection, _: connection.execute(old))
+    store.transact(lambda connection: connection.execute(old))
     expire_commit_tokens(store)
     assert not tokens() & after
 
@@ -123,7 +123,7 @@ def test_a_token_whose_row_is_gone_is_not_deleted_again(proxied):
     store = proxied[0].store
     for number in range(3):
         register(store, f"holder {number}", 1_000)
-    store.transact(lambda connection, _: connection.execute(t.commit_token.delete()))
+    store.transact(lambda connection: connection.execute(t.commit_token.delete()))
     for number in range(100):
         register(store, f"holder {number}", 1_000)
         assert len(store._answered) <= commit_tokens._ANSWERED_MAX

@@ -56,14 +56,14 @@ def test_many_rows_are_changed_as_one_row_at_a_time_would_be(store, count, size)
         for key in range(count)
     }
     new = [dict(zip(VALUES.columns.keys(), row, strict=True)) for row in expected.values()]
-    store.transact(lambda c, _: INSERT.run(c, new))
+    store.transact(lambda c: INSERT.run(c, new))
     assert rows(store) == list(expected.values())
     if not store.sqlite:
         uses_arrays = row_arrays.as_arrays(INSERT._for_rows, new) is not None
         assert uses_arrays == (count >= 16 and size == 3), "long bytes are sent row by row"
 
     changes = [{"which": key, "was": key % 50 - 25, "text": f"t{key}", "more": 2**20} for key in range(0, count, 3)]
-    store.transact(lambda c, _: UPDATE.run(c, changes))
+    store.transact(lambda c: UPDATE.run(c, changes))
     for change in changes:
         key, number, _, flag, data = expected[change["which"]]
         if number is not None:
@@ -71,7 +71,7 @@ def test_many_rows_are_changed_as_one_row_at_a_time_would_be(store, count, size)
     assert rows(store) == list(expected.values())
 
     gone = [{"which": key, "text": f"t{key}"} for key in range(count // 2 + 8)]
-    store.transact(lambda c, _: DELETE.run(c, gone))
+    store.transact(lambda c: DELETE.run(c, gone))
     assert rows(store) == [row for row in expected.values() if {"which": row[0], "text": row[2]} not in gone]
 
 
@@ -79,7 +79,7 @@ def test_many_rows_are_changed_as_one_row_at_a_time_would_be(store, count, size)
 def test_a_text_that_is_too_long_is_refused_and_not_cut(store):
     some = [{"key": key, "number": 0, "text": "123456789", "flag": True, "data": b""} for key in range(20)]
     with pytest.raises(MetadataStoreError, match="too long"):
-        store.transact(lambda c, _: INSERT.run(c, some))
+        store.transact(lambda c: INSERT.run(c, some))
     assert rows(store) == []
 
 

@@ -1,6 +1,7 @@
 """The metadata store when processes stop, connections fail and transactions meet; and its clock."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -71,13 +72,16 @@ def test_a_deadlock_costs_a_retry(postgres_cluster):
     done = []
 
     def work(order):
-        def body(connection, attempt):
+        attempts = itertools.count()
+
+        def body(connection):
+            attempt = next(attempts)
             for number in order:
                 here = (t.partition.c.topic_id == topic.topic_id) & (t.partition.c.partition == number)
                 connection.execute(t.partition.update().where(here).values(change=t.partition.c.change + 1))
-                if attempt.number == 0 and number == order[0]:
+                if attempt == 0 and number == order[0]:
                     both.wait(timeout=60)
-            return attempt.number
+            return attempt
 
         done.append(store.transact(body))
 
@@ -94,7 +98,7 @@ def test_a_deadlock_costs_a_retry(postgres_cluster):
 def test_postgresql_has_statistics_of_a_new_large_topic_at_once(postgres_cluster):
     """With the statistics of the small cluster, publication of the large topic would take seconds per append."""
     create_topic(postgres_cluster, "small")
-    postgres_cluster.store.transact(lambda connection, _: connection.execute(sa.text("ANALYZE")))
+    postgres_cluster.store.transact(lambda connection: connection.execute(sa.text("ANALYZE")))
     create_topic(postgres_cluster, "large", 1_000)
     rows = sa.text("SELECT reltuples FROM pg_class WHERE oid IN ('partition'::regclass, 'replica'::regclass)")
     assert postgres_cluster.store.read(lambda c: c.execute(rows).scalars().all()) == [1_001, 1_001]
@@ -109,23 +113,26 @@ def test_process_stopped_while_it_sends_statements_is_ended_by_one_that_waits(
     create_topic(postgres_cluster, "t")
     change = Prepared(sa.text("UPDATE partition SET change = change + 1"))
 
-    def change_soon(connection, _attempt):
+    def change_soon(connection):
         connection.execute(sa.text("SET LOCAL lock_timeout = 100"))  # instead of 3 s
         change.run(connection, [{}])
 
     other = threading.Thread(target=lambda: store.transact(change_soon))
 
-    def stopped(connection, attempt):
+    attempts = itertools.count()
+
+    def stopped(connection):
+        attempt = next(attempts)
         with one_message(connection):
             change.run(connection, [{}])
-            if attempt.number == 0:
+            if attempt == 0:
                 with sa.create_engine(postgres_url).connect() as watching:
                     while watching.execute(sa.text("SELECT 1 FROM partition FOR UPDATE SKIP LOCKED")).all():
                         watching.rollback()  # the server has not executed the statement yet
                 other.start()
                 other.join(timeout=60)
                 assert not other.is_alive()
-        return attempt.number
+        return attempt
 
     number = sa.select(t.partition.c.change)
     with store.snapshot() as reading:  # it has been silent for as long, and keeps no lock of a row
@@ -150,7 +157,7 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
     change = t.partition.update().where(here).values(change=t.partition.c.change + 1)
     slow = sa.text("UPDATE partition SET change = change FROM pg_sleep(:seconds)")
 
-    def change_soon(connection, _attempt):
+    def change_soon(connection):
         if last != "a statement":
             connection.execute(sa.text("SET LOCAL lock_timeout = 200"))  # instead of 3 s
         connection.execute(change)
@@ -159,7 +166,10 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
         monkeypatch.setattr(store_module, "LOCKING_SILENT_MS", 50)
     other = threading.Thread(target=lambda: store.transact(change_soon))
 
-    def stopped(connection, attempt):
+    attempts = itertools.count()
+
+    def stopped(connection):
+        attempt = next(attempts)
         connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 50"))
         rows = [{"seconds": 0.1}] * (2 if last.startswith("several") else 1)
         if last.endswith("SQLAlchemy"):
@@ -167,10 +177,10 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
         else:
             with one_message(connection) if last == "one message" else contextlib.nullcontext():
                 Prepared(slow).run(connection, rows)
-        if attempt.number == 0:
+        if attempt == 0:
             other.start()
             other.join(timeout=60)  # it gets the lock only when the server has ended our transaction
-        return connection.execute(change).rowcount, attempt.number
+        return connection.execute(change).rowcount, attempt
 
     assert store.transact(stopped) == (1, 1), "the second try is the one that counts"
     assert store.read(lambda c: c.execute(sa.select(t.partition.c.change)).scalar_one()) == 2
@@ -184,14 +194,17 @@ def test_a_coordinator_ends_the_session_of_a_stopped_process_for_which_nobody_wa
     slow = sa.text("UPDATE partition SET change = change FROM pg_sleep(:seconds)")
     sessions = sa.text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
 
-    def stopped(connection, attempt):
-        if attempt.number == 0:
+    attempts = itertools.count()
+
+    def stopped(connection):
+        attempt = next(attempts)
+        if attempt == 0:
             pid = connection.connection.dbapi_connection.info.backend_pid
             connection.execute(slow, [{"seconds": 0.1}] * 2)
             is_there = lambda other: other.execute(sessions, {"pid": pid}).scalar_one()  # noqa: E731
             with Coordinator(postgres_cluster):
                 wait_until(lambda: not store.read(is_there))
-        return connection.execute(sa.text("SELECT 1")).scalar_one(), attempt.number
+        return connection.execute(sa.text("SELECT 1")).scalar_one(), attempt
 
     assert store.transact(stopped) == (1, 1), "the first try has lost its session"
 
@@ -202,7 +215,7 @@ def test_timeout_names_the_process_that_holds_the_lock(cluster, cluster_address)
     there, go_on = threading.Event(), threading.Event()
     name = sa.text("UPDATE cluster SET cluster_id = :name")
 
-    def stopped(connection, _attempt):
+    def stopped(connection):
         connection.execute(name, {"name": "one"})
         there.set()
         go_on.wait(timeout=60)
@@ -214,19 +227,19 @@ def test_timeout_names_the_process_that_holds_the_lock(cluster, cluster_address)
         held = rf"was held by process {os.getpid()} for [\d.]+ s; if that process is stopped"
         for timeout_ms in (100, 0):
             with pytest.raises(MetadataStoreUnavailableError, match=held):
-                cluster.store.transact(lambda connection, _: None, timeout_ms=timeout_ms)
+                cluster.store.transact(lambda connection: None, timeout_ms=timeout_ms)
         assert sum(thread.name == "spark-log-writer-queue" for thread in threading.enumerate()) == 1, "not one a try"
-        waiting = threading.Thread(target=lambda: cluster.store.transact(lambda connection, _: go_on.wait(60)))
+        waiting = threading.Thread(target=lambda: cluster.store.transact(lambda connection: go_on.wait(60)))
         waiting.start()
         with pytest.raises(
             MetadataStoreUnavailableError, match="the lock that writers"
         ):  # the waiting thread of this store is first in the queue
-            cluster.store.transact(lambda connection, _: None, timeout_ms=100)
+            cluster.store.transact(lambda connection: None, timeout_ms=100)
         go_on.set()
         for thread in (holder, waiting):
             thread.join(timeout=60)
-        cluster.store.transact(lambda connection, _: connection.execute(name, {"name": "two"}), timeout_ms=10_000)
-        one.store.transact(lambda connection, _: connection.execute(name, {"name": "three"}), timeout_ms=10_000)
+        cluster.store.transact(lambda connection: connection.execute(name, {"name": "two"}), timeout_ms=10_000)
+        one.store.transact(lambda connection: connection.execute(name, {"name": "three"}), timeout_ms=10_000)
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p", "virtiofs", "vboxsf", "fuse.juicefs", "fuse.gcsfuse"])
@@ -241,7 +254,7 @@ def test_overlapping_readers_do_not_let_the_write_ahead_log_grow_for_ever(cluste
     monkeypatch.setattr(write_ahead_log, "BYTES_MAX", 500_000)
     monkeypatch.setattr(write_ahead_log, "_AGAIN_AFTER_S", 0.0)  # a reader may be stopped for long on a busy machine
     log, done = Path(f"{cluster_address}/metadata.sqlite-wal"), threading.Event()
-    cluster.store.transact(lambda c, _: c.exec_driver_sql("CREATE TABLE filler AS SELECT zeroblob(50000) AS data"))
+    cluster.store.transact(lambda c: c.exec_driver_sql("CREATE TABLE filler AS SELECT zeroblob(50000) AS data"))
 
     def read():
         while not done.is_set():
@@ -255,7 +268,7 @@ def test_overlapping_readers_do_not_let_the_write_ahead_log_grow_for_ever(cluste
     longest = 0
     try:
         for _ in range(1_000):
-            cluster.store.transact(lambda c, _: c.exec_driver_sql("UPDATE filler SET data = ?", (os.urandom(50_000),)))
+            cluster.store.transact(lambda c: c.exec_driver_sql("UPDATE filler SET data = ?", (os.urandom(50_000),)))
             longest = max(longest, log.stat().st_size)
             if log.stat().st_size < longest:
                 break
@@ -270,7 +283,7 @@ FORK_IN_THE_MIDST = """
 import os, signal, sys
 from spark_log import Cluster
 
-def body(connection, attempt):
+def body(connection):
     if os.fork() == 0:
         print(os.getpid(), flush=True)
         signal.pause()
@@ -288,9 +301,9 @@ def test_a_forked_child_does_not_hold_the_lock_of_its_dead_parent(cluster, clust
         child = int(process.stdout.readline())
         try:
             with pytest.raises(MetadataStoreUnavailableError):
-                cluster.store.transact(lambda connection, _: None, timeout_ms=100)
+                cluster.store.transact(lambda connection: None, timeout_ms=100)
             process.kill()
-            cluster.store.transact(lambda connection, _: None, timeout_ms=30_000)
+            cluster.store.transact(lambda connection: None, timeout_ms=30_000)
         finally:
             os.kill(child, signal.SIGKILL)
             process.kill()
@@ -338,7 +351,7 @@ def test_closed_objects_leave_no_file_open(cluster_address, tmp_path):
 def test_a_failed_transaction_body_writes_nothing(cluster):
     before = rows_of(cluster)
 
-    def body(connection, _attempt):
+    def body(connection):
         connection.execute(t.write_id.insert(), {"write_id": "w", "holder": "h", "until_ms": 0, "clock_epoch": ""})
         raise SparkLogError("no")
 
@@ -350,7 +363,7 @@ def test_a_failed_transaction_body_writes_nothing(cluster):
 def test_the_time_of_the_store_is_its_own_and_continues(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host whose wall clock is wrong by a day still stamps records with PostgreSQL's time."""
     store = cluster.store
-    in_transaction = store.transact(lambda connection, _attempt: store.clock(connection)).wall_ms
+    in_transaction = store.transact(store.clock).wall_ms
     if not store.sqlite:
         monkeypatch.setattr("spark_log.clock.wall_ms", lambda: in_transaction + 86_400_000)
     first = store.now().wall_ms
@@ -381,7 +394,7 @@ def test_any_number_of_rows_can_be_inserted(cluster):
     facts = {"application": "q", "target": "", "record_count": 1, "fingerprint": "", "committed_ms": 1}
     for version in (1, 2):
         rows = [{**facts, "topic_id": topic_id, "version": version} for topic_id in range(10_000)]
-        cluster.store.transact(lambda connection, _, rows=rows: insert_or_replace(connection, t.spark_batch, rows))
+        cluster.store.transact(lambda connection, rows=rows: insert_or_replace(connection, t.spark_batch, rows))
     with cluster.store.snapshot() as connection:
         query = sa.select(t.spark_batch.c.version, sa.func.count()).group_by(t.spark_batch.c.version)
         assert connection.execute(query).all() == [(2, 10_000)]
@@ -415,10 +428,10 @@ def test_in_pairs_finds_pairs_and_not_their_product_by_the_index(cluster):
         for one in texts
         for two in texts
     ]
-    cluster.store.transact(lambda c, _: c.execute(t.consumer_group.insert(), [
+    cluster.store.transact(lambda c: c.execute(t.consumer_group.insert(), [
         {"group_id": each, "generation": 0, "assignor": "", "topics": "{}"} for each in texts
     ]))  # fmt: skip
-    cluster.store.transact(lambda c, _: c.execute(member.insert(), rows))
+    cluster.store.transact(lambda c: c.execute(member.insert(), rows))
     pairs = [*zip(texts, reversed(texts), strict=True)]
     with cluster.store.snapshot() as connection:
         for some in ([], pairs[:1], pairs, [*pairs, ("a", "no such member")]):

@@ -63,7 +63,7 @@ def upgraded(request, release, store, tmp_path):
         for name, state in states.items()
     }
     with Cluster.open(address) as cluster:
-        cluster.store.transact(lambda connection, _: begin_limits_anew(cluster.store, connection))
+        cluster.store.transact(lambda connection: begin_limits_anew(cluster.store, connection))
         yield cluster, clients
 
 

@@ -215,7 +215,7 @@ def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
     world.start()
     for broker in world.brokers.values():
         broker.kill()  # at once: no process is left to shrink the ISR or to copy
-    world.cluster.store.transact(lambda c, _: c.execute(t.partition.update().values(leader=1)))
+    world.cluster.store.transact(lambda c: c.execute(t.partition.update().values(leader=1)))
     producer = Child(PROGRAMS, "numbered_producer", world.address, "files", "a", "acks=1")
     world.steady.append(producer)
     wait_until(lambda: len(producer.acked()) >= 20, "acknowledged by the leader alone")

@@ -69,7 +69,7 @@ class Replicated:
         self.segments_copied = 0  # by the last call of `catch_up`
 
     def sql(self, *statements):
-        self.cluster.store.transact(lambda connection, _: [connection.execute(each) for each in statements])
+        self.cluster.store.transact(lambda connection: [connection.execute(each) for each in statements])
 
     def append(self, *values, acks=1, partition=0):
         append(self.log, self.topic, *values, partition=partition, acks=acks)
@@ -444,7 +444,7 @@ def test_a_replica_in_object_storage_catches_up(cluster, log, s3_uri):
     add_broker(cluster, 2, [s3_uri])
     BrokerSession(cluster.store, 2, LEASE_MS_MAX).register()
     topic = create_topic(cluster, "t", 1, 2, CONFIGS)
-    cluster.store.transact(lambda connection, _: connection.execute(t.partition.update().values(leader=1)))
+    cluster.store.transact(lambda connection: connection.execute(t.partition.update().values(leader=1)))
     for letter in "ab":
         log.append(topic, [Records(0, table(large(letter)))], acks=1)
     step = ReplicaCopy(cluster, topic, 0, 2)

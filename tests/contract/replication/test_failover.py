@@ -300,17 +300,17 @@ def test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost(cluste
     append(log, topic, "a")
     leader = partition(cluster, topic).leader
     cluster.store.transact(
-        lambda c, _: c.execute(t.broker.update().values(served=True, lease_until_ms=0, lease_clock_epoch=""))
+        lambda c: c.execute(t.broker.update().values(served=True, lease_until_ms=0, lease_clock_epoch=""))
     )
     cluster.store.transact(
-        lambda c, _: c.execute(t.broker.update().where(t.broker.c.broker_id == leader).values(served=False))
+        lambda c: c.execute(t.broker.update().where(t.broker.c.broker_id == leader).values(served=False))
     )
     append(log, topic, "lost 1", "lost 2", acks=1)
     assert partition(cluster, topic).high_watermark == 1, (
         "no process copies it to the followers: they are served and dead"
     )
     lose(cluster, leader, tmp_path)  # before the followers are embedded again: the log would copy the records to them
-    cluster.store.transact(lambda c, _: c.execute(t.broker.update().values(served=False)))
+    cluster.store.transact(lambda c: c.execute(t.broker.update().values(served=False)))
     done = inspect_and_elect(cluster)
     assert len(done.truncations) == 1
     state = partition(cluster, topic)
@@ -369,18 +369,18 @@ def only_a_late_replica(cluster, log, tmp_path, *names):
 def test_an_unclean_election_leaves_out_a_topic_that_is_being_deleted(cluster, log, tmp_path):
     """As a data store has them: their rows are deleted later."""
     topics = only_a_late_replica(cluster, log, tmp_path, "deleted", "t")
-    cluster.store.transact(lambda connection, _: set_deleting(connection, topics[0].topic_id))
+    cluster.store.transact(lambda connection: set_deleting(connection, topics[0].topic_id))
     done = inspect_and_elect(cluster)
     assert [key for key, _ in done.truncations] == [(topics[1].topic_id, 0)]
     assert partition(cluster, topics[1]).leader == 3
     # a log that closes would wait for its replica
-    cluster.store.transact(lambda connection, _: delete_topic_rows(connection, topics[0].topic_id))
+    cluster.store.transact(lambda connection: delete_topic_rows(connection, topics[0].topic_id))
 
 
 def test_a_damaged_segment_row_stops_the_election_of_its_partition_alone(cluster, log, tmp_path):
     topics = only_a_late_replica(cluster, log, tmp_path, "damaged", "t")
     damage = t.segment.update().where(t.segment.c.topic_id == topics[0].topic_id, t.segment.c.base_offset == 1)
-    cluster.store.transact(lambda connection, _: connection.execute(damage.values(name="bad name")))
+    cluster.store.transact(lambda connection: connection.execute(damage.values(name="bad name")))
     with pytest.raises(UnsafePathError, match="damaged"):
         inspect_and_elect(cluster)
     assert partition(cluster, topics[1]).leader == 3
@@ -429,11 +429,11 @@ def test_a_controller_whose_term_has_ended_changes_nothing(cluster, tmp_path):
     settings = ClusterSettings()
     with fallback_term(cluster.store, settings) as stale:
         assert stale is not None
-        cluster.store.transact(lambda c, _: c.execute(t.lease.update().values(epoch=t.lease.c.epoch + 1, holder="new")))
+        cluster.store.transact(lambda c: c.execute(t.lease.update().values(epoch=t.lease.c.epoch + 1, holder="new")))
         lose(cluster, 1, tmp_path)
         with pytest.raises(NotControllerError):
             inspect_log_dirs(cluster, stale)
-        cluster.store.transact(lambda c, _: c.execute(t.log_dir.update().values(online=False)))
+        cluster.store.transact(lambda c: c.execute(t.log_dir.update().values(online=False)))
         with pytest.raises(NotControllerError):
             elect_leaders(cluster.store, stale)
     assert set(partition(cluster, topic).isr) == {1, 2, 3}

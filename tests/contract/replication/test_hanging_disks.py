@@ -426,8 +426,8 @@ def test_a_run_of_a_task_that_waits_for_a_log_dir_that_has_failed_is_left_and_fe
         first, second = contexts[:2]
         assert first.stopping() and not second.stopping()
         with pytest.raises(NotCoordinatorError):
-            three_brokers.store.transact(lambda connection, _: first.fence(connection))
-        three_brokers.store.transact(lambda connection, _: second.fence(connection))
+            three_brokers.store.transact(first.fence)
+        three_brokers.store.transact(second.fence)
         assert runner.runs["publish"].failures == 1
     finally:
         goes_on.set()

@@ -211,7 +211,7 @@ def test_a_damaged_topic_does_not_keep_a_log_dir_offline(three_brokers, damage):
         (folder.with_name(f"{folder.name}-away") / damaged.folder).symlink_to(elsewhere)
     else:
         rename = t.segment.update().where(t.segment.c.topic_id == damaged.topic_id).values(name="bad name")
-        three_brokers.store.transact(lambda connection, _: connection.execute(rename))
+        three_brokers.store.transact(lambda connection: connection.execute(rename))
     bring_back(three_brokers, 3)
     assert online(three_brokers) == {1, 2, 3}
     ends = sa.select(t.replica.c.topic_id, t.replica.c.log_end_offset).where(t.replica.c.broker_id == 3)

@@ -17,7 +17,7 @@ def test_a_kept_broker_renews_its_lease_and_is_not_removed(postgres_url, tmp_pat
         session = BrokerSession(cluster.store, 2, 60_000)
         session.register()
 
-        def create(connection, _attempt):
+        def create(connection):
             keep_brokers(connection)
             removal = others.submit(remove_broker, cluster, 3)
             assert others.submit(session.renew).result(60)

@@ -243,7 +243,7 @@ def test_a_transaction_that_begins_while_a_lost_store_is_removed_keeps_its_topic
 def test_a_restored_data_store_is_shown_and_accepted(stores, run, facts):
     assert facts("store", "status", "--store", "east")["problem"] is None
     other_server = t.cluster.update().values(system_identifier="17", table_oid=None)
-    stores.at(1).store.transact(lambda connection, _: connection.execute(other_server))
+    stores.at(1).store.transact(lambda connection: connection.execute(other_server))
     shown = run("store", "status", "--store", "east")
     assert shown.exit_code == 1 and "system 17" in shown.output
     assert facts("store", "status")["problem"] is None

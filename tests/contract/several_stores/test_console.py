@@ -58,6 +58,6 @@ def test_a_search_skips_files_of_a_data_store(stores):
 def test_retired_files_of_all_stores_are_counted(stores):
     for store_id in stores.store_ids():
         row = {"path": f"old-{store_id}", "topic_id": 1, "change": 0, "retired_ms": 0}
-        stores.at(store_id).store.transact(lambda c, _, row=row: c.execute(t.retired_file.insert().values(row)))
+        stores.at(store_id).store.transact(lambda c, row=row: c.execute(t.retired_file.insert().values(row)))
     with running_console(stores) as console:
         assert console.facts("/maintenance")["waiting"]["retired_files"] == 2

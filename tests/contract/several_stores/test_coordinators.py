@@ -75,9 +75,9 @@ def test_each_store_refuses_an_old_coordinator(stores):
         assert old.take_or_renew()
         fences[name] = old.check_of_term()
         ended = t.lease.update().where(t.lease.c.name == name).values(until_ms=0)
-        view.store.transact(lambda connection, _, ended=ended: connection.execute(ended))
+        view.store.transact(lambda connection, ended=ended: connection.execute(ended))
         assert new.take_or_renew()
-    view.store.transact(lambda connection, _: connection.execute(t.partition.update().values(leader=None)))
+    view.store.transact(lambda connection: connection.execute(t.partition.update().values(leader=None)))
     before = view.store.read(lambda connection: connection.execute(t.segment.select()).all())
     with pytest.raises(NotCoordinatorError):
         resolve(log, part, fences["coordinator"])

@@ -111,7 +111,7 @@ def end_of_offsets(both, log):
 
 def test_a_commit_drops_the_offset_of_a_topic_that_is_being_deleted(both, end_of_offsets):
     """It came while the topic was deleted, whose data store is down: home keeps the topic's row."""
-    both.store.transact(lambda connection, _: set_deleting(connection, find_topic(connection, "far").topic_id))
+    both.store.transact(lambda connection: set_deleting(connection, find_topic(connection, "far").topic_id))
     end_of_offsets()
     assert committed_offsets(both.store, "g") == {TopicPartition("near", 0): 1}
 

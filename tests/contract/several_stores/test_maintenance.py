@@ -121,7 +121,7 @@ def test_clean_up_deletes_the_orphans_and_deleted_topics_of_each_store_only(stor
     assert {report.topic: report.before.files for report in run_tasks(stores, ["files"])} == {"near": 1, "far": 1}
     assert [len(files_of(folder, topic)) for topic in [*topics, *gone]] == [1, 1, 1, 1]
     statement = t.retired_file.update().values(retired_ms=OLD_MS)
-    stores.store.transact(lambda c, _: c.execute(statement))
+    stores.store.transact(lambda c: c.execute(statement))
     assert [report.topic for report in run_tasks(stores, ["files"])] == [None]
     assert [files_of(folder, topic) for topic in gone] == [[], []]
     assert_whole(stores)
@@ -134,10 +134,10 @@ def test_a_restored_home_store_deletes_nothing_of_a_data_store(stores, log, fold
     for path in (folder / far.folder).rglob("*"):
         age(path, 2 * GRACE_MS)
     # a restored home store: it lacks the topic of the data store
-    stores.store.transact(lambda c, _: c.execute(t.topic.delete().where(t.topic.c.name == "far")))
+    stores.store.transact(lambda c: c.execute(t.topic.delete().where(t.topic.c.name == "far")))
     list(run_tasks(stores, ["files"]))
     assert len(files_of(folder, far)) == 1, "the data store knows the folder"
-    stores.store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
+    stores.store.transact(lambda c: c.execute(t.cluster.update().values(system_identifier="17")))
     with Cluster.open(stores.store.address.with_password) as restored:  # each connection checks the identity once
         with pytest.raises(StoreChangedError):
             follow(restored, EAST)
@@ -155,7 +155,7 @@ def test_a_restored_home_store_keeps_the_folders_of_a_store_that_it_does_not_kno
     for path in (folder / far.folder).rglob("*"):
         age(path, 2 * GRACE_MS)
 
-    def forget(connection, _attempt):
+    def forget(connection):
         connection.execute(t.topic.delete().where(t.topic.c.name == "far"))
         connection.execute(t.store.delete())
 

@@ -68,7 +68,7 @@ def test_a_store_does_not_get_a_topic_back_empty(stores, log):
     append(log, "a")
     move_topic(stores, "t", "east")
     east = stores.at(EAST).store
-    east.transact(lambda connection, _: delete_topic_rows(connection, topic.topic_id))
+    east.transact(lambda connection: delete_topic_rows(connection, topic.topic_id))
     follow_all(stores)
     assert east.read(lambda connection: stated_topic(connection, topic.topic_id)) is None
     assert log.find_topic("t").store_id == EAST
@@ -114,7 +114,7 @@ def test_what_an_ended_transaction_left_in_the_other_store_does_not_stop_a_move(
     query = t.producer_batch.select().where(t.producer_batch.c.topic_id == topic.topic_id)
     rows = stores.at(EAST).store.read(lambda c: [dict(row._mapping) for row in c.execute(query)])
     assert rows
-    stores.store.transact(lambda connection, _: connection.execute(t.producer_batch.insert(), rows))
+    stores.store.transact(lambda connection: connection.execute(t.producer_batch.insert(), rows))
     move_topic(stores, "t", "home")
     assert stored(stores, "t") == {0: ["a"]}
 
@@ -161,7 +161,7 @@ def test_a_store_is_not_removed_while_it_gets_a_topic(stores, comes):
 
     thread = threading.Thread(target=remove)
 
-    def begin(connection, _attempt):
+    def begin(connection):
         lock_active_store(connection, "east")
         if comes == "move":
             topic = find_topic(connection, "t")

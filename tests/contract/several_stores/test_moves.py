@@ -358,7 +358,7 @@ def test_a_topic_is_deleted_while_it_is_moved(stores, address, way, point):
 def test_a_topic_that_is_deleted_during_its_move_is_not_in_the_list_of_moves(stores, address, caplog):
     topic = create(stores)
     begin_move(stores, "t", "east")
-    stores.store.transact(lambda connection, _: set_deleting(connection, topic.topic_id))
+    stores.store.transact(lambda connection: set_deleting(connection, topic.topic_id))
     listed = CliRunner().invoke(app, ["topic", "moves", "--cluster", address])
     assert (listed.exit_code, listed.output) == (0, "No topic is being moved.\n")
     continue_moves(stores)
@@ -458,7 +458,7 @@ def test_a_restored_home_store_learns_where_a_topic_is(stores):
     move_topic(stores, "t", "east")
     append(stores, "b")
 
-    def restore(connection, _attempt):
+    def restore(connection):
         for name, of_table in rows.items():
             connection.execute(t.metadata.tables[name].insert(), of_table)
         connection.execute(t.topic.update().values(store_id=HOME, move_epoch=0))

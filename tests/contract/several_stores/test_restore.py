@@ -67,7 +67,7 @@ def commit_next(cluster):
 def restore_home(cluster, rows):
     """Give home the rows of producers and transactions that it had earlier."""
 
-    def restore(connection, _attempt):
+    def restore(connection):
         for table in (t.transaction, t.producer):
             connection.execute(table.delete())
         for table in (t.producer, t.transaction):
@@ -128,7 +128,7 @@ def test_a_restored_home_store_aborts_no_transaction_that_a_data_store_has_commi
     restore_home(both, rows)
     if its_id == "belongs to another":
         restored = sa.text("SELECT setval(pg_get_serial_sequence('producer', 'producer_id'), :last, :last > 1)")
-        both.store.transact(lambda c, _: c.execute(restored, {"last": max(1, part.producer_id - 1)}))
+        both.store.transact(lambda c: c.execute(restored, {"last": max(1, part.producer_id - 1)}))
         assert init_producer(both, "y", 60_000).ref.producer_id == part.producer_id
     if accepted:
         accept_store(both)
@@ -142,7 +142,7 @@ def test_a_transaction_that_times_out_at_a_restored_home_store(both, accepted):
     """It is open in the backup, and the data stores have committed it or were about to."""
     commit_in_east_only(both)
     reopened = t.transaction.update().values(state=ONGOING.value, part_stores=f"{EAST} {WEST}", until_ms=1)
-    both.store.transact(lambda connection, _: connection.execute(reopened))
+    both.store.transact(lambda connection: connection.execute(reopened))
     assert list(abort_timed_out(both)) == ["x"]
     if accepted:
         accept_store(both)
@@ -157,10 +157,10 @@ def test_a_prepared_part_is_not_aborted_while_a_store_does_not_answer(both, monk
     """The other parts of the store are."""
     killed_at("part.prepared:2", "-c", TO_BOTH, both.store.address.with_password)
     [part] = both.at(WEST).store.read(unfinished_parts)
-    both.store.transact(lambda connection, _: connection.execute(t.transaction.update().values(until_ms=1)))
+    both.store.transact(lambda connection: connection.execute(t.transaction.update().values(until_ms=1)))
     assert list(abort_timed_out(both)) == ["x"]
     opened = {"producer_id": part.producer_id + 1, "number": 1, "state": "open", "pending": 0, "changed_ms": 0}
-    both.at(WEST).store.transact(lambda connection, _: connection.execute(t.transaction_part.insert(), opened))
+    both.at(WEST).store.transact(lambda connection: connection.execute(t.transaction_part.insert(), opened))
 
     def away(_body):
         raise MetadataStoreUnavailableError("away")
@@ -186,7 +186,7 @@ def test_an_open_part_of_a_transaction_that_is_over_is_dropped(both):
     """A data store is restored to a time between a registration and the commit."""
     killed_at("part.decided", "-c", TRANSACTION, both.store.address.with_password)
     east = both.at(EAST)
-    east.store.transact(lambda connection, _: connection.execute(t.transaction_part.update().values(state="open")))
+    east.store.transact(lambda connection: connection.execute(t.transaction_part.update().values(state="open")))
     accept_store(east)
     list(run_tasks(both, ["transactions"]))
     assert east.store.read(unfinished_parts) == []
@@ -212,7 +212,7 @@ def test_a_data_store_from_before_its_part(stores):
     create_topic(stores, "t", store="east")
     killed_at("part.decided", "-c", TRANSACTION, stores.store.address.with_password)
     for table in (t.transaction_part, t.transaction_segment):
-        stores.at(EAST).store.transact(lambda connection, _, table=table: connection.execute(table.delete()))
+        stores.at(EAST).store.transact(lambda connection, table=table: connection.execute(table.delete()))
     accept_store(stores.at(EAST))
     commit_next(stores)
     assert stored(stores, "t") == {0: ["next"]}
@@ -228,14 +228,14 @@ def test_the_newest_copy_of_a_moved_topic_stays(both, home_is_restored):
     move_topic(both, "t", "west")
     append_to(both, "t", "after")
 
-    def restore(connection, _attempt):
+    def restore(connection):
         for table in tables:
             for row in rows[table]:
                 connection.execute(table.insert().values(**row._mapping))
 
     east.store.transact(restore)
     if home_is_restored:
-        both.store.transact(lambda connection, _: set_store(connection, topic_id, EAST, 0))
+        both.store.transact(lambda connection: set_store(connection, topic_id, EAST, 0))
     accept_store(east)
     accept_store(both)
     follow_all(both)
@@ -255,7 +255,7 @@ def test_a_topic_that_was_being_moved_is_taken_back(both, step):
     for name in ("t", "u"):
         killed_at(f"move.{step}", "-c", MOVE, both.store.address.with_password, name)
 
-    def restore(connection, _attempt):
+    def restore(connection):
         connection.execute(t.topic.delete().where(t.topic.c.topic_id == topic.topic_id))
         connection.execute(t.topic.update().where(t.topic.c.name == "u").values(store_id=0, move=None, move_epoch=0))
 
@@ -277,7 +277,7 @@ def test_home_from_a_time_at_which_the_topic_was_being_moved(both):
     [row] = both.store.read(lambda c: c.execute(sa.select(t.topic).where(here)).all())
     assert cancel_move(both, "t")
     killed_at("move.copied", "-c", MOVE, both.store.address.with_password, "t")
-    both.store.transact(lambda connection, _: connection.execute(t.topic.update().where(here).values(row._mapping)))
+    both.store.transact(lambda connection: connection.execute(t.topic.update().where(here).values(row._mapping)))
     accept_store(both)
     move_topic(both, "t", "west")
     append_to(both, "t", "next")
@@ -293,7 +293,7 @@ def test_a_restored_home_store_deletes_no_topic_before_it_is_accepted(both, crea
     for topic in ("t", "w"):
         append_to(both, topic, "acknowledged")
 
-    def restore(connection, _attempt):
+    def restore(connection):
         if created_before:
             connection.execute(t.topic.update().where(t.topic.c.name == "t").values(store_id=EAST, move_epoch=0))
         else:
@@ -317,7 +317,7 @@ def test_the_id_of_a_lost_topic_is_given_to_another_one(stores, store):
     create_topic(stores, "lost", store="east")
     append_to(stores, "lost", "acknowledged")
 
-    def restore(connection, _attempt):
+    def restore(connection):
         connection.execute(t.topic.delete())
         connection.execute(sa.text("SELECT setval(pg_get_serial_sequence('topic', 'topic_id'), 1, false)"))
 
@@ -343,7 +343,7 @@ def test_a_topic_that_was_deleted_after_the_backup_of_its_data_store(both):
     rows = east.store.read(lambda connection: connection.execute(sa.select(t.topic)).all())
     delete_topic(both, "t")
 
-    def restore(connection, _attempt):
+    def restore(connection):
         for row in rows:
             connection.execute(t.topic.insert().values(**row._mapping))
 

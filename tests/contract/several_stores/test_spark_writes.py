@@ -57,7 +57,7 @@ def test_a_micro_batch_that_a_transaction_wrote_is_refused_before_any_store_appe
     """Transactions of foreachBatch are recorded in the home store."""
     transaction = SparkBatch("stream:q", TRANSACTED, 3, 2, "aa", strict=True)
     hook = append_once_hook(transaction, ())
-    stores.store.transact(lambda connection, _: hook(connection, stores.store.clock(connection)))
+    stores.store.transact(lambda connection: hook(connection, stores.store.clock(connection)))
     address, outputs, write_id = written(stores, "far")
     with pytest.raises(
         CheckpointMismatchError, match=r"batch 3 was written to the former outputs .*: batch 3 would be"
@@ -79,13 +79,13 @@ def test_of_two_drivers_with_different_outputs_only_one_writes_a_batch(stores):
 
     def write():
         try:
-            stores.store.transact(lambda connection, _: record(connection, replace(batch, target=TRANSACTED)))
+            stores.store.transact(lambda connection: record(connection, replace(batch, target=TRANSACTED)))
         except CheckpointMismatchError as error:
             refused.append(str(error))
 
     second = threading.Thread(target=write)
 
-    def write_first(connection, _):
+    def write_first(connection):
         record(connection, batch)
         second.start()
         wait_until(lambda: connection.scalar(waiting) or not second.is_alive())
@@ -103,7 +103,7 @@ def write_ids(stores):
 
 def test_a_replay_appends_in_the_store_that_lacks_the_batch(stores, topics):
     address, outputs, write_id = written(stores, "near", "far")
-    stores.store.transact(lambda c, _: take(c, write_id))  # as if it had expired: the second transaction fails
+    stores.store.transact(lambda c: take(c, write_id))  # as if it had expired: the second transaction fails
     with pytest.raises(WriteIdExpiredError):
         commit_write(address, outputs, write_id, BATCH)
     assert (stored(stores, "near"), stored(stores, "far")) == ({}, {0: ["a", "b"]})

@@ -187,7 +187,7 @@ def test_files_and_brokers_that_only_the_lost_store_knows_are_kept(far, proxy, t
         with pytest.raises(MetadataStoreUnavailableError):
             remove_broker(far, 2)
         assert {broker.broker_id for broker in list_brokers(far)} == {1, 2}
-        far.store.transact(lambda connection, _: connection.execute(forget))
+        far.store.transact(lambda connection: connection.execute(forget))
         notes = []
         with contextlib.suppress(MetadataStoreUnavailableError):  # of the data store's own tasks
             for report in run_tasks(far, ["files"]):
@@ -234,7 +234,7 @@ def test_a_broker_can_be_removed_before_a_data_store_has_the_others(stores, tmp_
     add_broker(stores, 2, [str(tmp_path / "disk")])
     for rows in (t.log_dir, t.broker):
         forget = rows.delete().where(rows.c.broker_id == 2)
-        stores.at(1).store.transact(lambda connection, _, forget=forget: connection.execute(forget))
+        stores.at(1).store.transact(lambda connection, forget=forget: connection.execute(forget))
     embed_broker(stores, 2)
     remove_broker(stores, 1)
     assert {broker.broker_id for broker in list_brokers(stores.at(1))} == {2}

@@ -146,7 +146,7 @@ def test_share_groups_refuse_topics_of_data_stores(stores):
 @pytest.mark.parametrize("reset", ["latest", "by_duration:PT1H"])
 def test_a_share_group_does_not_read_a_topic_that_is_created_in_a_data_store(stores, monkeypatch, reset):
     """Its members subscribed to the name before. Their heartbeats go on, and write nothing."""
-    stores.store.transact(lambda connection, _: save_configs(connection, "s", {"share.auto.offset.reset": reset}))
+    stores.store.transact(lambda connection: save_configs(connection, "s", {"share.auto.offset.reset": reset}))
     member = ShareMember(stores, ["far"], "s")
     create_topic(stores, "far", store="east")
     monkeypatch.delattr(members, "_change")
@@ -159,7 +159,7 @@ def test_dead_letters_stay_in_the_home_store(stores):
     create_topic(stores, "jobs")
     alter_settings(stores, {"topic.default.store": "east", "errors.deadletterqueue.auto.create.topics.enable": "true"})
     configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.jobs"}
-    stores.store.transact(lambda connection, _: save_configs(connection, "workers", configs))
+    stores.store.transact(lambda connection: save_configs(connection, "workers", configs))
     append_to(stores, "jobs", "bad")
     address = stores.store.address.with_password
     with ShareConsumer("jobs", cluster=address, group_id="workers", share_acknowledgement_mode="explicit") as consumer:
@@ -194,7 +194,7 @@ def test_a_topic_that_cannot_be_created_does_not_stop_the_others(stores, monkeyp
     """The rows of three killed creations. A coordinator removes the topic for which the store has too few brokers."""
     create = topic_copies._create
 
-    def insert(connection, _):
+    def insert(connection):
         for name, replicas in {"needs-two-brokers": 2, "fails": 1, "created": 1}.items():
             insert_topic_row(connection, name, 1, replicas, {}, stores.store.clock(connection), store_id=EAST)
 
@@ -212,7 +212,7 @@ def test_a_topic_that_cannot_be_created_does_not_stop_the_others(stores, monkeyp
 
 def test_a_creation_whose_topic_a_coordinator_removes_meanwhile_fails(stores, monkeypatch):
     def removed(home, _, topic_id):
-        home.store.transact(lambda connection, _: set_deleting(connection, topic_id, CREATING))
+        home.store.transact(lambda connection: set_deleting(connection, topic_id, CREATING))
 
     monkeypatch.setattr(topic_operations, "follow", removed)
     with pytest.raises(UnknownTopicOrPartitionError):
@@ -224,7 +224,7 @@ def test_a_creation_that_failed_late_leaves_no_copy(stores, monkeypatch):
 
     def lost(home, store_id, topic_id):
         topic_copies.follow(home, store_id, topic_id)
-        home.store.transact(lambda connection, _: connection.execute(t.topic.update().values(state=CREATING)))
+        home.store.transact(lambda connection: connection.execute(t.topic.update().values(state=CREATING)))
         raise MetadataStoreUnavailableError("no answer")
 
     monkeypatch.setattr(topic_operations, "follow", lost)

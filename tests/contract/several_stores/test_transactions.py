@@ -224,7 +224,7 @@ def test_a_part_never_decides_alone(two):
         assert list(run_tasks(two, ["transactions", "expire"])) == []
         assert parts(two)[EAST] == ("prepared", 1)
         past = sa.text("UPDATE transaction SET until_ms = 0")
-        two.store.transact(lambda connection, _: connection.execute(past))
+        two.store.transact(lambda connection: connection.execute(past))
         at_home, _ = run_tasks(two, ["transactions"])
         assert "transaction.timeout.ms has passed" in at_home.notes[0]
         with pytest.raises(TransactionAbortableError):

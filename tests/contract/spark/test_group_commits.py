@@ -21,7 +21,7 @@ def test_equal_offsets_are_committed_again_after_an_hour(cluster, log, monkeypat
     assert query.trigger() == []
     committed = {TopicPartition("t", 0): 1}
     assert committed_offsets.committed_offsets(cluster.store, "g") == committed
-    cluster.store.transact(lambda connection, _: connection.execute(t.group_offset.delete()))  # they have expired
+    cluster.store.transact(lambda connection: connection.execute(t.group_offset.delete()))  # they have expired
     assert query.trigger() == []
     assert committed_offsets.committed_offsets(cluster.store, "g") == (committed if again else {})
     query.reader.stop()

@@ -160,7 +160,7 @@ def move_first_partition(cluster, topic, folder):
     here, there = (Path(infos[number].uri.removeprefix("file://"), topic.folder, "_segments") for number in (1, 2))
     shutil.copytree(here, there)
 
-    def move(connection, _):
+    def move(connection):
         moved = {"broker_id": 2, "log_dir_id": infos[2].log_dir_id}
         connection.execute(t.replica.update().where(t.replica.c.partition == 0).values(moved))
         change = t.partition.c.change + 1

@@ -49,7 +49,7 @@ class Tables:
         self.sql(t.partition.update().values(leader=1))
 
     def sql(self, *statements):
-        self.cluster.store.transact(lambda connection, _: [connection.execute(each) for each in statements])
+        self.cluster.store.transact(lambda connection: [connection.execute(each) for each in statements])
 
     def append(self, *values, acks="all", partition=0):
         append(self.log, self.topic, *values, partition=partition, acks=acks)
@@ -373,7 +373,7 @@ def test_a_full_comparison_requested_during_a_publication_is_kept(tables):
     assert before is not None
     tables.sql(t.publication.update().where(t.publication.c.log_dir_id == info.log_dir_id).values(table_version=-1))
     tables.cluster.store.transact(
-        lambda connection, _: publication_state.record(connection, tables.topic, table, before, before, due)
+        lambda connection: publication_state.record(connection, tables.topic, table, before, before, due)
     )
     with tables.cluster.store.snapshot() as connection:
         assert publication_state.recorded(connection, table) == (before[0], -1)
@@ -398,13 +398,13 @@ def test_a_publication_during_a_truncation_does_not_record_offsets_that_are_gone
     tables.sql(t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
     [_] = elect_leaders(store, unfenced, unclean=[(topic.topic_id, 0)]).truncations
     intent = Intent(topic, table, recorded, recorded, [], due)
-    store.transact(lambda connection, _: publication_state.record(connection, topic, table, recorded, recorded, due))
-    assert store.transact(lambda connection, _: publication_intent.note(connection, [intent])) == {}
+    store.transact(lambda connection: publication_state.record(connection, topic, table, recorded, recorded, due))
+    assert store.transact(lambda connection: publication_intent.note(connection, [intent])) == {}
     assert max(store.read(lambda connection: seen_offsets(connection, topic, 0))) == 1
     once = store.read(lambda connection: publication_state.recorded(connection, table))
-    store.transact(lambda connection, _: lower_seen_offsets(connection, (topic.topic_id, 0), 0))
+    store.transact(lambda connection: lower_seen_offsets(connection, (topic.topic_id, 0), 0))
     again = Intent(topic, table, once, once, [], due)
-    assert store.transact(lambda connection, _: publication_intent.note(connection, [again])) == {}
+    assert store.transact(lambda connection: publication_intent.note(connection, [again])) == {}
 
 
 def test_a_log_dir_that_returns_empty_gets_a_new_table(tables):

@@ -169,7 +169,7 @@ def test_the_first_of_many_micro_batches_is_sealed_and_the_others_share_a_file(c
     micro_batch("young")
     micro_batch("new")
     only_blobs = t.segment.update().where(SEGMENT.inline).values(appended_ms=SEGMENT.appended_ms - 540_000)
-    cluster.store.transact(lambda connection, _attempt: connection.execute(only_blobs))
+    cluster.store.transact(lambda connection: connection.execute(only_blobs))
     micro_batch("lag over")
     assert tail(cluster) == 0
 

@@ -98,7 +98,7 @@ def test_a_late_call_of_an_older_transaction_changes_nothing(cluster, log, topic
         lambda: transaction_store.abort(cluster, older),
         lambda: transaction_parts.register(cluster, older, None, [], {}),
         lambda: cluster.store.transact(
-            lambda c, _: transaction_store.commit_transaction_hook(older, 0)(c, cluster.store.clock(c))
+            lambda c: transaction_store.commit_transaction_hook(older, 0)(c, cluster.store.clock(c))
         ),
     ]
     for call in late:

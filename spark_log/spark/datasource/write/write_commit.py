@@ -256,7 +256,7 @@ def _give_back(cluster: Cluster, store_ids: Collection[StoreId], write_id: Write
     """Delete the write id in stores that have no batch of it. In one that does not answer, its lease ends."""
 
     def delete(view: Cluster) -> bool:
-        return view.store.transact(lambda connection, _: take(connection, write_id), timeout_ms=ASK_TIMEOUT_MS)
+        return view.store.transact(lambda connection: take(connection, write_id), timeout_ms=ASK_TIMEOUT_MS)
 
     with contextlib.suppress(SparkLogError):
         ask_stores(cluster, delete, store_ids)
@@ -343,7 +343,7 @@ def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None
     """Delete the files unless they were appended: an append deletes the row of the write id in its own transaction. If
     the row exists and is deleted here, the files were not appended and never can be.
     """
-    if cluster.store.transact(lambda connection, _attempt: take(connection, write_id)):
+    if cluster.store.transact(lambda connection: take(connection, write_id)):
         _delete(cluster, batches)
 
 

@@ -74,7 +74,7 @@ def beat(cluster):
 def be_promoted(cluster):
     """As after a failover from an earlier timeline, with synchronous replication."""
     change = t.cluster.update().values(timeline=0, synchronous=True)
-    cluster.store.transact(lambda connection, _: connection.execute(change))
+    cluster.store.transact(lambda connection: connection.execute(change))
 
 
 def last_beat(cluster):

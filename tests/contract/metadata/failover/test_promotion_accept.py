@@ -46,7 +46,7 @@ def show_a_later_beat(folder):
 
 
 def be_another_system(cluster):
-    cluster.store.transact(lambda c, _: c.execute(t.cluster.update().values(system_identifier="17")))
+    cluster.store.transact(lambda c: c.execute(t.cluster.update().values(system_identifier="17")))
 
 
 @pytest.fixture
