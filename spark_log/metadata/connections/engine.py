@@ -52,12 +52,15 @@ and an executemany; in these cases a coordinator ends the session.
 _PID = "spark_log_pid"
 _WAITING_MAX = 8
 _WAITING = sa.text("SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids) AND wait_event = 'SyncRep'")
+_COPY_MS = 15 * 60_000
+"""The time that a COPY may take. The server does not say when it has received the last rows."""
 _END_SILENT = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND usename = current_user AND application_name = :application"
     " AND state IN ('active', 'idle in transaction') AND wait_event_type = 'Client' AND wait_event = 'ClientRead'"
-    " AND state_change < clock_timestamp()"
-    "  - CASE WHEN backend_xid IS NULL THEN :silent_ms ELSE :locking_ms END * interval '1 millisecond'"
+    " AND state_change < clock_timestamp() - interval '1 millisecond' * CASE"
+    "  WHEN pid IN (SELECT pid FROM pg_stat_progress_copy) THEN :copy_ms"
+    "  WHEN backend_xid IS NULL THEN :silent_ms ELSE :locking_ms END"
 )
 
 
@@ -247,7 +250,7 @@ def end_silent_sessions(engine: sa.Engine, silent_ms: int, locking_ms: int) -> N
     These are sessions in a transaction that have sent nothing for `silent_ms`, or for `locking_ms` if they have locked
     or written rows: only these have a transaction id.
     """
-    limits = {"silent_ms": silent_ms, "locking_ms": locking_ms}
+    limits = {"silent_ms": silent_ms, "locking_ms": locking_ms, "copy_ms": _COPY_MS}
     with engine.begin() as connection:
         connection.execute(_END_SILENT, {"application": _APPLICATION, **limits})
 

@@ -27,6 +27,7 @@ from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE, refuse_network_file_system
 from spark_log.metadata.connections import write_ahead_log
+from spark_log.metadata.connections.engine import pid_of
 from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.prepared import Prepared, in_list, in_pairs, one_message
 from spark_log.replication.controller.topic_operations import create_topic
@@ -207,6 +208,29 @@ def test_a_coordinator_ends_the_session_of_a_stopped_process_for_which_nobody_wa
         return connection.execute(sa.text("SELECT 1")).scalar_one(), attempt
 
     assert store.transact(stopped) == (1, 1), "the first try has lost its session"
+
+
+def test_rows_that_are_copied_for_long_are_not_those_of_a_stopped_process(postgres_cluster, monkeypatch):
+    """A COPY is one statement, whose next rows the server awaits now and then: else no large topic could be moved."""
+    monkeypatch.setattr(store_module, "SILENT_MS", 50)
+    store = postgres_cluster.store
+    is_late = sa.text(
+        "SELECT state = 'active' AND wait_event = 'ClientRead' AND state_change < clock_timestamp() - interval '50 ms'"
+        " FROM pg_stat_activity WHERE pid = :pid"
+    )
+    attempts = []
+
+    def copy(connection):
+        attempts.append(pid_of(connection))
+        driver = connection.connection.dbapi_connection
+        with driver.cursor().copy("COPY blob (name, data) FROM STDIN") as rows:
+            rows.write_row(("a", b"1"))
+            wait_until(lambda: store.read(lambda other: other.execute(is_late, {"pid": attempts[0]}).scalar_one()))
+            store.end_silent_sessions(50)
+            rows.write_row(("b", b"2"))
+
+    store.transact(copy)
+    assert len(attempts) == 1
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
