@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -141,17 +141,7 @@ _log_once = lru_cache(maxsize=1_000)(logger.error)
 _columns = Remembered(_from_text, lambda _columns, text: 4 * len(text), 128 << 20)
 
 
-_TOPIC_COLUMNS = (
-    TOPIC.topic_id,
-    TOPIC.uuid,
-    TOPIC.name,
-    TOPIC.partition_count,
-    TOPIC.replication_factor,
-    TOPIC.configs,
-    TOPIC.created_ms,
-    TOPIC.typed_columns,
-    TOPIC.store_id,
-)
+_TOPIC_COLUMNS = tuple(TOPIC[entry.name] for entry in fields(Topic))
 _STATED = sa.select(*_TOPIC_COLUMNS, TOPIC.state, TOPIC.move, TOPIC.move_epoch).order_by(TOPIC.topic_id)
 LIVE, CREATING, DELETING = "live", "creating", "deleting"
 """States of a topic. Only live ones are found by the functions of clients (`topic_copies`)."""
@@ -160,17 +150,7 @@ IS_LIVE: sa.ColumnElement[bool] = sa.literal_column(f"'{LIVE}'") == TOPIC.state
 
 
 def _topic_of(row: Any) -> Topic:
-    return Topic(
-        TopicId(row.topic_id),
-        row.uuid,
-        row.name,
-        row.partition_count,
-        row.replication_factor,
-        row.configs,
-        row.created_ms,
-        row.typed_columns,
-        StoreId(row.store_id),
-    )
+    return Topic(*row[: len(_TOPIC_COLUMNS)])
 
 
 def find_topics(
@@ -266,15 +246,8 @@ def insert_copy(connection: sa.Connection, topic: Topic, move_epoch: int, move: 
     move.
     """
     values = {
-        "topic_id": topic.topic_id,
-        "uuid": topic.uuid,
-        "name": topic.name,
+        **{column.name: getattr(topic, column.name) for column in _TOPIC_COLUMNS},
         "collision_key": collision_key(topic.name),
-        "partition_count": topic.partition_count,
-        "replication_factor": topic.replication_factor,
-        "configs": topic.configs,
-        "created_ms": topic.created_ms,
-        "typed_columns": topic.typed_columns,
         "store_id": topic.store_id if move is None else move.to,
         "state": LIVE if move is None else CREATING,
         "move": _move_json(move),
