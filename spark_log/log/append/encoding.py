@@ -198,7 +198,8 @@ class SegmentFiles:
     """Writes a segment file to the log dirs of one or more brokers, with the same bytes in each.
 
     A failed log dir is left out as long as another one has the file: the append decides whether the ISR is complete.
-    After `commit`, `brokers` have the file, and `failures` has the errors of the others.
+    `writer` has the rows until they are written. After `commit`, `brokers` have the file, and `failures` has the errors
+    of the others.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class SegmentFiles:
         self._files: dict[int, NewFile] = {}
         try:
             self._create(log_dirs, open_, path)
-            self._encoder = SegmentWriter(self, encoding.codec, encoding.level, encoding.columns)
+            self.writer = SegmentWriter(self, encoding.codec, encoding.level, encoding.columns)
         except BaseException:
             for file in self._files.values():
                 file.abort()
@@ -236,31 +237,13 @@ class SegmentFiles:
         self._need_one()
         return len(data)
 
-    @property
-    def bytes_written(self) -> int:
-        """Return the bytes of the row groups that are written."""
-        return self._encoder.bytes_written
-
-    @property
-    def bytes_waiting(self) -> int:
-        """Return the Arrow bytes of the rows that are not in a row group yet."""
-        return self._encoder.bytes_waiting
-
     def append(self, records: pa.Table, offset_deltas: pa.Array | None = None) -> None:
         """Add records (RECORD_SCHEMA). Their offset deltas continue without a gap, or are the given ones."""
-        self._encoder.write(records, offset_deltas)
-
-    def flush_rows(self) -> None:
-        """Write the buffered rows as a row group, smaller than usual."""
-        self._encoder.flush_rows()
-
-    def own_rows(self) -> None:
-        """Copy the buffered rows so that their source batches can be freed."""
-        self._encoder.own_rows()
+        self.writer.write(records, offset_deltas)
 
     def commit(self) -> SegmentFacts:
         """Finish the file and rename it to its final name, durably, in all log dirs in parallel."""
-        facts = self._encoder.close()
+        facts = self.writer.close()
         running: dict[int, Callable[[], None]] = {}
         for broker_id, file in list(self._files.items()):
             try:
@@ -277,7 +260,7 @@ class SegmentFiles:
 
     def abort(self) -> None:
         """Delete the unfinished file in every log dir."""
-        self._encoder.abort()
+        self.writer.abort()
         for file in self._files.values():
             file.abort()
 

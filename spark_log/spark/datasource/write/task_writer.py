@@ -166,7 +166,7 @@ class TaskWriter:
         before = part.all_waiting_bytes
         part.files.append(part.take())
         self._waiting_bytes += part.all_waiting_bytes - before
-        if part.files.bytes_written >= part.topic.encoding.segment_bytes:
+        if part.files.writer.bytes_written >= part.topic.encoding.segment_bytes:
             self._close(part)
 
     def _write_out(self, part: "_Part") -> None:
@@ -175,7 +175,7 @@ class TaskWriter:
             self._move_to_file(part)
         if part.files is not None:
             before = part.all_waiting_bytes
-            part.files.flush_rows()
+            part.files.writer.flush_rows()
             self._waiting_bytes += part.all_waiting_bytes - before
 
     def _close(self, part: "_Part") -> None:
@@ -214,7 +214,7 @@ class _Part:
 
     @property
     def all_waiting_bytes(self) -> int:
-        return self.waiting_bytes + (self.files.bytes_waiting if self.files is not None else 0)
+        return self.waiting_bytes + (self.files.writer.bytes_waiting if self.files is not None else 0)
 
     def add(self, rows: pa.Table) -> int:
         size = rows.nbytes
@@ -229,7 +229,7 @@ class _Part:
         if self.rows:
             self.rows = [own(self.rows)]
         if self.files is not None:
-            self.files.own_rows()
+            self.files.writer.own_rows()
 
     def take(self) -> pa.Table:
         rows = self.waiting()
