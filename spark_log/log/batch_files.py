@@ -89,7 +89,7 @@ class BatchFiles:
         targets = {
             (topic_id, number): target
             for topic_id, numbers in partitions.items()
-            for number, target in self._targets(topics[topic_id], sorted(numbers), acks, timeout_ms).items()
+            for number, target in self.targets(topics[topic_id], sorted(numbers), acks, timeout_ms).items()
         }
         infos = self._cluster.log_dirs(timeout_ms=timeout_ms)
         names = [self._writer.file_name() for _ in items]
@@ -140,7 +140,7 @@ class BatchFiles:
             for (topic, item), outcome in zip(items, outcomes, strict=True)
         ]
 
-    def _targets(self, topic: Topic, partitions: Sequence[int], acks: Acks, timeout_ms: int) -> dict[int, Target]:
+    def targets(self, topic: Topic, partitions: Sequence[int], acks: Acks, timeout_ms: int) -> dict[int, Target]:
         return self._cluster.store.read(
             lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
         )

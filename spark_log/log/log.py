@@ -40,7 +40,6 @@ from spark_log.log.append.rules import (
     Batch,
     Rejected,
 )
-from spark_log.log.append.targets import targets_of
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.batch_files import BatchFiles, Records, refusal, unknown_partition
 from spark_log.log.partitions.partition_rows import Key
@@ -329,17 +328,13 @@ class Log(LogReader):
                     exc_info=not isinstance(error, SparkLogError),
                 )  # fmt: skip
 
-    def targets(
-        self, topic: Topic, partitions: Sequence[int], acks: Acks = "all", *, timeout_ms: int = READ_TIMEOUT_MS
-    ) -> dict[int, Target]:
-        """Return the log dirs for new files. Raises UnknownTopicOrPartitionError for a missing partition."""
-        cached = self.cluster.store.read(
-            lambda connection: targets_of(connection, topic, partitions, acks), timeout_ms=timeout_ms
-        )
+    def targets(self, topic: Topic, partitions: Sequence[int]) -> dict[int, Target]:
+        """Return the log dirs of the ISR for new files. Raises UnknownTopicOrPartitionError for a missing partition."""
+        targets = self._files.targets(topic, partitions, "all", READ_TIMEOUT_MS)
         for partition in partitions:
-            if partition not in cached:
+            if partition not in targets:
                 raise unknown_partition(topic, partition)
-        return cached
+        return targets
 
     def _force_due_partitions(self, topics: Mapping[int, Topic], result: AppendResult) -> None:
         due: list[Key] = [

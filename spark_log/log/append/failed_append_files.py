@@ -91,11 +91,7 @@ def _delete(cluster: Cluster, info: LogDirInfo, paths: Sequence[str]) -> None:
 
 def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
     """Delete the files of a failed append unless it was committed. Raises the errors of the store."""
-
-    def release(connection: sa.Connection) -> None:
-        take(connection, doubt.write_id)
-
-    cluster.store.transact(release, timeout_ms=timeout_ms)
+    cluster.store.transact(lambda connection: take(connection, doubt.write_id), timeout_ms=timeout_ms)
     named = cluster.store.read_as_primary(lambda connection: _named(connection, doubt), timeout_ms=timeout_ms)
     delete_files(cluster, doubt.topics, [batch for batch in doubt.batches if batch.name not in named])
 

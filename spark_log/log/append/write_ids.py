@@ -17,7 +17,6 @@ from spark_log.ids import WriteId
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import WRITE_ID
 from spark_log.metadata.store import Store
-from spark_log.metadata.store_clock import StoreClock
 
 
 def register(store: Store, holder: str, lease_ms: int, write_id: WriteId | None = None) -> WriteId:
@@ -74,7 +73,7 @@ def expire(store: Store, fence: Fence = unfenced) -> int:
 
     def delete(connection: sa.Connection) -> int:
         fence(connection)
-        return connection.execute(t.write_id.delete().where(_is_over(store.clock(connection)))).rowcount
+        return connection.execute(t.write_id.delete().where(store.clock(connection).has_expired(WRITE_ID))).rowcount
 
     return store.transact(delete)
 
@@ -83,14 +82,10 @@ def expired(store: Store) -> set[str]:
     """Return the ids that `expire` would delete now."""
 
     def read(connection: sa.Connection) -> set[str]:
-        query = sa.select(WRITE_ID.write_id).where(_is_over(store.clock(connection)))
+        query = sa.select(WRITE_ID.write_id).where(store.clock(connection).has_expired(WRITE_ID))
         return set(connection.execute(query).scalars())
 
     return store.read(read)
-
-
-def _is_over(now: StoreClock) -> sa.ColumnElement[bool]:
-    return now.has_expired(WRITE_ID)
 
 
 class Writer:

@@ -1,7 +1,7 @@
 """Locks partitions and their replicas, reads them as `PartitionState`, and writes them back.
 
 Every change of a partition is one transaction: lock it here, decide with the rules of `replication_rules.py` or of
-`log/append/rules.py`, and save the state that they return.
+`log/append/rules.py`, and save the state that they return. The completed compactions of partitions are stored here too.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ from spark_log.ids import numbers_by_topic
 from spark_log.log.partitions.replication_rules import PartitionState, Replica
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Answer, Prepared, in_list, one_message
-from spark_log.metadata.sql_columns import PARTITION, REPLICA, TOPIC
+from spark_log.metadata.sql_columns import COMPACTION, PARTITION, REPLICA, TOPIC
 
 Key = tuple[int, int]
 """The topic id and the partition number."""
@@ -300,3 +300,21 @@ def take_offsets(connection: sa.Connection, topic: str, partition: int, count: i
     for (end,) in _TAKE_OFFSETS.rows(connection, {"topic": topic, "number": partition, "count": count}):
         return int(end) - count
     return None
+
+
+def delete_compactions_above(connection: sa.Connection, key: Key, offset: int) -> None:
+    """Delete the compactions that end above `offset`: a truncation has removed some of their records."""
+    connection.execute(t.compaction.delete().where(_compactions_of(key), COMPACTION.end_offset > offset))
+
+
+def replace_compactions(
+    connection: sa.Connection, key: Key, gone: Collection[int], new: Sequence[dict[str, Any]]
+) -> None:
+    """Delete the compactions that end at the offsets `gone`, and insert the rows `new`."""
+    connection.execute(t.compaction.delete().where(_compactions_of(key), COMPACTION.end_offset.in_(gone)))
+    if new:
+        connection.execute(t.compaction.insert(), new)
+
+
+def _compactions_of(key: Key) -> sa.ColumnElement[bool]:
+    return (COMPACTION.topic_id == key[0]) & (COMPACTION.partition == key[1])

@@ -26,7 +26,7 @@ from spark_log.log.records import inline, segment_open, segment_read
 from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import TimestampType
 from spark_log.log.segments.field_filters import group_excluded
-from spark_log.log.segments.segment_repair import repair
+from spark_log.log.segments.segment_copy import SegmentFile, repair
 from spark_log.log.segments.slices import FieldFilter, LogDirs, Slice, TimestampBounds
 from spark_log.log.segments.typed_columns import has_present_columns, read_with_columns, wants_columns
 
@@ -228,7 +228,7 @@ class Fetcher:
         with contextlib.suppress(*BAD_REPLICA):
             target = self._open[bad_id] = self._verified(bad_id)  # verified again: another disk may be mounted by now
             path = _path(piece)
-            whole = repair(target, good, path, piece.size, piece.checksum)
+            whole = repair(target, good, SegmentFile(path, piece.size, piece.checksum))
             self.repaired += whole
             if not whole:
                 self._unrepairable.add(bad_id)

@@ -1,15 +1,28 @@
-"""Copies a segment file from one log dir to another and verifies its checksum. Runs on executors too."""
+"""Copies a segment file from one log dir to another and verifies its checksum, also to repair one that is missing or
+damaged. Runs on executors too.
+
+A repair needs no lock and changes no metadata: the name of a segment is never used again and its content never changes,
+so its checksum identifies the right bytes.
+
+- Two readers that repair at the same time write the same bytes, each to its own temporary file.
+- A reader that has the bad file open keeps it, because a rename or a PUT gives the name to the good file.
+- If the segment and its file are deleted at the same time, the repair creates a file that no metadata names. It is
+  never read, no other segment gets its name, and clean-up deletes it like any orphan.
+"""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import xxhash
 
-from spark_log.cluster.files.disk_calls import DiskCalls, Use
+from spark_log.cluster.files.disk_calls import Use
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError, SparkLogError, redact
+
+logger = logging.getLogger(__name__)
 
 Pace = Callable[[int], None]
 """Called with the size in bytes of each block before it is written. It may wait, count, or raise to abandon the copy.
@@ -61,10 +74,9 @@ class _BadSourceError(Exception):
 def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None:
     digest, copied = xxhash.xxh3_128(), 0
     blocks = source.read_blocks(file.path)
-    calls = DiskCalls(source.uri, Use.READS) if source.local else None
     try:
         # Read first, so that a source without the file, which is the usual failure, leaves the target unchanged.
-        block = _next(blocks, calls)
+        block = _next(source, blocks)
         copy = target.replace(file.path)
         try:
             while block is not None:
@@ -74,7 +86,7 @@ def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None
                 digest.update(block)
                 pace(len(block))
                 copy.write(block)
-                block = _next(blocks, calls) if copied < file.bytes else None  # each call is one of another thread
+                block = _next(source, blocks) if copied < file.bytes else None
             if (copied, digest.hexdigest()) != (file.bytes, file.checksum):
                 raise _BadSourceError(f"{source.location(file.path)} is not what was written ({copied} bytes)")
             copy.commit()
@@ -86,11 +98,28 @@ def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None
             blocks.close()
 
 
-def _next(blocks: Iterator[memoryview], calls: DiskCalls | None) -> memoryview | None:
-    def read() -> memoryview | None:
-        return next(blocks, None)
-
+def _next(source: LogDir, blocks: Iterator[memoryview]) -> memoryview | None:
     try:
-        return read() if calls is None else calls.run(read)
+        return source.in_time(Use.READS, lambda: next(blocks, None))
     except SparkLogError as error:
         raise _BadSourceError(str(error)) from error
+
+
+def repair(bad: LogDir, good: LogDir, file: SegmentFile) -> bool:
+    """Repair the file in `bad`, and return whether it is whole now. The reason for a failure is logged.
+
+    The caller must just have verified the id of `bad`, so that no other log dir is written. Only bytes with the
+    checksum are written.
+    """
+    try:
+        with contextlib.suppress(SparkLogError):  # a bad sector or missing permissions count as damage
+            if is_whole(bad, file):  # another reader has repaired it, or the error was temporary
+                return True
+        # checked before the copy too: an upload to an object store, once begun, always creates an object
+        if not is_whole(good, file):
+            raise CorruptRecordError(f"segment {good.location(file.path)} is not whole itself")
+        copy_segment([good], bad, file, lambda _bytes: None)
+    except SparkLogError as error:
+        logger.warning("segment %s is not repaired: %s", bad.location(file.path), redact(str(error)))
+        return False
+    return True

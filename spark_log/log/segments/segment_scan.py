@@ -8,19 +8,21 @@ two files have the same size. (The partition columns of a Delta table could have
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
+from pyspark.sql.utils import is_remote
 
 from spark_log.cluster.log_dir import LogDir, open_log_dir, segment_path
 from spark_log.errors import InvalidConfigurationError, SparkLogError
 from spark_log.ids import LogDirId
 from spark_log.log.records.segment_open import ExpectedSegment, check_footer
 from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
-from spark_log.log.segments.hadoop import check_file_systems
 from spark_log.log.segments.slices import LogDirs, Slice
 from spark_log.process import in_parallel
 
@@ -33,6 +35,14 @@ too large for the JVM to compile it well."""
 
 _CHECK_THREADS = 16
 _VERIFY = "parquet.page.verify-checksum.enabled"
+
+_S3A = (
+    "spark-submit --packages org.apache.hadoop:hadoop-aws:{hadoop} (or spark.jars.packages). Its settings are"
+    " spark.hadoop.fs.s3a.access.key and .secret.key, unless AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are set, and"
+    " for a server of your own spark.hadoop.fs.s3a.endpoint=http://host:port, .path.style.access=true"
+)
+_AZURE = "spark-submit --packages org.apache.hadoop:hadoop-azure:{hadoop} (or spark.jars.packages)"
+_TO_DO = {"s3a": _S3A, "abfs": _AZURE, "abfss": _AZURE, "gs": "spark-submit --jars with Google's gcs-connector"}
 
 
 def scan_segments(
@@ -151,6 +161,24 @@ def _choose(sizes: Sequence[int], values: Sequence[str]) -> str:
     middle = len(sizes) // 2
     below, above = _choose(sizes[:middle], values[:middle]), _choose(sizes[middle:], values[middle:])
     return f"IF(file_size < {sizes[middle]}L, {below}, {above})"
+
+
+def check_file_systems(spark: SparkSession, files: Iterable[str]) -> None:
+    """Raise InvalidConfigurationError, with the package to install, if Spark lacks the file system of a file."""
+    schemes = {scheme for scheme, separator, _ in (file.partition("://") for file in files) if separator}
+    if not schemes or is_remote():
+        return
+    jvm: Any = spark.sparkContext._jvm
+    hadoop = jvm.org.apache.hadoop
+    for scheme in sorted(schemes):
+        try:
+            hadoop.fs.FileSystem.getFileSystemClass(scheme, spark.sparkContext._jsc.hadoopConfiguration())
+        except Py4JJavaError:
+            to_do = _TO_DO.get(scheme, "put the JAR of one on its class path (spark.jars)")
+            raise InvalidConfigurationError(
+                f"Spark has no file system for {scheme}:// on its class path, which this read needs"
+                f' (format("spark_log") does not): {to_do.format(hadoop=hadoop.util.VersionInfo.getVersion())}'
+            ) from None
 
 
 def for_spark(location: str) -> str:

@@ -15,8 +15,7 @@ from spark_log.cluster.lease import Fence
 from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidConfigurationError
 from spark_log.failpoints import failpoint
-from spark_log.log.partitions.compaction_rows import replace_compactions
-from spark_log.log.partitions.partition_rows import Key, lock_partitions, read_partition
+from spark_log.log.partitions.partition_rows import Key, lock_partitions, read_partition, replace_compactions
 from spark_log.maintenance.compaction.rules import (
     Pass,
     cleanable,

@@ -27,8 +27,7 @@ from spark_log.errors.first_failure import FirstFailure
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.records.current_rule import CurrentRule
 from spark_log.log.segments.fetcher import BAD_REPLICA, all_replicas_bad_error
-from spark_log.log.segments.segment_copy import SegmentFile, is_whole
-from spark_log.log.segments.segment_repair import repair
+from spark_log.log.segments.segment_copy import SegmentFile, is_whole, repair
 from spark_log.log.segments.slices import LogDirs, Slice
 from spark_log.maintenance.compaction.passes import (
     Compacting,
@@ -253,20 +252,19 @@ def _repair(spark: "SparkSession", passes: Sequence[CompactionPass], log_dirs: L
 
 
 def _repair_slice(piece: Slice, log_dirs: LogDirs) -> str | None:
-    path = segment_path(piece.folder, piece.partition, piece.name)
+    file = SegmentFile(segment_path(piece.folder, piece.partition, piece.name), piece.size, piece.checksum)
     whole: list[LogDir] = []
     bad: list[LogDir] = []
     errors: list[SparkLogError] = []
     for log_dir_id in piece.log_dir_ids:
         try:
             log_dir = open_log_dir(log_dirs[log_dir_id])
-            good = is_whole(log_dir, SegmentFile(path, piece.size, piece.checksum))
-            (whole if good else bad).append(log_dir)
+            (whole if is_whole(log_dir, file) else bad).append(log_dir)
         except BAD_REPLICA as error:
             errors.append(error)
     if not whole:
-        errors += [CorruptRecordError(f"segment {each.location(path)} is not what was written") for each in bad]
+        errors += [CorruptRecordError(f"segment {each.location(file.path)} is not what was written") for each in bad]
         return redact(str(all_replicas_bad_error(piece, errors)))
     for each in bad:
-        repair(each, whole[0], path, piece.size, piece.checksum)
+        repair(each, whole[0], file)
     return None

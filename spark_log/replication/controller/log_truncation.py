@@ -4,8 +4,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import Topic
 from spark_log.log.append.producer_rows import delete_batches_above
-from spark_log.log.partitions.compaction_rows import delete_compactions_above
-from spark_log.log.partitions.partition_rows import Key
+from spark_log.log.partitions.partition_rows import Key, delete_compactions_above
 from spark_log.log.partitions.replication_rules import PartitionState, Truncation
 from spark_log.log.partitions.retired_files import retire_files
 from spark_log.log.partitions.truncations import record_truncation

@@ -15,7 +15,17 @@ from spark_log.log.partitions.replication_rules import Truncation
 from spark_log.log.partitions.truncations import read_truncations
 from spark_log.log.reader import LogReader, RangesToRead, ReadPlan
 from spark_log.log.segments import plan as planner
-from spark_log.log.segments.gaps import count_gaps
+from spark_log.metadata.sql_columns import SEGMENT
+
+# Built once, because building such a statement takes longer than running it.
+_GAPS = (
+    sa.select(sa.func.sum(SEGMENT.end_offset - SEGMENT.base_offset - SEGMENT.record_count))
+    .where(SEGMENT.topic_id == sa.bindparam("topic_id"), SEGMENT.partition == sa.bindparam("number"))
+    .where(SEGMENT.base_offset < sa.bindparam("before"), SEGMENT.end_offset > sa.bindparam("after"))
+)
+"""The number of offsets of a range whose record was removed by compaction or erasing. As long as the segments of the
+range are not deleted, it only grows, so equal counts at two times mean that no record was removed in between.
+"""
 
 
 @dataclass(frozen=True)
@@ -152,12 +162,13 @@ def _read_version(connection: sa.Connection, name: str, at: TableVersion | None)
         start, watermark = positions.get(TopicPartition(name, partition), (0, 0))
         end = watermark if at is None else min(watermark, at.partitions[partition].end)
         ranges[partition] = OffsetRange(start, max(start, end))
-    gaps = count_gaps(connection, topic, ranges)
     truncations = read_truncations(connection, [(topic.topic_id, partition) for partition in ranges])
     partitions: dict[int, PartitionVersion] = {}
     for partition, (start, end) in ranges.items():
+        parameters = {"topic_id": topic.topic_id, "number": partition, "before": end, "after": start}
+        gaps = int(connection.execute(_GAPS, parameters).scalar() or 0)
         # an older version has those below its own end, since the log may be shorter now
         below = end if at is None else at.partitions[partition].end
         found = tuple(each for each in truncations.get((topic.topic_id, partition), ()) if each.start_offset < below)
-        partitions[partition] = PartitionVersion(start, end, gaps[partition], found)
+        partitions[partition] = PartitionVersion(start, end, gaps, found)
     return topic, TableVersion(topic.uuid, partitions)

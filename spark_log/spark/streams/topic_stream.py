@@ -35,8 +35,7 @@ from spark_log.log.partitions.truncations import read_truncations
 from spark_log.log.records.read_shape import STORED
 from spark_log.log.records.schema import read_schema
 from spark_log.log.segments import plan as planner
-from spark_log.log.segments.hadoop import check_file_systems
-from spark_log.log.segments.segment_scan import check_file_settings, for_spark, whole_files
+from spark_log.log.segments.segment_scan import check_file_settings, check_file_systems, for_spark, whole_files
 from spark_log.log.segments.slices import Slice
 from spark_log.log.segments.typed_columns import has_present_columns
 from spark_log.metadata.sql_columns import SEGMENT
