@@ -37,8 +37,8 @@ def write_quotas(store: Store, changes: Iterable[tuple[Entity, Mapping[str, floa
                 if value is None:
                     connection.execute(t.client_quota.delete().where(here))
                     continue
-                insert_if_missing(connection, t.client_quota, {"entity": entity, "config": config, "value": value})
-                connection.execute(t.client_quota.update().where(here).values(value=value))
+                row = {"entity": entity, "config": config, "value": value}
+                insert_or_replace(connection, t.client_quota, [row])
 
     store.transact(body)
 

@@ -40,14 +40,7 @@ def check_acl(acl: Acl) -> Acl:
 
 def add_acls(store: Store, acls: Collection[Acl]) -> None:
     """Add ACLs, all or none. Those that exist already do not change. Raises IllegalArgumentError (`check_acl`)."""
-    rows = [
-        {
-            "acl_id": _id_of(acl), "resource_type": int(acl.resource_type), "resource_name": acl.resource_name,
-            "pattern_type": int(acl.pattern_type), "principal": acl.principal, "host": acl.host,
-            "operation": int(acl.operation), "permission": int(acl.permission),
-        }
-        for acl in map(check_acl, acls)
-    ]  # fmt: skip
+    rows = [{"acl_id": _id_of(acl), **_columns(acl)} for acl in map(check_acl, acls)]
 
     def body(connection: sa.Connection) -> None:
         for row in sorted(rows, key=lambda each: str(each["acl_id"])):
@@ -88,8 +81,9 @@ def _read(connection: sa.Connection) -> list[Acl]:
 
 
 def _id_of(acl: Acl) -> str:
-    parts = (
-        int(acl.resource_type), acl.resource_name, int(acl.pattern_type), acl.principal, acl.host,
-        int(acl.operation), int(acl.permission),
-    )  # fmt: skip
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+    return hashlib.sha256("\0".join(map(str, _columns(acl).values())).encode()).hexdigest()
+
+
+def _columns(acl: Acl) -> dict[str, int | str]:
+    """Return the fields of the ACL in their order, with Kafka's numbers."""
+    return {name: value if isinstance(value, str) else int(value) for name, value in vars(acl).items()}

@@ -20,6 +20,7 @@ from spark_log.cluster.security.scram import (
 from spark_log.config.values import can_be_stored
 from spark_log.errors import ResourceNotFoundError, UnacceptableCredentialError
 from spark_log.metadata import tables as t
+from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.sql_columns import CLUSTER, SCRAM_CREDENTIAL
 from spark_log.metadata.store import Store
 
@@ -84,18 +85,8 @@ def alter_credentials(
             if not can_be_stored(user) or not connection.execute(delete).rowcount:
                 raise ResourceNotFoundError(f"user {user!r} has no {mechanism.sasl_name} credential")
         for upsertion in sorted(upsertions, key=lambda one: (one.user, one.mechanism)):
-            values = {
-                "salt": upsertion.credential.salt,
-                "iterations": upsertion.credential.iterations,
-                "stored_key": upsertion.credential.stored_key,
-                "server_key": upsertion.credential.server_key,
-            }
-            here = t.scram_credential.update().where(_is(upsertion.user, upsertion.mechanism)).values(values)
-            if not connection.execute(here).rowcount:
-                connection.execute(
-                    t.scram_credential.insert(),
-                    {"user_name": upsertion.user, "mechanism": int(upsertion.mechanism), **values},
-                )
+            key = {"user_name": upsertion.user, "mechanism": int(upsertion.mechanism)}
+            insert_or_replace(connection, t.scram_credential, [{**key, **vars(upsertion.credential)}])
 
     store.transact(body)
 
