@@ -8,6 +8,7 @@ without gaps, a blob. The append accepts it only at its offsets (`Batch.offsets`
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -121,7 +122,7 @@ def transfer(task: Transfer) -> Transferred:
             record_bytes += _record_bytes(first)
             deltas = np.concatenate([batch.column("offset").to_numpy() for batch in first]) - piece.start
             files.append(_records(first), pa.array(deltas))
-            first = list(_next(batches))
+            first = list(islice(batches, 1))
         written = files.commit()
     except BaseException:
         files.abort()
@@ -153,12 +154,6 @@ def _few(batches: Iterator[pa.RecordBatch], bytes_max: int) -> tuple[list[pa.Rec
         if size > bytes_max:
             return first, False
     return first, True
-
-
-def _next(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch
-        return
 
 
 def _records(batches: Sequence[pa.RecordBatch]) -> pa.Table:

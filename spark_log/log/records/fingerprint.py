@@ -47,17 +47,12 @@ def fingerprint(
         return EMPTY
     rows = np.zeros(table.num_rows, np.uint64)
     topics = pa.array([topic], pa.string()) if isinstance(topic, str) else _whole(topic)
-    rows += _spread(_bytes(topics), _TOPIC)
+    rows += _spread(hash_values(topics), _TOPIC)
     rows += _spread(_integers(partitions, table.num_rows), _PARTITION)
-    rows += _spread(_bytes(_whole(table.column("key"))), _KEY)
-    rows += _spread(_bytes(_whole(table.column("value"))), _VALUE)
+    rows += _spread(hash_values(_whole(table.column("key"))), _KEY)
+    rows += _spread(hash_values(_whole(table.column("value"))), _VALUE)
     rows += _spread(_headers(_whole(table.column("headers"))), _HEADERS)
     return int(_mix(rows).sum(dtype=np.uint64))
-
-
-def hash_values(values: pa.Array) -> Hashes:
-    """Return a 64-bit hash of each value of a binary or string array, shape (values,). It is equal in all processes."""
-    return _bytes(values)
 
 
 def _mix(values: Hashes) -> Hashes:
@@ -84,7 +79,8 @@ def _weight_table(count: int) -> Hashes:
     return _mix(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
 
 
-def _bytes(values: pa.Array) -> Hashes:
+def hash_values(values: pa.Array) -> Hashes:
+    """Return a 64-bit hash of each value of a binary or string array, shape (values,). It is equal in all processes."""
     hashes = np.empty(len(values), np.uint64)
     for group in word_rows(values, np.uint64):
         sums = _weights(len(group.words)) @ group.words if len(group.words) else np.zeros(len(group.rows), np.uint64)
@@ -110,8 +106,8 @@ def _headers(headers: pa.Array) -> Hashes:
         return np.zeros(1, np.uint64)
     counts = np.asarray(pc.fill_null(pc.list_value_length(headers), 0), np.int64)
     items = headers.flatten()
-    item_hashes = _spread(_bytes(pc.struct_field(items, "key")), _HEADER_KEY)
-    item_hashes += _spread(_bytes(pc.struct_field(items, "value")), _HEADER_VALUE)
+    item_hashes = _spread(hash_values(pc.struct_field(items, "key")), _HEADER_KEY)
+    item_hashes += _spread(hash_values(pc.struct_field(items, "value")), _HEADER_VALUE)
     ends = np.cumsum(counts)
     places = np.arange(len(items)) - np.repeat(ends - counts, counts)
     weighted = _mix(item_hashes) * _weights(int(counts.max()))[places]

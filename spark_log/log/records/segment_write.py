@@ -19,14 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError
+from spark_log.errors import InvalidConfigurationError, InvalidRecordError, MessageSizeTooLargeError
 from spark_log.log.columns.field_paths import with_ids
 from spark_log.log.columns.key_and_value import PARTS, RECORDS, TYPED
 from spark_log.log.columns.resets import schemas
 from spark_log.log.columns.topic_columns import TopicColumns, decoded, slices
 from spark_log.log.records import segment_footer
 from spark_log.log.records.arrow_numpy import from_numpy, to_numpy
-from spark_log.log.records.compression_codecs import codec_level, codec_name
 from spark_log.log.records.hashed_stream import HashedStream, Sink
 from spark_log.log.records.leaf_statistics import file_statistics, has_statistics, leaves
 from spark_log.log.records.record_limits import RECORD_BYTES_MAX
@@ -41,6 +40,11 @@ from spark_log.log.records.schema import (
 ROW_GROUP_RECORDS = 65_536
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 """Arrow bytes at which a row group is closed early. Only a row group of a single large record exceeds it."""
+
+_CODECS = {"zstd": 1, "snappy": None, "lz4": None, "gzip": 6, "none": None}
+"""Default level of each compression.type, None for a codec without levels. A core writes 2.3 million records of 100
+bytes per second with zstd level 1, and 0.94 million with level 3.
+"""
 
 NO_TIMESTAMP_MS = -1
 """Smallest and largest timestamp of a segment without records, as in Kafka (RecordBatch.NO_TIMESTAMP)."""
@@ -214,6 +218,21 @@ class SegmentWriter:
             for group in parts if self._columns is None else _row_groups(parts, self._columns):
                 self._parquet.write_table(group, row_group_size=ROW_GROUP_RECORDS)
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+
+def codec_name(compression_type: str) -> str:
+    """Return the codec of a compression.type of Kafka. Raise InvalidConfigurationError for an unknown one."""
+    name = "none" if compression_type == "uncompressed" else compression_type
+    if name not in _CODECS:
+        known = ", ".join([*_CODECS, "uncompressed"])
+        raise InvalidConfigurationError(f"compression.type: expected one of {known}, got {compression_type!r}")
+    return name
+
+
+def codec_level(codec: str, level: int | None) -> int | None:
+    """Return the level to compress with. A level for a codec without levels is ignored, as in Kafka."""
+    default = _CODECS[codec]
+    return default if default is None or level is None else level
 
 
 def own(tables: Sequence[pa.Table]) -> pa.Table:

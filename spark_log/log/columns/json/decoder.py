@@ -33,7 +33,7 @@ from spark_log.log.columns.decoded import Decoded, concatenated
 from spark_log.log.columns.expansion import MAX_VALUES, struct_width, widest_item
 from spark_log.log.columns.framing import NO_FRAMING, NOT_FRAMED, unframed
 from spark_log.log.columns.json.columns import Columns
-from spark_log.log.columns.json.field_by_field import BadRecordError, FieldByField, most_items
+from spark_log.log.columns.json.field_by_field import BadRecordError, FieldByField, check_text, most_items, needs_check
 from spark_log.log.columns.json.record_classes import RecordClasses
 from spark_log.log.columns.value_bytes import bytes_of, data_of, parts
 
@@ -90,7 +90,7 @@ class JsonDecoder:
             if value is not None:
                 try:
                     if not plain:
-                        self._field_by_field.check(value)
+                        check_text(value, self._widest)
                     is_parsed = short or value.count(b":") * self._most_fields <= _COMPARISONS
                     objects[row] = parse(value) if is_parsed else self._second_look(value, row, bad)
                 except (ValueError, RecursionError, BadRecordError):
@@ -109,7 +109,7 @@ class JsonDecoder:
             values.cast(pa.string())
         except pa.ArrowInvalid:
             return False
-        return not self._field_by_field.needs_check(values)
+        return not needs_check(values, self._widest)
 
     def _are_short(self, values: pa.BinaryArray) -> bool:
         """Return whether no value is so long that its keys may exceed _COMPARISONS."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_log.log.columns.expansion import MAX_VALUES, widest_item
-from spark_log.log.columns.json.record_classes import RecordClasses, leaf_class
+from spark_log.log.columns.json.record_classes import LEAF_CLASSES, RecordClasses
 from spark_log.log.columns.types import type_name
 from spark_log.log.columns.value_bytes import Bytes
 
@@ -51,16 +51,9 @@ class FieldByField:
         self._record = self._struct(fields, "")
         self._widest = widest_item(fields)
 
-    def check(self, value: bytes) -> None:
-        """Raise BadRecordError for a text that is bad for any types of its fields (`check_text`)."""
-        check_text(value, self._widest)
-
-    def needs_check(self, values: pa.BinaryArray) -> bool:
-        return needs_check(values, self._widest)
-
     def record(self, value: bytes) -> Any:
         """Return the record as an object of its class, or raise BadRecordError with the reason."""
-        self.check(value)
+        check_text(value, self._widest)
         try:
             return self._record(value)
         except RecursionError as error:
@@ -112,7 +105,7 @@ def _nested(parts: Any, kind: pa.DataType, path: str, build: Callable[[Any], Any
 
 
 def _leaf(kind: pa.DataType, path: str) -> _Field:
-    parse = msgspec.json.Decoder(leaf_class(kind) | None).decode
+    parse = msgspec.json.Decoder(LEAF_CLASSES[kind] | None).decode
 
     def value(raw: bytes) -> Any:
         try:

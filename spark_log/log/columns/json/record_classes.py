@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_LEAVES: dict[pa.DataType, Any] = {
+LEAF_CLASSES: dict[pa.DataType, Any] = {
     pa.int64(): _LONG,
     pa.float64(): float,
     pa.bool_(): bool,
@@ -17,6 +17,7 @@ _LEAVES: dict[pa.DataType, Any] = {
     pa.timestamp("us", "UTC"): str,
     pa.date32(): str,
 }
+"""The class of each leaf that is not a DECIMAL."""
 
 
 class RecordClasses:
@@ -45,12 +46,7 @@ class RecordClasses:
             return list[self._type(kind.value_type)]  # type: ignore[misc]
         if pa.types.is_map(kind):
             return dict[str, self._type(kind.item_type)]  # type: ignore[misc]
-        return leaf_class(kind)
-
-
-def leaf_class(kind: pa.DataType) -> Any:
-    """Return the class of a leaf that is not a DECIMAL."""
-    return _LEAVES[kind]
+        return LEAF_CLASSES[kind]
 
 
 def splitting(kind: pa.StructType) -> Callable[[Sequence[Any]], Iterable[Sequence[Any]]]:

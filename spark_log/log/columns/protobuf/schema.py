@@ -57,18 +57,7 @@ def protobuf_schema_fields(schema: str) -> pa.StructType:
     """Return the columns of the message of a text of `protobuf_schema`. Raise InvalidSchemaError, which names the
     field, if a field cannot be a column.
     """
-    return checked(_Types().struct(message_of(schema)[0].DESCRIPTOR, "", ()))
-
-
-class MessageColumns:
-    """Finds the columns of messages of one descriptor pool. It converts each message once for all that use it."""
-
-    def __init__(self) -> None:
-        self._types = _Types()
-
-    def fields(self, message: Descriptor) -> pa.StructType:
-        """Return the columns of the message. Raises as `protobuf_schema_fields`."""
-        return checked(self._types.struct(message, "", ()))
+    return MessageColumns().fields(message_of(schema)[0].DESCRIPTOR)
 
 
 def message_of(schema: str) -> tuple[Any, str, bytes]:
@@ -85,13 +74,19 @@ def message_of(schema: str) -> tuple[Any, str, bytes]:
         raise InvalidSchemaError(f"schema: not a Protobuf message and its descriptor: {error!r}") from error
 
 
-class _Types:
-    """The types of messages. Each message is converted once, because nested uses would multiply the work."""
+class MessageColumns:
+    """Finds the columns of messages of one descriptor pool. Each message is converted once, because nested uses would
+    multiply the work.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, pa.StructType] = {}
 
-    def struct(self, message: Descriptor, path: str, within: tuple[str, ...]) -> pa.StructType:
+    def fields(self, message: Descriptor) -> pa.StructType:
+        """Return the columns of the message. Raises as `protobuf_schema_fields`."""
+        return checked(self._struct(message, "", ()))
+
+    def _struct(self, message: Descriptor, path: str, within: tuple[str, ...]) -> pa.StructType:
         for text in (path, message.full_name):  # each field and each use of the message would make a copy of it
             check_path(len(text), text)
         place = f"field {path}" if path else "the record"
@@ -116,4 +111,4 @@ class _Types:
     def _single(self, field: FieldDescriptor, path: str, within: tuple[str, ...]) -> pa.DataType:
         if is_timestamp(field):
             return pa.timestamp("us", "UTC")
-        return _SCALARS.get(field.type) or self.struct(field.message_type, path, within)
+        return _SCALARS.get(field.type) or self._struct(field.message_type, path, within)

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from spark_log.config import TopicConfig
 from spark_log.errors import InvalidConfigurationError, InvalidRecordError, MessageSizeTooLargeError
 from spark_log.log.records import segment_write
-from spark_log.log.records.compression_codecs import codec_name
 from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import RECORD_SCHEMA, SEGMENT_SCHEMA, TimestampType, read_schema
 from spark_log.log.records.segment_open import ExpectedSegment, open_segment
 from spark_log.log.records.segment_read import first_offset_at_or_after, read_slice
-from spark_log.log.records.segment_write import SegmentWriter
+from spark_log.log.records.segment_write import SegmentWriter, codec_name
 from tests.unit.log.records.strategies import as_read, example_table, read_back, record_tables, segment_of, table_of
 
 CODECS = ["zstd", "snappy", "lz4", "gzip", "none"]
