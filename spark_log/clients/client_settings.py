@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from kafka.errors import KafkaConfigurationError
 
 from spark_log.config.values import can_be_stored
-from spark_log.metadata.broker_addresses import broker_refusal
+from spark_log.metadata.address import broker_refusal
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""Adds data stores to a cluster, and removes them; copies the rows of brokers and log dirs to them."""
+"""Adds data stores to a cluster, lists and removes them; copies the rows of brokers and log dirs to them."""
 
 import logging
 import uuid
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -28,11 +29,11 @@ from spark_log.errors import (
     redact,
 )
 from spark_log.failpoints import failpoint
-from spark_log.ids import StoreId
+from spark_log.ids import HOME, HOME_NAME, StoreId
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.cascade import delete_rows_of_log_dirs
-from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TRANSACTION
+from spark_log.metadata.sql_columns import BROKER, LOG_DIR, REPLICA, STORE, TOPIC, TRANSACTION
 from spark_log.metadata.store_opening import create_store
 from spark_log.metadata.store_schema import read_overrides
 from spark_log.text import count_of
@@ -231,3 +232,31 @@ def _new_row(data: Cluster, info: LogDirInfo) -> dict[str, object]:
         failure = redact(str(error))
     row = {"log_dir_id": info.log_dir_id, "broker_id": info.broker_id, "uri": info.uri, "uuid": marker.uuid}
     return {**row, "counter": 0, "online": failure is None, "failure": failure}
+
+
+@dataclass(frozen=True)
+class StoreUsage:
+    """A store, and its topics and partitions as the home store knows them. `address` has no password."""
+
+    name: str
+    store_id: int
+    state: str
+    topics: int
+    partitions: int
+    address: str
+
+
+def list_store_usage(cluster: Cluster) -> list[StoreUsage]:
+    """Return the home store and the data stores, by number. Only the home store is asked."""
+    home = cluster.home
+
+    def read(connection: sa.Connection) -> tuple[list[StoreInfo], dict[int, tuple[int, int]]]:
+        counts = sa.select(TOPIC.store_id, sa.func.count(), sa.func.sum(TOPIC.partition_count)).group_by(TOPIC.store_id)
+        return find_stores(connection), {row[0]: (row[1], int(row[2])) for row in connection.execute(counts)}
+
+    stores, used = home.store.read(read)
+    all_stores = [StoreInfo(HOME, HOME_NAME, home.store.address.without_password, ACTIVE), *stores]
+    return [
+        StoreUsage(each.name, each.store_id, each.state, *used.get(each.store_id, (0, 0)), each.address)
+        for each in all_stores
+    ]

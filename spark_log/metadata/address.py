@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from spark_log.errors import ClusterNotFoundError, InvalidConfigurationError, UnsupportedStoreError, redact
-from spark_log.metadata.broker_addresses import broker_refusal
 
 SQLITE_FILE = "metadata.sqlite"
 SQLITE_LOCK_FILE = "metadata.lock"
@@ -98,6 +97,21 @@ class Address:
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"
+
+
+_BROKER = r"(?:[A-Za-z_]+://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
+_BROKERS = re.compile(rf"{_BROKER}(?:\s*,\s*{_BROKER})*,?")
+"""A comma-separated list of `host:port` or `PROTOCOL://host:port`."""
+
+
+def broker_refusal(cluster: str) -> str | None:
+    """Return an error message if `cluster` is an address of Kafka brokers, and no folder has this name; else None."""
+    if not _BROKERS.fullmatch(cluster) or os.path.isdir(cluster):
+        return None
+    return (
+        f"cluster: {cluster!r} is the address of a Kafka broker. spark-log has no brokers to connect to: give the"
+        " folder or the postgresql+psycopg:// URL of a spark-log cluster"
+    )
 
 
 _ALLOW_INSECURE = "allow_insecure"

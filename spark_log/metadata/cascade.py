@@ -3,11 +3,11 @@ rows of a topic to another store.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
+from spark_log.metadata.prepared import driver_of
 from spark_log.metadata.sql_columns import BLOB, SEGMENT
 
 _OF_HOME = ("groups", "transactions")
@@ -67,14 +67,8 @@ def _copy(source: sa.Connection, target: sa.Connection, table: sa.Table, where: 
     columns = ", ".join(f'"{column.name}"' for column in table.columns)
     query = sa.select(table).where(where).compile(dialect=source.dialect, compile_kwargs={"literal_binds": True})
     with (
-        _cursor(source).copy(f"COPY ({query}) TO STDOUT (FORMAT BINARY)") as rows,
-        _cursor(target).copy(f'COPY "{table.name}" ({columns}) FROM STDIN (FORMAT BINARY)') as copied,
+        driver_of(source).cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT BINARY)") as rows,
+        driver_of(target).cursor().copy(f'COPY "{table.name}" ({columns}) FROM STDIN (FORMAT BINARY)') as copied,
     ):
         for data in rows:
             copied.write(data)
-
-
-def _cursor(connection: sa.Connection) -> Any:
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    return driver.cursor()

@@ -20,13 +20,12 @@ rows for each process, and one for each lost answer until `expire` deletes it.
 import contextlib
 import os
 from collections import deque
-from typing import Any
 
 import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import LastChanges, as_sqlalchemy, one_message
+from spark_log.metadata.prepared import LastChanges, as_sqlalchemy, driver_of, one_message
 from spark_log.metadata.sql_columns import COMMIT_TOKEN
 
 ASKED_MS_MAX = 24 * 3_600_000
@@ -64,7 +63,7 @@ def commit(connection: sa.Connection, token: str, answered: deque[str], *, durab
     not wait until the commit is on disk. Raise OperationalError, as for a lost answer, if the server sends a warning.
     `answered` are the tokens of the store's transactions that nobody will ask about; threads share it.
     """
-    driver = _driver(connection)
+    driver = driver_of(connection)
     forgotten = _taken(answered) if len(answered) >= _ANSWERED_MAX else []
     last = LastChanges.of(connection)
     driver.warnings.clear()
@@ -115,7 +114,7 @@ def was_committed(engine: sa.Engine, token: str) -> bool:
                 connection.exec_driver_sql(
                     "SET LOCAL lock_timeout = '5s'"
                 )  # while the server still runs the transaction
-                _driver(connection).warnings.clear()
+                driver_of(connection).warnings.clear()
                 committed: bool = connection.execute(sa.text(_ASK), {"token": token}).scalar_one()
             _refuse_warnings(connection)
         finally:
@@ -123,15 +122,9 @@ def was_committed(engine: sa.Engine, token: str) -> bool:
     return committed
 
 
-def _driver(connection: sa.Connection) -> Any:
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    return driver
-
-
 def _refuse_warnings(connection: sa.Connection) -> None:
     """Raise OperationalError if the server has sent a warning: the commit is then in doubt."""
-    warnings = _driver(connection).warnings
+    warnings = driver_of(connection).warnings
     if warnings:
         error = connection.dialect.loaded_dbapi.OperationalError(f"the commit is in doubt: {'; '.join(warnings)}")
         raise as_sqlalchemy(connection, "COMMIT", error) from error

@@ -142,8 +142,7 @@ class Prepared:
             self._run(connection, parameters).close()
 
     def _run(self, connection: sa.Connection, parameters: Sequence[Mapping[str, Any]]) -> Any:
-        driver = connection.connection.dbapi_connection
-        assert driver is not None
+        driver = driver_of(connection)
         text, bound = self._bound(connection, parameters)
         try:
             cursor = driver.cursor()
@@ -190,8 +189,7 @@ def one_message(connection: sa.Connection) -> Iterator[None]:
         return
     failure: BaseException | None = None
     try:
-        driver: Any = connection.connection.dbapi_connection
-        with driver.pipeline():
+        with driver_of(connection).pipeline():
             try:
                 yield
             except BaseException as error:  # raised below: psycopg would log the loss of the connection as a warning
@@ -242,6 +240,13 @@ def sent_with_commit(connection: sa.Connection) -> Iterator[None]:
         yield
     finally:
         last.collecting = False
+
+
+def driver_of(connection: sa.Connection) -> Any:
+    """Return the connection of sqlite3 or psycopg."""
+    driver = connection.connection.dbapi_connection
+    assert driver is not None
+    return driver
 
 
 def as_sqlalchemy(connection: sa.Connection, text: str, error: Exception) -> Exception:

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import sqlalchemy as sa
 
@@ -23,6 +23,7 @@ from spark_log.metadata.connections.schema_fence import SchemaFence
 from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
 from spark_log.metadata.connections.writer_queue import WriterQueue, writing
 from spark_log.metadata.outage import Outage
+from spark_log.metadata.prepared import driver_of
 from spark_log.metadata.store_clock import StoreTime
 from spark_log.metadata.store_schema import read_overrides
 
@@ -182,7 +183,7 @@ class Store(StoreTime):
         """
         if self.sqlite:
             return self.read(body, timeout_ms=timeout_ms)
-        return self._transact(body, timeout_ms, as_primary=True)
+        return self.transact(body, timeout_ms=timeout_ms, as_primary=True)
 
     @contextlib.contextmanager
     def snapshot_as_primary(self) -> Iterator[sa.Connection]:
@@ -211,6 +212,7 @@ class Store(StoreTime):
         durable: bool = True,
         announce: bool = False,
         unlimited: bool = False,
+        as_primary: bool = False,
     ) -> T:
         """Run `body` in one write transaction, commit it, and return the result of `body`.
 
@@ -220,20 +222,8 @@ class Store(StoreTime):
 
         With `durable=False` the commit is not forced to disk (flush.messages). With `announce`, threads that wait for
         `changes` are notified in all processes. With `unlimited`, a statement may take longer than
-        store.answer.timeout.ms.
+        store.answer.timeout.ms. `as_primary` is for `read_as_primary`.
         """
-        return self._transact(body, timeout_ms, durable=durable, announce=announce, unlimited=unlimited)
-
-    def _transact(
-        self,
-        body: Callable[[sa.Connection], T],
-        timeout_ms: int,
-        *,
-        durable: bool = True,
-        announce: bool = False,
-        unlimited: bool = False,
-        as_primary: bool = False,
-    ) -> T:
         deadline = clock.monotonic_s() + min(timeout_ms, self.timeout_ms_max) / 1000
         in_doubt: _InDoubt[T] | None = None
         number = 0
@@ -269,7 +259,7 @@ class Store(StoreTime):
                             transaction.rollback()
                         raise
                     if self._wal is not None:
-                        self._wal.truncate_if_long(_driver_connection(connection))
+                        self._wal.truncate_if_long(driver_of(connection))
                 self._outage.ended()
                 if announce:
                     self.changes.announce()
@@ -345,7 +335,7 @@ class Store(StoreTime):
             if durable or not self.sqlite:
                 yield connection
                 return
-            driver = _driver_connection(connection)
+            driver = driver_of(connection)
             driver.execute("PRAGMA synchronous=NORMAL")
             try:
                 yield connection
@@ -371,12 +361,6 @@ def _hosts(limit: AnswerLimit) -> "Hosts":
 def _is_lost(error: BaseException | None) -> bool:
     """Return whether the connection was lost with this error."""
     return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
-
-
-def _driver_connection(connection: sa.Connection) -> Any:
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    return driver
 
 
 def _back_off(number: int, deadline: float, cause: BaseException | None = None) -> None:

@@ -48,7 +48,7 @@ def status(cluster: Cluster_, store: Store_ = None, as_json: Json = False) -> No
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
     """List the stores of the cluster: the home store, and the data stores with their topics."""
-    from spark_log.cluster.store_usage import list_store_usage
+    from spark_log.cluster.stores import list_store_usage
 
     with open_cluster(cluster) as opened:
         stores = list_store_usage(opened)

@@ -12,7 +12,7 @@ from spark_log import clock
 from spark_log.facts.doctor.host_rules import HostFacts
 from spark_log.metadata.address import Address, check_transport
 from spark_log.metadata.connections.driver_errors import describe_connection_failure
-from spark_log.metadata.connections.password_file import password_parameter
+from spark_log.metadata.connections.postgresql_connection import password_parameter
 from spark_log.process import begin
 
 _ASK = (

@@ -26,7 +26,7 @@ from spark_log.metadata.connections import sqlite_connections
 from spark_log.metadata.connections.schema_fence import SchemaFence
 from spark_log.metadata.connections.server_identity import ask_server
 from spark_log.metadata.connections.write_ahead_log import BYTES_MAX
-from spark_log.metadata.prepared import LastChanges, Prepared
+from spark_log.metadata.prepared import LastChanges, Prepared, driver_of
 
 if TYPE_CHECKING:
     from spark_log.metadata.connections.postgresql_connection import Hosts
@@ -203,7 +203,7 @@ def _postgresql_engine(address: Address, fence: SchemaFence, hosts: "Hosts") -> 
 @contextlib.contextmanager
 def without_answer_limit(connection: sa.Connection) -> Iterator[None]:
     """Remove the time limit of answers for a PostgreSQL connection inside the block (`answer_watch`)."""
-    driver: Any = connection.connection.driver_connection
+    driver = driver_of(connection)
     driver.unlimited = True
     try:
         yield

@@ -3,6 +3,7 @@
 If the address has several hosts, the one that served last is tried first.
 """
 
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -14,9 +15,13 @@ from psycopg.conninfo import conninfo_to_dict
 from spark_log import clock
 from spark_log.metadata.connections import answer_watch
 from spark_log.metadata.connections.answer_watch import AnswerLimit
-from spark_log.metadata.connections.password_file import password_parameter
 
 _WARNINGS_MAX = 10
+_PASSWORD_FILE = "PGPASSWORD_FILE"
+"""The password in a file, as secrets are mounted in containers. libpq's own PGPASSFILE is no use there: it ignores a
+file that others may read, and a mounted secret belongs to root.
+"""
+_PASSWORD_FILE_BYTES_MAX = 8192
 
 
 class Hosts:
@@ -114,6 +119,26 @@ class Hosts:
                 f"the server is on timeline {timeline}, and another host was on timeline {newest}: it is an old"
                 " primary; if the store was restored from a backup, restart this process"
             )
+
+
+def password_parameter(settings: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the parameter `password` with the first line of the file that PGPASSWORD_FILE names.
+
+    Return no parameter if the variable is not set, or a password is given: in `settings`, the parameters of a
+    connection, or in PGPASSWORD. The file is read for each connection, so a new password needs no restart.
+
+    Raise psycopg.OperationalError if the file cannot be read, because it may be readable again soon.
+    """
+    path = environ.get(_PASSWORD_FILE)
+    if not path or settings.get("password") or environ.get("PGPASSWORD"):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read(_PASSWORD_FILE_BYTES_MAX).splitlines()
+    except (OSError, ValueError) as error:  # the content is not shown: it may be the password
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise psycopg.OperationalError(f"{_PASSWORD_FILE}: the file {path} cannot be read: {reason}") from error
+    return {"password": lines[0]} if lines else {}
 
 
 _PLACE = ("host", "hostaddr", "port")

@@ -26,7 +26,7 @@ from spark_log import clock
 from spark_log.errors import MetadataStoreError, MetadataStoreUnavailableError, UnsupportedVersionError
 from spark_log.metadata import tables
 from spark_log.metadata.address import Address
-from spark_log.metadata.prepared import as_sqlalchemy
+from spark_log.metadata.prepared import as_sqlalchemy, driver_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -95,9 +95,8 @@ class SchemaFence:
         """
         if self._is_lifted:
             return
-        driver: Any = connection.connection.dbapi_connection
         try:
-            [(revision, oldest)] = driver.execute(_STORED)
+            [(revision, oldest)] = driver_of(connection).execute(_STORED)
         except sqlite3.Error as error:
             raise as_sqlalchemy(connection, _STORED, error) from error
         self._check(revision, oldest)

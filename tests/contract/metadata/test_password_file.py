@@ -8,7 +8,7 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidConfigurationError, MetadataStoreUnavailableError
-from spark_log.metadata.connections.password_file import password_parameter
+from spark_log.metadata.connections.postgresql_connection import password_parameter
 from tests.support.postgres import USER, PostgresServer
 
 
