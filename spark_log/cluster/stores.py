@@ -82,7 +82,7 @@ def add_store(cluster: Cluster, name: str, address: str) -> StoreInfo:
     except ClusterAlreadyExistsError:
         pass  # by an interrupted call; `at` refuses any other store
     except SparkLogError:
-        home.store.transact(lambda c: _delete(c, info.store_id, ADDING))
+        home.store.transact(lambda c: _delete_reservation(c, info.store_id))
         raise
     failpoint("store.created")
     copy_brokers(home, home.at(info.store_id))
@@ -167,8 +167,8 @@ def _set_state(connection: sa.Connection, store_id: StoreId, state: str) -> None
     connection.execute(t.store.update().where(STORE.store_id == store_id).values(state=state))
 
 
-def _delete(connection: sa.Connection, store_id: StoreId, state: str) -> None:
-    connection.execute(t.store.delete().where(STORE.store_id == store_id, STORE.state == state))
+def _delete_reservation(connection: sa.Connection, store_id: StoreId) -> None:
+    connection.execute(t.store.delete().where(STORE.store_id == store_id, STORE.state == ADDING))
 
 
 def copy_to_stores(cluster: Cluster) -> None:

@@ -157,9 +157,8 @@ class GroupConfig:
         all.
         """
         values = {}
-        for field in fields(cls):
+        for dotted, field in _FIELDS_BY_NAME.items():
             name, value_type = field.name, field.metadata["type"]
-            dotted = field.metadata["definition"].name
             if hasattr(settings, f"group_{name}"):
                 values[name] = getattr(settings, f"group_{name}")
             if dotted in overrides:
@@ -172,13 +171,15 @@ class GroupConfig:
 
     def as_text(self) -> dict[str, str]:
         """Return every config's dotted name and value as text."""
-        entries = {field.metadata["definition"].name: field for field in fields(self)}
-        return {name: field.metadata["type"].show(getattr(self, field.name)) for name, field in entries.items()}
+        return {name: field.metadata["type"].show(getattr(self, field.name)) for name, field in _FIELDS_BY_NAME.items()}
+
+
+_FIELDS_BY_NAME = {field.metadata["definition"].name: field for field in fields(GroupConfig)}
 
 
 def group_definitions() -> dict[str, ConfigDefinition]:
     """Return the definitions of all group configs by name."""
-    return {field.metadata["definition"].name: field.metadata["definition"] for field in fields(GroupConfig)}
+    return {name: field.metadata["definition"] for name, field in _FIELDS_BY_NAME.items()}
 
 
 def validate_group_overrides(overrides: Mapping[str, str], settings: ClusterSettings) -> dict[str, str]:
@@ -186,16 +187,15 @@ def validate_group_overrides(overrides: Mapping[str, str], settings: ClusterSett
     value, for an unknown one, an invalid value, or one outside the cluster's limits.
     """
     check_group_config_names(overrides)
-    by_name = {field.metadata["definition"].name: field for field in fields(GroupConfig)}
     valid = {}
     for name, text in overrides.items():
-        value_type: ValueType = by_name[name].metadata["type"]
+        value_type: ValueType = _FIELDS_BY_NAME[name].metadata["type"]
         try:
             value = value_type.parse(text)
         except ValueError as error:
             why = str(error) or f"expected {value_type.expected}"
             raise InvalidConfigurationError(f"Invalid value {text!r} for group config {name!r}: {why}") from None
-        limits = _limits(by_name[name].name, settings)
+        limits = _limits(_FIELDS_BY_NAME[name].name, settings)
         if limits is not None and not limits[0] <= value <= limits[1]:
             raise InvalidConfigurationError(
                 f"Invalid value {text!r} for group config {name!r}: the cluster settings"
@@ -208,11 +208,10 @@ def validate_group_overrides(overrides: Mapping[str, str], settings: ClusterSett
 
 def check_group_config_names(names: Iterable[str]) -> None:
     """Raise InvalidConfigurationError, which names the config, if there is no such group config."""
-    known = group_definitions()
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
+        if name not in _FIELDS_BY_NAME:
+            near = difflib.get_close_matches(name, _FIELDS_BY_NAME, n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(_FIELDS_BY_NAME)}"
             raise InvalidConfigurationError(f"Unknown group config {name!r}. {hint}")
 
 

@@ -1,4 +1,6 @@
-"""Inserts rows that may exist already. Only the SQLAlchemy dialect in use is imported, which saves time."""
+"""Inserts rows that may exist already, and reads and advances the generators of ids that are never reused: SQLite's
+AUTOINCREMENT, PostgreSQL's sequences. Only the SQLAlchemy dialect in use is imported, which saves time.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -43,3 +45,26 @@ def _insert(connection: sa.Connection, table: sa.Table) -> Any:
     from sqlalchemy.dialects import sqlite
 
     return sqlite.insert(table)
+
+
+def last_id(connection: sa.Connection, column: sa.Column[int]) -> int:
+    """Return the last id that a generated column has assigned or left out on PostgreSQL, 0 if none."""
+    from sqlalchemy.dialects import postgresql
+
+    sequence = sa.func.pg_get_serial_sequence(f'"{column.table.name}"', column.name)
+    last = sa.select(sa.func.pg_sequence_last_value(sa.cast(sequence, postgresql.REGCLASS)))
+    return connection.execute(last).scalar() or 0
+
+
+def skip_ids(connection: sa.Connection, column: sa.Column[int], count: int) -> None:
+    """Leave out the next `count` ids of a generated column."""
+    table, name = column.table.name, column.name
+    if connection.dialect.name == "postgresql":
+        sequence = sa.func.pg_get_serial_sequence(f'"{table}"', name)
+        connection.execute(sa.select(sa.func.setval(sequence, sa.func.nextval(sequence) + count)))
+        return
+    skip = sa.text("UPDATE sqlite_sequence SET seq = seq + :count WHERE name = :table")
+    if connection.execute(skip, {"count": count, "table": table}).rowcount == 0:  # no id was assigned yet
+        connection.execute(
+            sa.text("INSERT INTO sqlite_sequence (name, seq) VALUES (:table, :count)"), {"count": count, "table": table}
+        )

@@ -88,7 +88,6 @@ class EnvelopeDecoder:
         self._decoder = decoder(replace(definition, envelope="none", fields=inner))
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        """See Decoder."""
         events, reasons = self._decoder.decode(values)
         if self._wrapped:
             payload = events.field("payload")
@@ -103,7 +102,6 @@ class EnvelopeDecoder:
         return self._unwrapped(events, pa.nulls(len(events), pa.string()) if reasons is None else reasons)
 
     def most_values(self, values: pa.BinaryArray) -> float:
-        """See Decoder."""
         return self._decoder.most_values(values)
 
     def _unwrapped(self, events: pa.StructArray, reasons: pa.StringArray) -> Decoded:

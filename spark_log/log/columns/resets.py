@@ -128,11 +128,9 @@ class ResetDecoder:
             self._schemas.append((decoder(alone), list(column_of.values())))
 
     def most_values(self, values: pa.BinaryArray) -> float:
-        """See Decoder."""
         return sum(of_schema.most_values(values) for of_schema, _ in self._schemas)
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        """See Decoder."""
         decodings = [(decode.decode(values), columns) for decode, columns in self._schemas]
         arrays = []
         for field in self._fields:

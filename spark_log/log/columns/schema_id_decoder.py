@@ -34,11 +34,9 @@ class SchemaIdDecoder:
         self._readers = readers if isinstance(readers, Mapping) else {NOT_FRAMED: readers}
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        """See Decoder."""
         return concatenated([self._part(part) for part in parts(values, self._rows)], self._fields)
 
     def most_values(self, values: pa.BinaryArray) -> float:
-        """See Decoder."""
         return len(values) * self._width + self._most_in_items(values)
 
     def _most_in_items(self, values: pa.BinaryArray) -> float:

@@ -52,7 +52,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, Truncatio
 from spark_log.log.partitions.truncations import record_truncation
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Identity
-from spark_log.metadata.id_generators import last_id, skip_ids
+from spark_log.metadata.insert import last_id, skip_ids
 from spark_log.metadata.sql_columns import PARTITION, PRODUCER, TOPIC
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.tables.publication_resets import use_up_versions
