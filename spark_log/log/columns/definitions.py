@@ -65,7 +65,9 @@ def define(
     if before is not None:
         columns = columns_after(before, fields, reset=reset)
         previous = before if columns.replaced != before.replaced else before.previous
-        after = replace(after, **columns._asdict(), previous=previous)
+        after = replace(
+            after, fields=columns.fields, renamed=columns.renamed, replaced=columns.replaced, previous=previous
+        )
     known: dict[int, str] = {}
     if subject is not None:  # the ids that were known stay: the topic has records with them
         known = {**(before.schemas_by_id if before and before.format == format_ else {}), **dict(subject.by_id)}

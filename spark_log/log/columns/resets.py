@@ -7,9 +7,8 @@ from the newest schema that has this column and that the value fits. So no colum
 rewritten.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,16 +35,8 @@ def present_fields(definition: ColumnsDefinition) -> pa.StructType:
     )
 
 
-class Columns(NamedTuple):
-    """The columns of a topic: the attributes of the same names of ColumnsDefinition."""
-
-    fields: pa.StructType
-    renamed: Mapping[str, str]
-    replaced: tuple[str, ...]
-
-
-def columns_after(before: ColumnsDefinition, fields: pa.StructType, *, reset: bool = False) -> Columns:
-    """Return the columns of a topic after its schema was changed to these fields.
+def columns_after(before: ColumnsDefinition, fields: pa.StructType, *, reset: bool = False) -> ColumnsDefinition:
+    """Return `before` with the columns of the topic after its schema was changed to these fields.
 
     With `reset`, a field that does not fit its column gets a new column; without it, IncompatibleSchemaError is raised.
     """
@@ -67,9 +58,10 @@ def columns_after(before: ColumnsDefinition, fields: pa.StructType, *, reset: bo
             raise IncompatibleSchemaError(f"schema: {field.name}: the column of this name is that of another field")
         columns[column] = field.type
     try:
-        return Columns(checked(pa.struct(list(columns.items()))), renamed, tuple(replaced))
+        struct = checked(pa.struct(list(columns.items())))
     except InvalidSchemaError as error:
         raise IncompatibleSchemaError(f"{error}, with the columns that the topic has already") from error
+    return replace(before, fields=struct, renamed=renamed, replaced=tuple(replaced))
 
 
 def _evolved(present: pa.StructType, fields: pa.StructType) -> pa.StructType:
