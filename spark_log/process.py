@@ -262,6 +262,27 @@ def _finalize_all() -> None:
             logger.exception("an object could not be closed at exit")
 
 
+class Heir(Protocol):
+    def forget_parent(self) -> None:
+        """Reset the state in a forked child: the parent's threads do not exist here, and may have held any lock."""
+        ...
+
+
+def forget_parent_in_child(heir: Heir) -> None:
+    """Call `forget_parent` of `heir` in each forked child, as long as it exists."""
+    _heirs.add(heir)
+
+
+_heirs: weakref.WeakSet[Heir] = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for heir in list(_heirs):
+        heir.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parents)
+
 threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # atexit comes too late: pools are closed by then
 atexit.register(_finalize_all)
 os.register_at_fork(after_in_child=_owners.clear)

@@ -5,7 +5,6 @@ store of a topic has it: all code that works on partitions takes such an object 
 """
 
 import logging
-import os
 import threading
 import uuid
 import weakref
@@ -33,7 +32,7 @@ from spark_log.metadata.address import Address
 from spark_log.metadata.sql_columns import BROKER, CLUSTER, LOG_DIR
 from spark_log.metadata.store import READ_TIMEOUT_MS, Store
 from spark_log.metadata.store_opening import create_store, open_store
-from spark_log.process import Stop, start_thread
+from spark_log.process import Stop, forget_parent_in_child, start_thread
 
 if TYPE_CHECKING:
     from spark_log.cluster.topics import Topic
@@ -86,7 +85,7 @@ class Cluster:
         self._users: set[weakref.ref[StoreUser]] = set()
         self._closed = Stop()
         self._follower: threading.Thread | None = None
-        _living.add(self)
+        forget_parent_in_child(self)
 
     @classmethod
     def init(cls, address: str, *, log_dir: str | None = None, if_not_exists: bool = False) -> "Cluster":
@@ -202,6 +201,10 @@ class Cluster:
         """Call `close_at` of the user after the removal of a data store, for as long as the user exists."""
         users = self.home._users
         users.add(weakref.ref(user, users.discard))
+
+    def forget_parent(self) -> None:
+        self._opening.clear()
+        self._follower = None
 
     def _start_follower(self) -> None:
         with self._opening[HOME]:
@@ -324,19 +327,6 @@ def _follow_removals(reference: "weakref.ref[Cluster]", closed: Stop) -> None:
             return
         removed = cluster._close_removed(removed)
         del cluster
-
-
-_living: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
-
-
-def _forget_parents() -> None:
-    """Drop the thread of the parent in a forked child, and the locks, which threads of the parent may have held."""
-    for cluster in list(_living):
-        cluster._opening.clear()
-        cluster._follower = None
-
-
-os.register_at_fork(after_in_child=_forget_parents)
 
 
 def _absolute(uri: str, address: Address) -> str:

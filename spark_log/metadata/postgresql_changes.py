@@ -1,9 +1,7 @@
 """Detects changes of a PostgreSQL store by LISTEN and NOTIFY."""
 
 import contextlib
-import os
 import threading
-import weakref
 
 import psycopg
 import sqlalchemy as sa
@@ -12,7 +10,7 @@ from spark_log import clock
 from spark_log.metadata.address import Address
 from spark_log.metadata.connections.postgresql_connection import Hosts, WatchedConnection
 from spark_log.metadata.connections.server_identity import ask_server
-from spark_log.process import start_thread
+from spark_log.process import forget_parent_in_child, start_thread
 
 _CHANNEL = "spark_log"
 _DISCONNECTED_WAIT_S_MAX = 0.05
@@ -37,7 +35,7 @@ class PostgresqlChanges:
         self._into: PostgresqlChanges | None = None
         self._closed = threading.Event()
         self._begin()
-        _living.add(self)
+        forget_parent_in_child(self)
 
     def _begin(self) -> None:
         """Reset the state to that without threads, which start when they are needed."""
@@ -50,7 +48,6 @@ class PostgresqlChanges:
         self._announcer: threading.Thread | None = None
 
     def forget_parent(self) -> None:
-        """Reset the state in a forked child: the parent's threads do not exist here, and may have held any lock."""
         closed, self._closed = self._closed.is_set(), threading.Event()
         if closed:
             self._closed.set()
@@ -172,14 +169,3 @@ class PostgresqlChanges:
             connection.close()
             raise
         return connection
-
-
-_living: "weakref.WeakSet[PostgresqlChanges]" = weakref.WeakSet()
-
-
-def _forget_parents() -> None:
-    for changes in list(_living):
-        changes.forget_parent()
-
-
-os.register_at_fork(after_in_child=_forget_parents)

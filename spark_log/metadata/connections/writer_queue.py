@@ -3,14 +3,13 @@
 import fcntl
 import os
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from spark_log import clock
 from spark_log.errors import MetadataStoreUnavailableError, storage_error
-from spark_log.process import start_thread
+from spark_log.process import forget_parent_in_child, start_thread
 
 _POLL_S = 0.001
 
@@ -47,7 +46,7 @@ class WriterQueue:
         self._path = path
         self._descriptor = -1
         self._forget()
-        _queues.add(self)
+        forget_parent_in_child(self)
 
     def _forget(self) -> None:
         self._thread_lock = threading.Lock()
@@ -199,14 +198,3 @@ class _Waiting:
             self._wanted, self._closed = False, True
             if self._locked:
                 self._release()
-
-
-_queues: "weakref.WeakSet[WriterQueue]" = weakref.WeakSet()
-
-
-def _forget_parents() -> None:
-    for queue in list(_queues):
-        queue.forget_parent()
-
-
-os.register_at_fork(after_in_child=_forget_parents)
