@@ -26,6 +26,7 @@ from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
 
 RACK_CHARACTERS_MAX = 249
+ONLINE_LOG_DIRS = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from spark_log.cluster import promotion_rules as acceptance_rules
+from spark_log.cluster.brokers import ONLINE_LOG_DIRS
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import ANSWER_S_MAX, LogDirInfo
@@ -22,7 +23,6 @@ from spark_log.config import ClusterSettings
 from spark_log.errors import CorruptRecordError, SparkLogError, StoreChangedError, redact
 from spark_log.metadata.connections import server_identity
 from spark_log.metadata.connections.server_identity import Beat, Identity
-from spark_log.metadata.sql_columns import LOG_DIR
 from spark_log.metadata.store import Store
 from spark_log.process import ask_in_thread
 
@@ -65,7 +65,7 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
         file.write(str(number).encode())
         file.commit()
 
-    online = set(_online(store))
+    online = store.read(lambda connection: set(connection.execute(ONLINE_LOG_DIRS).scalars()))
     infos = [info for log_dir_id, info in cluster.log_dirs().items() if log_dir_id in online]
     _answers({info: ask_in_thread("spark-log-beat", info, partial(write, info)) for info in infos})
 
@@ -151,11 +151,6 @@ def _answers(requests: "Mapping[LogDirInfo, Future[T]]") -> list[T]:
 def _file_of(cluster: Cluster) -> str:
     """Return the name of the file in each log dir with the number of the last beat of the store."""
     return f"store-{cluster.store_id}.beat"
-
-
-def _online(store: Store) -> list[int]:
-    query = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online).order_by(LOG_DIR.log_dir_id)
-    return list(store.read(lambda connection: connection.execute(query).scalars().all()))
 
 
 def kept_since_ms(connection: sa.Connection, store: Store, delay_ms: int) -> int | None:

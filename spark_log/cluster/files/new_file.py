@@ -112,14 +112,12 @@ class LocalFile:
                 return
             os.rename(self._temporary, self._path)
             fsync(self._path.parent)
-        except FileNotFoundError as error:
-            if self._of_write_id and self._root.exists():
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._of_write_id and self._root.exists():
                 raise WriteIdExpiredError(
                     f"{self._path} was deleted while it was written, because its write id has expired; "
                     "nothing was appended"
                 ) from error
-            raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
-        except OSError as error:
             raise storage_error(f"{self._path} cannot be written: {error}; nothing was appended", error) from error
 
     def abort(self) -> None:

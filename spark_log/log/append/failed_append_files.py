@@ -13,6 +13,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
+from spark_log.cluster.brokers import ONLINE_LOG_DIRS
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDirInfo, segment_path
 from spark_log.cluster.topics import Topic
@@ -22,7 +23,7 @@ from spark_log.log.append.rules import Batch
 from spark_log.log.append.write_ids import take
 from spark_log.log.partitions.partition_rows import Key, read_partition, topic_here
 from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import LOG_DIR, RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
+from spark_log.metadata.sql_columns import RETIRED_FILE, SEGMENT, TRANSACTION_SEGMENT
 from spark_log.process import begin_or_run
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,9 @@ def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterabl
     keys = {(batch.topic_id, batch.partition) for batch in files}
     try:
         infos = cluster.log_dirs()
-        online, states = cluster.store.read(lambda c: (_online(c), {key: read_partition(c, key) for key in keys}))
+        online, states = cluster.store.read(
+            lambda c: (set(c.execute(ONLINE_LOG_DIRS).scalars()), {key: read_partition(c, key) for key in keys})
+        )
     except SparkLogError as error:
         logger.info("%d files are left to the clean-up: %s", len(files), redact(str(error)))
         return
@@ -69,10 +72,6 @@ def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterabl
         begin_or_run(partial(_delete, cluster, info, names), "spark-log-delete") for info, names in paths.items()
     ]
     wait(deletions, _WAIT_S_MAX)
-
-
-def _online(connection: sa.Connection) -> set[int]:
-    return set(connection.execute(sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)).scalars())
 
 
 def _delete(cluster: Cluster, info: LogDirInfo, paths: Sequence[str]) -> None:

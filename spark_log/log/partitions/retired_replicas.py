@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from spark_log.cluster.brokers import ONLINE_LOG_DIRS
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import LogDirInfo
@@ -23,7 +24,7 @@ from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_files import DUE_MS
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections.server_identity import check_identity
-from spark_log.metadata.sql_columns import LOG_DIR, RETIRED_REPLICA, TOPIC
+from spark_log.metadata.sql_columns import RETIRED_REPLICA, TOPIC
 from spark_log.metadata.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
@@ -102,11 +103,10 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
     """
     store = cluster.store
     store.read(check_identity)
-    online = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online)
     query = (
         sa.select(t.retired_replica, TOPIC.configs)
         .join(t.topic, TOPIC.topic_id == RETIRED_REPLICA.topic_id)
-        .where(RETIRED_REPLICA.log_dir_id.in_(online))
+        .where(RETIRED_REPLICA.log_dir_id.in_(ONLINE_LOG_DIRS))
     )
 
     def due(connection: sa.Connection) -> list[Any]:
