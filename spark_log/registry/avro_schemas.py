@@ -59,7 +59,7 @@ def _pairs(parsed: Any) -> int:
     return pairs
 
 
-def column_source(schema: SchemaText) -> str:
+def column_source(schema: SchemaText, _message: str = "") -> str:
     """Return the text of the schema, in which the types of its imports are included. Raises InvalidSchemaError."""
     return json.dumps(parse(schema).to_json()) if schema.imports else schema.text
 

@@ -20,7 +20,7 @@ def parse(schema: SchemaText) -> Any:
     return parsed
 
 
-def column_source(schema: SchemaText) -> str:
+def column_source(schema: SchemaText, _message: str = "") -> str:
     """Return the text of the schema, with its imports in the object `$imports` by the names of the references."""
     parsed = parse(schema)
     if not schema.imports or not isinstance(parsed, dict):

@@ -6,6 +6,7 @@ is compiled with protoc of the package grpcio-tools.
 
 import base64
 import binascii
+import copy
 import re
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def canonical(schema: SchemaText) -> str:
 
     Raises InvalidSchemaError, and InvalidConfigurationError if a Python package is missing.
     """
-    file = _copy(_files(schema)[-1])
+    file = copy.deepcopy(_files(schema)[-1])
     file.ClearField("name")
     file.ClearField("source_code_info")
     for field in _fields([*file.message_type], [*file.extension]):
@@ -56,12 +57,9 @@ def serialized(schema: SchemaText) -> str:
 
 def column_source(schema: SchemaText, message: str = "") -> str:
     """Return the text that `protobuf_schema` makes of the message with this full name, or of the first of the file."""
-    return _source(_files(schema), message)
-
-
-def _source(files: tuple[Any, ...], message: str) -> str:
     from spark_log.log.columns.protobuf.schema import protobuf_schema
 
+    files = _files(schema)
     if not message:
         if not files[-1].message_type:
             raise InvalidSchemaError("schema: the .proto file has no message")
@@ -245,9 +243,3 @@ def _default_json_name(name: str) -> str:
 
 def _full_name(package: str, name: str) -> str:
     return f"{package}.{name}" if package else name
-
-
-def _copy(file: Any) -> Any:
-    copy = type(file)()
-    copy.CopyFrom(file)
-    return copy

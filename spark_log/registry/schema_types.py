@@ -1,4 +1,4 @@
-"""Checks and compares schemas of all types, and turns them into columns. Each type has its own module.
+"""Checks and compares schemas of all types, and turns them into columns. Each type has its own module, `*_schemas`.
 
 `canonical` decides which schemas are the same, and `problems` which are compatible.
 """
@@ -7,7 +7,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 from subprocess import SubprocessError
+from typing import Any
 
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidSchemaError
@@ -54,21 +56,18 @@ def _digest(schema: SchemaText) -> bytes:
     return digest.digest()
 
 
+def _module(type_: str) -> Any:
+    """Return the module of this type. It is imported on first use, because it may need a package that is missing."""
+    return import_module(f"spark_log.registry.{type_.lower()}_schemas")
+
+
 def canonical(schema: SchemaText) -> str:
     """Return a text that is equal for equal schemas. Raises InvalidSchemaError if it is not a valid schema."""
-    if schema.type == "AVRO":
-        from spark_log.registry.avro_schemas import parse
-
-        parse(schema)
-        return _sorted_json(schema.text)
-    if schema.type == "JSON":
-        from spark_log.registry.json_schemas import parse as parse_json
-
-        parse_json(schema)
-        return _sorted_json(schema.text)
-    from spark_log.registry.protobuf_schemas import canonical as canonical_proto
-
-    return canonical_proto(schema)
+    module = _module(schema.type)
+    if schema.type == "PROTOBUF":
+        return str(module.canonical(schema))
+    module.parse(schema)
+    return json.dumps(json.loads(schema.text), sort_keys=True, separators=(",", ":"))
 
 
 def schema_hash(schema: SchemaText, references: Sequence[Reference]) -> str:
@@ -110,13 +109,8 @@ def _problems(reader_key: CacheKey, writer_key: CacheKey) -> list[str]:
     reader, writer = reader_key.schema, writer_key.schema
     if reader.type != writer.type:
         return [f"the schema type is {reader.type}, not {writer.type}"]
-    if reader.type == "AVRO":
-        from spark_log.registry.avro_schemas import problems as found
-    elif reader.type == "JSON":
-        from spark_log.registry.json_schemas import problems as found
-    else:
-        from spark_log.registry.protobuf_schemas import problems as found
-    return [each[:_PROBLEM_CHARACTERS_MAX] for each in found(reader, writer)[:_PROBLEMS_MAX]]
+    found = _module(reader.type).problems(reader, writer)
+    return [each[:_PROBLEM_CHARACTERS_MAX] for each in found[:_PROBLEMS_MAX]]
 
 
 def column_source(schema: SchemaText, message: str = "") -> str:
@@ -138,17 +132,7 @@ def column_source(schema: SchemaText, message: str = "") -> str:
 def _source_or_error(key: CacheKey, message: str) -> tuple[str, str]:
     schema = key.schema
     try:
-        if schema.type == "AVRO":
-            from spark_log.registry.avro_schemas import column_source as source
-
-            return source(schema), ""
-        if schema.type == "JSON":
-            from spark_log.registry.json_schemas import column_source as json_source
-
-            return json_source(schema), ""
-        from spark_log.registry.protobuf_schemas import column_source as proto_source
-
-        return proto_source(schema, message), ""
+        return _module(schema.type).column_source(schema, message), ""
     except InvalidSchemaError as error:
         if isinstance(error.__cause__, SubprocessError):  # of protoc: it may succeed the next time
             raise
@@ -161,7 +145,3 @@ _column_source = Remembered(
 """Remembered, because transactions ask for the texts of all versions of a subject: other writers must not wait while
 each is compiled.
 """
-
-
-def _sorted_json(text: str) -> str:
-    return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
