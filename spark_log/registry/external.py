@@ -35,7 +35,7 @@ _REMEMBERED_CHARACTERS_MAX = 16 << 20
 _SUBJECT_CHARACTERS_MAX = 16 << 20
 """The characters of all versions of a subject with their imports: the limit of the typed columns that have them."""
 _URLS_MAX, _URL_CHARACTERS_MAX = 1_000, 2_000
-_answered: dict[str, str] = {}
+_answered: BoundedDict[str, str] = BoundedDict(_URLS_MAX)
 """The address that answered last, by the text of all addresses, if it is not longer than the limit."""
 _SILENCE_S = 60.0
 """The time for which an address that has not answered is not asked again."""
@@ -114,7 +114,7 @@ def _text(url: str, schema: Schema) -> SchemaText:
     def find(reference: Reference) -> Schema:
         return _version(url, reference.subject, reference.version).schema
 
-    return with_references(schema.type, schema.text, schema.references, find)
+    return with_references(schema, find)
 
 
 def _get(urls: str, path: str) -> Any:
@@ -152,11 +152,8 @@ def _get(urls: str, path: str) -> Any:
 
 
 def _note_answer(urls: str, address: str) -> None:
-    if len(urls) > _URL_CHARACTERS_MAX:
-        return
-    if len(_answered) >= _URLS_MAX:
-        _answered.clear()
-    _answered[urls] = address
+    if len(urls) <= _URL_CHARACTERS_MAX:
+        _answered[urls] = address
 
 
 def _refused(address: str, error: HTTPError) -> SchemaRegistryError:

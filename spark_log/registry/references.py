@@ -10,9 +10,7 @@ _IMPORTS_MAX, _CHARACTERS_MAX = 1_000, 2 << 20
 """The limits of all schemas to which one refers, directly or not: a short reference may name a schema of 1 MiB."""
 
 
-def with_references(
-    type_: str, text: str, references: Sequence[Reference], find: Callable[[Reference], Schema]
-) -> SchemaText:
+def with_references(schema: Schema, find: Callable[[Reference], Schema]) -> SchemaText:
     """Return the schema with the texts of all schemas that it refers to, directly or not.
 
     Raises InvalidSchemaError for too many or too long schemas, and the errors of `find`.
@@ -26,14 +24,14 @@ def with_references(
             raise InvalidSchemaError(f"references: a chain of more than {_DEPTH_MAX} schemas")
         for reference in references:
             if reference.name not in imports:
-                schema = find(reference)
-                characters += len(reference.name) + len(schema.text)
+                imported = find(reference)
+                characters += len(reference.name) + len(imported.text)
                 if len(imports) >= _IMPORTS_MAX:
                     raise InvalidSchemaError(f"references: more than {_IMPORTS_MAX:,} schemas")
                 if characters > _CHARACTERS_MAX:
                     raise InvalidSchemaError(f"references: schemas of more than {_CHARACTERS_MAX:,} characters")
-                add(schema.references, depth + 1)
-                imports[reference.name] = schema.text
+                add(imported.references, depth + 1)
+                imports[reference.name] = imported.text
 
-    add(references, 0)
-    return SchemaText(type_, text, tuple(imports.items()))
+    add(schema.references, 0)
+    return SchemaText(schema.type, schema.text, tuple(imports.items()))

@@ -9,7 +9,7 @@ from spark_log.errors import IncompatibleSchemaError, InvalidSchemaError, Schema
 from spark_log.registry import rows
 from spark_log.registry.compatibility import DEFAULT_LEVEL, incompatibilities
 from spark_log.registry.schema_types import schema_hash
-from spark_log.registry.schemas import Reference, RegisteredSchema, Schema, SchemaText
+from spark_log.registry.schemas import RegisteredSchema, Schema, SchemaText
 from spark_log.registry.topic_schemas import FollowingTopic, following_topics, update_following_topics
 
 _NOT_PERMITTED, _REFERENCE_EXISTS, _OTHER_ID = 42205, 42206, 42207
@@ -29,26 +29,22 @@ class Accepted(NamedTuple):
     """The compatibility level, and the versions that the schema was compared with: (number, schema id)."""
 
 
-def register(
-    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...],
-    accepted: Accepted,
-) -> RegisteredSchema | None:  # fmt: skip
+def register(connection: sa.Connection, subject: str, new: Schema, accepted: Accepted) -> RegisteredSchema | None:
     """Add the schema as the next version of the subject, unless a version has it. Return that version.
 
     `accepted` is the result of an earlier `accept`, so that nothing is parsed or compared in this transaction, for
     which other writers wait. None is returned if the subject or an import has changed since then. Raises
     InvalidSchemaError, IncompatibleSchemaError, SchemaNotFoundError (a reference) and SchemaRegistryError (the mode).
     """
-    if accepted.text != rows.text_of(connection, type_, text, references):
+    if accepted.text != rows.text_of(connection, new):
         return None
-    hash_ = accepted.hash
-    registered = _find_hash(connection, subject, hash_)
+    registered = _find_hash(connection, subject, accepted.hash)
     if registered is not None:
         return registered
     _check_takes_new(connection, subject)
     if accepted.basis != _basis(connection, subject):
         return None
-    schema = rows.find_hash(connection, hash_) or rows.insert_schema(connection, type_, text, references, hash_)
+    schema = rows.find_hash(connection, accepted.hash) or rows.insert_schema(connection, new, accepted.hash)
     version = max((number for number, _ in rows.version_ids(connection, subject, deleted=True)), default=0) + 1
     rows.insert_version(connection, subject, version, schema.id)
     update_following_topics(connection, subject)
@@ -56,46 +52,36 @@ def register(
 
 
 def topics_to_change(
-    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...],
-    accepted: Accepted,
+    connection: sa.Connection, subject: str, new: Schema, accepted: Accepted
 ) -> list[FollowingTopic]:  # fmt: skip
     """Return the topics with this subject, with their schemas as if the schema were its next version. Raises the errors
     of `register`.
     """
-    schema = rows.find_hash(connection, accepted.hash) or Schema(rows.next_id(connection), type_, text, references)
+    schema = rows.find_hash(connection, accepted.hash) or new._replace(id=rows.next_id(connection))
     return list(following_topics(connection, subject, (RegisteredSchema(subject, 0, schema), accepted.text)))
 
 
-def accept(
-    connection: sa.Connection, subject: str, type_: str, text: str, references: tuple[Reference, ...]
-) -> Accepted:
+def accept(connection: sa.Connection, subject: str, new: Schema) -> Accepted:
     """Check that the schema can become the next version of the subject. This may take long.
 
     Raises InvalidSchemaError, IncompatibleSchemaError, SchemaNotFoundError (a reference) and SchemaRegistryError (the
     mode).
     """
     _check_takes_new(connection, subject)
-    new = rows.text_of(connection, type_, text, references)
-    hash_ = schema_hash(new, references)
+    text = rows.text_of(connection, new)
+    hash_ = schema_hash(text, new.references)
     basis = _basis(connection, subject)
-    refused = problems_with(connection, subject, new, basis[0], [number for number, _ in basis[1]])
+    refused = problems_with(connection, subject, text, basis[0], [number for number, _ in basis[1]])
     if refused:
         raise IncompatibleSchemaError(
             f"Schema being registered is incompatible with an earlier schema for subject {subject!r}:"
             f" {'; '.join(refused)}"
         )
-    return Accepted(new, hash_, basis)
+    return Accepted(text, hash_, basis)
 
 
 def import_schema(
-    connection: sa.Connection,
-    subject: str,
-    type_: str,
-    text: str,
-    references: tuple[Reference, ...],
-    schema_id: int,
-    version: int | None,
-    hashed: tuple[SchemaText, str],
+    connection: sa.Connection, subject: str, new: Schema, version: int | None, hashed: tuple[SchemaText, str]
 ) -> RegisteredSchema:
     """Add a schema with the id that another registry gave it, without a check of its compatibility.
 
@@ -105,13 +91,13 @@ def import_schema(
     """
     if mode_of(connection, subject) != "IMPORT":
         raise SchemaRegistryError(f"Subject {subject} is not in import mode", _NOT_PERMITTED)
-    new = rows.text_of(connection, type_, text, references)
-    hash_ = hashed[1] if new == hashed[0] else schema_hash(new, references)
+    text = rows.text_of(connection, new)
+    hash_ = hashed[1] if text == hashed[0] else schema_hash(text, new.references)
     known = rows.find_hash(connection, hash_)
-    if (known is not None and known.id != schema_id) or (known is None and rows.has_id(connection, schema_id)):
-        other = f"the schema has the id {known.id}" if known is not None else f"id {schema_id} is of another schema"
-        raise SchemaRegistryError(f"Overwrite new schema with id {schema_id} is not permitted: {other}", _OTHER_ID)
-    schema = known or rows.insert_schema(connection, type_, text, references, hash_, schema_id)
+    if (known is not None and known.id != new.id) or (known is None and rows.has_id(connection, new.id)):
+        other = f"the schema has the id {known.id}" if known is not None else f"id {new.id} is of another schema"
+        raise SchemaRegistryError(f"Overwrite new schema with id {new.id} is not permitted: {other}", _OTHER_ID)
+    schema = known or rows.insert_schema(connection, new, hash_)
     every = dict(rows.version_ids(connection, subject, deleted=True))
     number = version or max(every, default=0) + 1
     if number not in every:
@@ -123,16 +109,10 @@ def import_schema(
 
 
 def find(
-    connection: sa.Connection,
-    subject: str,
-    type_: str,
-    text: str,
-    references: tuple[Reference, ...],
-    *,
-    deleted: bool = False,
-) -> RegisteredSchema | None:
+    connection: sa.Connection, subject: str, schema: Schema, *, deleted: bool = False
+) -> RegisteredSchema | None:  # fmt: skip
     """Return the latest version of the subject that has the schema, or None."""
-    hash_ = schema_hash(rows.text_of(connection, type_, text, references), references)
+    hash_ = schema_hash(rows.text_of(connection, schema), schema.references)
     return _find_hash(connection, subject, hash_, deleted=deleted)
 
 
@@ -157,7 +137,7 @@ def problems_with(
     reasons: list[str] = []
     characters, end_s = 0, thread_time() + _COMPARE_S_MAX
     for number in versions:
-        old = rows.text_of(connection, *rows.find_version(connection, subject, number).schema[1:])
+        old = rows.text_of(connection, rows.find_version(connection, subject, number).schema)
         characters += len(old.text) + sum(len(text) for _, text in old.imports)
         if characters > _COMPARED_CHARACTERS_MAX or thread_time() > end_s:
             raise InvalidSchemaError(

@@ -1,6 +1,7 @@
 """Implements the schema registry of a cluster, with the rules of Confluent's Schema Registry."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, TypeVar
 
 import sqlalchemy as sa
@@ -60,35 +61,22 @@ class Registry:
         changing).
         """
         _check_subject(subject)
-        check_type(type)
-        resolved = _references(references)
+        new = _unregistered(type, schema, references)
         if id is not None:
-            wanted = _number(id), None if version is None else _number(version)
-            text = self._store.read(lambda connection: rows.text_of(connection, type, schema, resolved))
-            hashed = text, schema_hash(text, resolved)
-            return self._write(
-                lambda connection: registrations.import_schema(
-                    connection, subject, type, schema, resolved, *wanted, hashed
-                )
-            )
-        known = self._store.read(lambda connection: registrations.find(connection, subject, type, schema, resolved))
+            imported, number = new._replace(id=_number(id)), None if version is None else _number(version)
+            text = self._store.read(lambda connection: rows.text_of(connection, imported))
+            hashed = text, schema_hash(text, imported.references)
+            return self._write(lambda c: registrations.import_schema(c, subject, imported, number, hashed))
+        known = self._store.read(lambda connection: registrations.find(connection, subject, new))
         if known is not None:
             return known
         for _ in range(_TRIES):
             # This may take long, so it is done before the transaction, for which other writers wait.
-            accepted = self._store.read(lambda c: registrations.accept(c, subject, type, schema, resolved))
-            topics = self._store.read(
-                lambda c, accepted=accepted: registrations.topics_to_change(  # type: ignore[misc]
-                    c, subject, type, schema, resolved, accepted
-                )
-            )
-            for each in topics:
+            accepted = self._store.read(lambda connection: registrations.accept(connection, subject, new))
+            change = partial(registrations.topics_to_change, subject=subject, new=new, accepted=accepted)
+            for each in self._store.read(change):
                 each.typed_columns()
-            registered = self._write(
-                lambda c, accepted=accepted: registrations.register(  # type: ignore[misc]
-                    c, subject, type, schema, resolved, accepted
-                )
-            )
+            registered = self._write(partial(registrations.register, subject=subject, new=new, accepted=accepted))
             if registered is not None:
                 return registered
         raise RetriableError(
@@ -108,13 +96,12 @@ class Registry:
 
         Raises SchemaNotFoundError if there is none, and InvalidSchemaError.
         """
-        check_type(type)
-        resolved = _references(references)
+        looked_up = _unregistered(type, schema, references)
 
         def find(connection: sa.Connection) -> RegisteredSchema:
             if not rows.version_ids(connection, subject, deleted=deleted):
                 raise rows.subject_not_found(subject)
-            found = registrations.find(connection, subject, type, schema, resolved, deleted=deleted)
+            found = registrations.find(connection, subject, looked_up, deleted=deleted)
             if found is None:
                 raise SchemaNotFoundError("Schema not found", rows.SCHEMA_NOT_FOUND)
             return found
@@ -133,7 +120,7 @@ class Registry:
 
         Raises SchemaNotFoundError and InvalidSchemaError.
         """
-        return self._store.read(lambda c: rows.text_of(c, schema.type, schema.text, schema.references))
+        return self._store.read(lambda connection: rows.text_of(connection, schema))
 
     def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
         """Return the names of the subjects. With `deleted`, include those that have only softly deleted versions."""
@@ -251,20 +238,19 @@ class Registry:
         If `version` is given, the schema is compared only with this version, by the subject's compatibility level.
         Raises InvalidSchemaError, and SchemaNotFoundError for a reference or a version that does not exist.
         """
-        check_type(type)
-        resolved = _references(references)
+        new = _unregistered(type, schema, references)
         number = None if version is None else _version(version)
 
         def test(connection: sa.Connection) -> list[str]:
-            new = rows.text_of(connection, type, schema, resolved)
-            schema_hash(new, resolved)  # InvalidSchemaError
+            text = rows.text_of(connection, new)
+            schema_hash(text, new.references)  # InvalidSchemaError
             versions = (
                 registrations.versions_to_compare(connection, subject)
                 if version is None
                 else [rows.find_version(connection, subject, number).version]
             )
             level = registrations.level_of(connection, subject)
-            return registrations.problems_with(connection, subject, new, level, versions)
+            return registrations.problems_with(connection, subject, text, level, versions)
 
         return self._store.read(test)
 
@@ -319,9 +305,9 @@ def _number(version: object) -> int:
     return version
 
 
-def _references(references: Iterable[tuple[str, str, int]]) -> tuple[Reference, ...]:
-    found = tuple(Reference(*each) for each in references)
-    for name, subject, version in found:
+def _unregistered(type_: str, text: str, references: Iterable[tuple[str, str, int]]) -> Schema:
+    schema = Schema(0, check_type(type_), text, tuple(Reference(*each) for each in references))
+    for name, subject, version in schema.references:
         if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
             raise InvalidSchemaError("references: expected (name, subject, version), the version as a number")
-    return found
+    return schema

@@ -53,19 +53,12 @@ def has_id(connection: sa.Connection, schema_id: int) -> bool:
     return connection.execute(sa.select(SCHEMA.schema_id).where(SCHEMA.schema_id == schema_id)).first() is not None
 
 
-def insert_schema(
-    connection: sa.Connection,
-    type_: str,
-    text: str,
-    references: Sequence[Reference],
-    hash_: str,
-    schema_id: int | None = None,
-) -> Schema:
-    """Insert a new schema. `schema_id` must be free; by default it is `next_id`."""
-    schema = Schema(schema_id or next_id(connection), type_, text, tuple(references))
-    row = {"schema_id": schema.id, "type": type_, "text": text, "imports": json.dumps(references), "hash": hash_}
+def insert_schema(connection: sa.Connection, new: Schema, hash_: str) -> Schema:
+    """Insert a new schema. Its id must be free; without one it gets `next_id`."""
+    id_ = new.id or next_id(connection)
+    row = {"schema_id": id_, "type": new.type, "text": new.text, "imports": json.dumps(new.references), "hash": hash_}
     connection.execute(t.schema.insert(), row)
-    return schema
+    return new._replace(id=id_)
 
 
 def next_id(connection: sa.Connection) -> int:
@@ -199,7 +192,7 @@ def set_config(connection: sa.Connection, subject: str, **values: str | None) ->
     connection.execute(t.subject_config.update().where(SUBJECT_CONFIG.subject == subject).values(**values))
 
 
-def text_of(connection: sa.Connection, type_: str, text: str, references: Sequence[Reference]) -> SchemaText:
+def text_of(connection: sa.Connection, schema: Schema) -> SchemaText:
     """Return the schema with the texts of all schemas that it refers to, directly or not.
 
     Raises SchemaNotFoundError for an unknown reference, InvalidSchemaError for too many or too long schemas.
@@ -208,7 +201,7 @@ def text_of(connection: sa.Connection, type_: str, text: str, references: Sequen
     def find(reference: Reference) -> Schema:
         return find_version(connection, reference.subject, reference.version, deleted=True).schema
 
-    return with_references(type_, text, references, find)
+    return with_references(schema, find)
 
 
 def subject_not_found(subject: str) -> SchemaNotFoundError:

@@ -18,7 +18,9 @@ class Reference(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """A schema of the registry. `type` is one of TYPES, and `text` is the schema itself."""
+    """A schema of the registry. `type` is one of TYPES, and `text` is the schema itself. The id of one that is not
+    registered yet is 0.
+    """
 
     id: int
     type: str

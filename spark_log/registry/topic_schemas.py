@@ -298,7 +298,7 @@ def _own_subject(
         else rows.find_version(connection, name.subject, name.version, deleted=name.version is not None)
     )
     versions = [
-        (each.id, rows.text_of(connection, *each.schema[1:]))
+        (each.id, rows.text_of(connection, each.schema))
         for each in rows.versions_of(connection, name.subject, deleted=True)
     ]
     if new is not None:
