@@ -20,9 +20,8 @@ from spark_log.log.partitions.replication_rules import fail_over, lose_files
 from spark_log.log.segments.segment_copy import Pace, SegmentFile, copy_segment
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller import topic_copies
-from spark_log.replication.controller.controller import elect_leaders
+from spark_log.replication.controller.controller import elect_leaders, truncate_log
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.replication.controller.log_truncation import truncate_log
 from spark_log.replication.controller.topic_operations import create_topic, insert_topic
 from spark_log.replication.replicas import catch_up
 from tests.support.stores import topics_view

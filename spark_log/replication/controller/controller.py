@@ -5,7 +5,7 @@ has ended (invariant 5). It keeps no state in memory: each run reads from the st
 """
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,9 +16,11 @@ from spark_log.cluster.lease import Fence, Lease
 from spark_log.cluster.topics import Topic, find_topics, undamaged_config
 from spark_log.config import ClusterSettings
 from spark_log.errors import RetriableError
+from spark_log.errors.first_failure import FirstFailure
 from spark_log.failpoints import failpoint
 from spark_log.ids import LogDirId
-from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
+from spark_log.log.append.producer_rows import delete_batches_above
+from spark_log.log.partitions.partition_rows import Key, delete_compactions_above, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import (
     PartitionState,
     Truncation,
@@ -26,11 +28,15 @@ from spark_log.log.partitions.replication_rules import (
     fail_over,
     shrink_isr,
 )
+from spark_log.log.partitions.retired_files import retire_files
+from spark_log.log.partitions.truncations import record_truncation
+from spark_log.log.segments.segment_rows import delete_segments_above
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import LOG_DIR, PARTITION, REPLICA, TOPIC
 from spark_log.metadata.store import Store
+from spark_log.metadata.store_clock import StoreClock
 from spark_log.replication.controller.isr_lag import Member
-from spark_log.replication.controller.log_truncation import truncate_log
+from spark_log.tables.publication_resets import lower_seen_offsets
 
 logger = logging.getLogger(__name__)
 
@@ -72,23 +78,21 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
 
     keys = store.read(read)
     done = Elections()
-    failed: Exception | None = None
-    for first in range(0, len(keys), _PARTITIONS_PER_TRANSACTION):
-        chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]
-        try:
-            elect(chosen)
-        except RetriableError:
-            raise
-        except Exception:  # damaged rows of one of them, perhaps: each has its own transaction now
-            for key in chosen:
-                try:
-                    elect([key])
-                except RetriableError:
-                    raise
-                except Exception as error:
-                    failed = failed or error
-    if failed is not None:
-        raise failed
+    with FirstFailure() as failure:
+        for first in range(0, len(keys), _PARTITIONS_PER_TRANSACTION):
+            chosen = keys[first : first + _PARTITIONS_PER_TRANSACTION]
+            try:
+                elect(chosen)
+            except RetriableError:
+                raise
+            except Exception:  # damaged rows of one of them, perhaps: each has its own transaction now
+                for key in chosen:
+                    try:
+                        elect([key])
+                    except RetriableError:
+                        raise
+                    except Exception as error:
+                        failure.keep(error)
     return done
 
 
@@ -97,32 +101,36 @@ def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -
 
     Returns the partitions whose leader changed.
     """
+    return _change(store, fence, keys, lambda _key, state, alive: elect_preferred(state, alive))
+
+
+def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Key]:
+    """Remove the late members from their ISRs, unless they have every record by now. Returns the changed partitions."""
+    by_partition: dict[Key, set[int]] = {}
+    for key, broker_id in late:
+        by_partition.setdefault(key, set()).add(broker_id)
+    if not by_partition:
+        return []
+    return _change(store, fence, by_partition.keys(), lambda key, state, _alive: shrink_isr(state, by_partition[key]))
+
+
+def _change(
+    store: Store,
+    fence: Fence,
+    keys: Collection[Key],
+    rule: Callable[[Key, PartitionState, Collection[LogDirId]], PartitionState],
+) -> list[Key]:
+    """Apply a rule to partitions, with the log dirs that are alive, in one transaction. Returns the changed ones."""
 
     def body(connection: sa.Connection) -> list[Key]:
         fence(connection)
         alive = alive_log_dirs(connection, store.clock(connection))
         before = lock_partitions(connection, list(keys))
-        after = {key: elect_preferred(state, alive) for key, state in before.items()}
+        after = {key: rule(key, state, alive) for key, state in before.items()}
         save_partitions(connection, before, after)
         return [key for key, state in after.items() if state is not before[key]]
 
     return store.transact(body, announce=True)
-
-
-def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Key]:
-    """Remove the late members from their ISRs, unless they have every record by now. Returns the changed partitions."""
-
-    def body(connection: sa.Connection) -> list[Key]:
-        fence(connection)
-        by_partition: dict[Key, set[int]] = {}
-        for key, broker_id in late:
-            by_partition.setdefault(key, set()).add(broker_id)
-        before = lock_partitions(connection, list(by_partition))
-        after = {key: shrink_isr(state, by_partition[key]) for key, state in before.items()}
-        save_partitions(connection, before, after)
-        return [key for key, state in after.items() if state is not before[key]]
-
-    return store.transact(body, announce=True) if late else []
 
 
 def _partitions_to_change(
@@ -191,6 +199,30 @@ def _elect(
     save_partitions(connection, before, after)
     failpoint("controller.elected")
     return done
+
+
+def truncate_log(
+    connection: sa.Connection,
+    topic: Topic,
+    partition: int,
+    truncation: Truncation,
+    before: PartitionState,
+    after: PartitionState,
+    now: StoreClock,
+) -> PartitionState:
+    """Remove the rows of the segments from `truncation.start_offset` on, and of their records.
+
+    Returns the state to save. `before` and `after` are the partition before and after the election, which truncated at
+    a segment boundary. The segment files are retired, so that readers can finish. The truncation is recorded.
+    """
+    key: Key = (topic.topic_id, partition)
+    removed = delete_segments_above(connection, key, truncation.start_offset)
+    retire_files(connection, topic, partition, removed.files, after.change, now)
+    delete_batches_above(connection, key, truncation.start_offset)
+    lower_seen_offsets(connection, key, truncation.start_offset)  # other records will get these offsets
+    delete_compactions_above(connection, key, truncation.start_offset)  # they read removed records
+    record_truncation(connection, key, truncation, before, after, removed.record_count, now)
+    return after._replace(tail_bytes=after.tail_bytes - removed.inline_bytes)
 
 
 @contextmanager

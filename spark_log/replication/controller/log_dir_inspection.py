@@ -144,14 +144,15 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
     if not verdict.out and not verdict.back and any(answer.failure is not None for answer in answers.values()):
         logger.debug("log dirs that do not answer: %s", [k.log_dir_id for k in dirs if answers[k.log_dir_id].failure])
     for log_dir_id, reason in verdict.out.items():
-        _mark_failed(cluster.store, fence, log_dir_id, reason)
+        _change(cluster.store, fence, [log_dir_id], online=False, failure=reason)
+        logger.error("log dir %s is out: %s", log_dir_id, reason)
     cleared = [
         log_dir.log_dir_id
         for log_dir in dirs
         if log_dir.suspect_bytes is not None and answers[log_dir.log_dir_id].failure is None
     ]
     if cleared:
-        _clear_suspicion(cluster.store, fence, cleared)
+        _change(cluster.store, fence, cleared, suspect_bytes=None)
     back = [log_dir for log_dir in dirs if log_dir.log_dir_id in verdict.back]
     return replace(verdict, checks=_take_back(cluster, fence, back, answers))
 
@@ -197,15 +198,15 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
 def _ask_all(log_dirs: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
     """Ask all log dirs in parallel, and wait ANSWER_S_MAX for all of them together."""
     ours = frozenset(one.uuid for one in log_dirs)
-    asked = {one.log_dir_id: _answer_of(one, cluster_id, ours) for one in log_dirs}
+
+    def ask(log_dir: RegisteredLogDir) -> "Future[LogDirAnswer]":
+        question = replace(log_dir, online=True, counter=0), cluster_id, ours  # `_ask` needs neither of the two
+        return ask_in_thread("spark-log-inspection", question, lambda: _ask(log_dir, cluster_id, ours))
+
+    asked = {one.log_dir_id: ask(one) for one in log_dirs}
     wait(asked.values(), ANSWER_S_MAX)
     missing = LogDirAnswer(f"no answer in {ANSWER_S_MAX:.0f} s")
     return {log_dir_id: answer.result() if answer.done() else missing for log_dir_id, answer in asked.items()}
-
-
-def _answer_of(log_dir: RegisteredLogDir, cluster_id: str, uuids: frozenset[str]) -> "Future[LogDirAnswer]":
-    question = replace(log_dir, online=True, counter=0), cluster_id, uuids  # `_ask` needs neither of the two
-    return ask_in_thread("spark-log-inspection", question, lambda: _ask(log_dir, cluster_id, uuids))
 
 
 def _ask(log_dir: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> LogDirAnswer:
@@ -262,21 +263,12 @@ def _has_other_marker(directory: LogDir, log_dir: RegisteredLogDir, cluster_id: 
     )
 
 
-def _mark_failed(store: Store, fence: Fence, log_dir_id: LogDirId, reason: str) -> None:
+def _change(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId], **values: object) -> None:
     def body(connection: sa.Connection) -> None:
         fence(connection)
-        change_log_dirs(connection, [log_dir_id], online=False, failure=reason)
+        change_log_dirs(connection, log_dir_ids, **values)
 
     store.transact(body, announce=True)
-    logger.error("log dir %s is out: %s", log_dir_id, reason)
-
-
-def _clear_suspicion(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId]) -> None:
-    def body(connection: sa.Connection) -> None:
-        fence(connection)
-        change_log_dirs(connection, log_dir_ids, suspect_bytes=None)
-
-    store.transact(body)
 
 
 def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answer: LogDirAnswer) -> None:

@@ -25,7 +25,7 @@ from spark_log.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_log.failpoints import failpoint
-from spark_log.ids import HOME, TopicPartition
+from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key, lock_partitions, save_partitions
 from spark_log.log.partitions.replication_rules import PartitionState
 from spark_log.log.partitions.retired_replicas import retire_moved_replicas
@@ -56,16 +56,17 @@ def begin_reassignments(
     """
     _check_throttle(throttle_bytes_per_s)
     targets = {partition: _checked_target(partition, target) for partition, target in brokers_by_partition.items()}
+    for store_id, there in partitions_by_store(cluster, targets).items():
+        _begin(cluster.at(store_id), {tp: targets[tp] for tp in there}, throttle_bytes_per_s, same_factor=same_factor)
 
-    if cluster is cluster.home and cluster.store_ids()[1:]:
-        elsewhere = partitions_by_store(cluster, brokers_by_partition)
-        for store_id in elsewhere.keys() - {HOME}:
-            there = {tp: brokers_by_partition[tp] for tp in elsewhere[store_id]}
-            begin_reassignments(cluster.at(store_id), there, throttle_bytes_per_s, same_factor=same_factor)
-        targets = {tp: targets[tp] for tp in elsewhere.get(HOME, ())}
-        if not targets:
-            return
 
+def _begin(
+    cluster: Cluster,
+    targets: Mapping[TopicPartition, tuple[int, ...] | None],
+    throttle_bytes_per_s: int | None,
+    *,
+    same_factor: bool,
+) -> None:
     def body(connection: sa.Connection) -> None:
         keep_brokers(connection, {broker for target in targets.values() for broker in target or ()})
         now = cluster.store.clock(connection)

@@ -35,12 +35,10 @@ def elect(
     An unclean election elects only where there is no leader. It may lose records; the truncation is recorded and
     logged. No controller lease is needed, because each transaction itself reads which replicas are alive.
     """
-    if cluster is cluster.home and cluster.store_ids()[1:]:
-        outcomes_of_all: dict[TopicPartition, SparkLogError | None] = {}
-        for store_id, there in partitions_by_store(cluster, partitions).items():
-            outcomes_of_all |= _elect(cluster.at(store_id), there, unclean=unclean)
-        return dict(sorted(outcomes_of_all.items()))
-    return _elect(cluster, partitions, unclean=unclean)
+    outcomes: dict[TopicPartition, SparkLogError | None] = {}
+    for store_id, there in partitions_by_store(cluster, partitions).items():
+        outcomes |= _elect(cluster.at(store_id), there, unclean=unclean)
+    return dict(sorted(outcomes.items()))
 
 
 def expected_truncations(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetRange]:

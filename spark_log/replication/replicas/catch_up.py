@@ -216,20 +216,16 @@ class ReplicaCopy:
         names = tuple(piece.name for piece in pieces)
         made = CopiedRange(self.broker_id, state.leader_epoch, start, end, names, replica.log_dir_id)
         key = (self.topic.topic_id, self.partition)
-        files = sa.select(SEGMENT.name).where(SEGMENT.topic_id == key[0], SEGMENT.partition == key[1], ~SEGMENT.inline)
-        bases = sa.select(SEGMENT.base_offset).where(
-            SEGMENT.topic_id == key[0], SEGMENT.partition == key[1], ~SEGMENT.inline
-        )
+        here = (SEGMENT.topic_id == key[0]) & (SEGMENT.partition == key[1]) & ~SEGMENT.inline
+        inside = sa.select(SEGMENT.name).where(here, SEGMENT.base_offset >= start, SEGMENT.base_offset < end)
+        following = sa.select(SEGMENT.base_offset).where(here, SEGMENT.base_offset >= end)
 
         def body(connection: sa.Connection) -> tuple[PartitionState, PartitionState]:
             before = lock_partitions(connection, [key])
             if key not in before:
                 raise UnknownTopicOrPartitionError(f"partition {self.topic.name}-{self.partition}: deleted meanwhile")
-            inside = files.where(SEGMENT.base_offset >= start, SEGMENT.base_offset < end).order_by(SEGMENT.base_offset)
-            names_now = list(connection.execute(inside).scalars())
-            next_file = connection.execute(
-                bases.where(SEGMENT.base_offset >= end).order_by(SEGMENT.base_offset).limit(1)
-            ).scalar()
+            names_now = list(connection.execute(inside.order_by(SEGMENT.base_offset)).scalars())
+            next_file = connection.execute(following.order_by(SEGMENT.base_offset).limit(1)).scalar()
             alive = alive_log_dirs(connection, self.cluster.store.clock(connection))
             after = advance_follower(
                 before[key],

@@ -54,11 +54,8 @@ def run_reassignments(
     While no process is the controller, this one acts as the controller and copies to embedded brokers. The call may be
     interrupted at any time, and repeated by any process.
     """
-    if cluster is cluster.home and cluster.store_ids()[1:]:
-        for store_id, there in partitions_by_store(cluster, partitions).items():
-            _run_in_store(cluster.at(store_id), settings, there, progress)
-        return
-    _run_in_store(cluster, settings, partitions, progress)
+    for store_id, there in partitions_by_store(cluster, partitions).items():
+        _run_in_store(cluster.at(store_id), settings, there, progress)
 
 
 def _run_in_store(

@@ -63,68 +63,64 @@ class ReplicatedAppends:
         self._fallback = FallbackController(cluster, settings)
 
     def append(self, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int) -> AppendResult:
-        """Append, and retry for `timeout_ms` until the replicas have the records (implements `Replication.append`)."""
-        return _append(self._cluster, self._fallback, request, topics, timeout_ms)
+        """Run the append transaction, and repeat it while a batch is refused because replicas lack records.
+
+        A repetition has the refused batches, or all batches of an atomic request. There is one at least, so that each
+        append brings the replicas further, and then others until the timeout or `request.retry_ms`.
+        """
+        deadline_s = clock.monotonic_s() + timeout_ms / 1000
+        result = run_append_transaction(self._cluster.store, request, timeout_ms=timeout_ms)
+        if result.committed_before:
+            return result
+        outcomes, partitions = list(result.outcomes), dict(result.partitions)
+        batches = list(request.batches)
+        back_off_s = _BACK_OFF_S_MIN
+        retry_until_s = deadline_s
+        if request.retry_ms is not None:
+            retry_until_s = min(deadline_s, clock.monotonic_s() + request.retry_ms / 1000)
+        while True:
+            refused = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)]
+            left_ms = int((deadline_s - clock.monotonic_s()) * 1000)
+            if left_ms <= 0 or not any(_is_retriable(outcomes[number]) for number in refused):
+                return AppendResult(outcomes, partitions)
+            states = _read_partitions(
+                self._cluster, self._fallback, [batches[number] for number in refused], request.acks
+            )
+            prepared = failed = False
+            for number in refused:
+                state = states[batches[number].topic_id, batches[number].partition]
+                try:
+                    batches[number], log_dir_failed = _prepare_retry(
+                        self._cluster, topics, batches[number], state, request.acks
+                    )
+                    prepared, failed = True, failed or log_dir_failed
+                except SparkLogError as error:  # the present reason replaces the earlier one
+                    outcomes[number] = Rejected(error)
+            if failed:
+                self._fallback.detect_failures()
+            if not prepared:
+                return AppendResult(outcomes, partitions)
+            clock.sleep_s(back_off_s := min(_BACK_OFF_S_MAX, 2 * back_off_s))
+            # an atomic request appended nothing, not even the batches that were not refused
+            again = list(range(len(batches))) if request.atomic else refused
+            rest = replace(request, batches=[batches[n] for n in again])
+            result = run_append_transaction(self._cluster.store, rest, timeout_ms=left_ms)
+            if result.committed_before:
+                return result
+            partitions.update(result.partitions)
+            for number, outcome in zip(again, result.outcomes, strict=True):
+                outcomes[number] = outcome
+            if clock.monotonic_s() >= retry_until_s:
+                return AppendResult(outcomes, partitions)
 
     def detect_failures(self) -> None:
         """Detect failed log dirs and elect leaders (implements `Replication.detect_failures`)."""
         self._fallback.detect_failures()
 
 
-def _append(
-    cluster: Cluster, fallback: FallbackController, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int
-) -> AppendResult:
-    """Run the append transaction, and repeat it while a batch is refused because replicas lack records.
-
-    A repetition has the refused batches, or all batches of an atomic request. There is one at least, so that each
-    append brings the replicas further, and then others until the timeout or `request.retry_ms`.
-    """
-    deadline_s = clock.monotonic_s() + timeout_ms / 1000
-    result = run_append_transaction(cluster.store, request, timeout_ms=timeout_ms)
-    if result.committed_before:
-        return result
-    outcomes, partitions = list(result.outcomes), dict(result.partitions)
-    batches = list(request.batches)
-    back_off_s = _BACK_OFF_S_MIN
-    retry_until_s = deadline_s
-    if request.retry_ms is not None:
-        retry_until_s = min(deadline_s, clock.monotonic_s() + request.retry_ms / 1000)
-    while True:
-        refused = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)]
-        left_ms = int((deadline_s - clock.monotonic_s()) * 1000)
-        if left_ms <= 0 or not any(_is_retriable(outcomes[number]) for number in refused):
-            return AppendResult(outcomes, partitions)
-        states = _read_partitions(cluster, fallback, [batches[number] for number in refused], request.acks)
-        prepared = failed = False
-        for number in refused:
-            state = states[batches[number].topic_id, batches[number].partition]
-            try:
-                batches[number], log_dir_failed = _prepare_retry(cluster, topics, batches[number], state, request.acks)
-                prepared, failed = True, failed or log_dir_failed
-            except SparkLogError as error:  # the present reason replaces the earlier one
-                outcomes[number] = Rejected(error)
-        if failed:
-            fallback.detect_failures()
-        if not prepared:
-            return AppendResult(outcomes, partitions)
-        clock.sleep_s(back_off_s := min(_BACK_OFF_S_MAX, 2 * back_off_s))
-        # an atomic request appended nothing, not even the batches that were not refused
-        again = list(range(len(batches))) if request.atomic else refused
-        rest = replace(request, batches=[batches[n] for n in again])
-        result = run_append_transaction(cluster.store, rest, timeout_ms=left_ms)
-        if result.committed_before:
-            return result
-        partitions.update(result.partitions)
-        for number, outcome in zip(again, result.outcomes, strict=True):
-            outcomes[number] = outcome
-        if clock.monotonic_s() >= retry_until_s:
-            return AppendResult(outcomes, partitions)
-
-
 def _is_retriable(outcome: Appended | Rejected) -> bool:
-    if not isinstance(outcome, Rejected) or isinstance(outcome.error, TopicMovedError):
-        return False
-    return isinstance(outcome.error, _RETRIABLE)
+    error = outcome.error if isinstance(outcome, Rejected) else None
+    return isinstance(error, _RETRIABLE) and not isinstance(error, TopicMovedError)
 
 
 def _prepare_retry(
@@ -232,7 +228,7 @@ def _copy_to_replicas(
         if replica.broker_id not in have:
             try:
                 target = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
-                copy_segment(list(have.values()), target, file, _unthrottled)
+                copy_segment(list(have.values()), target, file, pace=lambda _size: None)
                 have[replica.broker_id] = target
             except CorruptRecordError as error:  # the sources' fault
                 _log_failure(topic, batch, replica, error)
@@ -241,10 +237,6 @@ def _copy_to_replicas(
                 report_failure(cluster.store, LogDirId(replica.log_dir_id), batch.bytes)
                 failed = True
     return frozenset(have), failed
-
-
-def _unthrottled(_size: int) -> None:
-    """An append is not throttled."""
 
 
 def _log_failure(topic: Topic, batch: Batch, replica: Replica, error: Exception) -> None:

@@ -60,7 +60,7 @@ class World:
         self._delete(run)
 
     def truncate(self, start: int) -> None:
-        """Rows that end above `start` are deleted, as by `log_truncation`."""
+        """Rows that end above `start` are deleted, as by `truncate_log`."""
         self._delete([row for row in self.rows if row.end > start])
         self.rows = [row for row in self.rows if row.end <= start]
 

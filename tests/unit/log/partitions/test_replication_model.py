@@ -3,7 +3,7 @@
 One partition, four brokers with a log dir each (broker 1 has log dir 10, and so on). What takes time outside a
 transaction takes two steps here: a writer writes files and appends them later; a follower copies and commits later;
 maintenance writes and swaps later; a controller may think that its term lasts. The I/O around the rules is as in the
-product (`log_truncation`, `inspection`, `catch_up`, `seal`). The invariants have the design's numbers.
+product (`controller`, `inspection`, `catch_up`, `seal`). The invariants have the design's numbers.
 """
 
 from dataclasses import dataclass, replace

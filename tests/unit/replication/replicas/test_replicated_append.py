@@ -36,9 +36,8 @@ def time(monkeypatch):
 
 def outcomes(**options):
     batches = [SimpleNamespace(topic_id=1, partition=partition) for partition in (0, 1)]
-    result = replicated_append._append(
-        SimpleNamespace(store=None), None, AppendRequest(batches, **options), {}, TIMEOUT_MS
-    )
+    appends = replicated_append.ReplicatedAppends(SimpleNamespace(store=None))
+    result = appends.append(AppendRequest(batches, **options), {}, TIMEOUT_MS)
     return [type(outcome) for outcome in result.outcomes]
 
 
