@@ -17,10 +17,10 @@ from spark_log.log.log import Log
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.metadata.store import Store
 from spark_log.transactions import part_rules, rules
-from spark_log.transactions.part_rows import read_part, read_parts, unfinished_commits, unfinished_parts
+from spark_log.transactions.part_rows import read_part, read_parts, unfinished_parts
 from spark_log.transactions.part_rules import Part, PartState, Resolution
 from spark_log.transactions.rules import Parts, Transaction
-from spark_log.transactions.transaction_parts import abort_part, find_transaction, finish, follow
+from spark_log.transactions.transaction_parts import abort_part, find_transaction, find_unfollowed, finish, follow
 from spark_log.transactions.transaction_rows import insert_empty_transaction, lock_transaction, save_transaction
 
 logger = logging.getLogger(__name__)
@@ -99,11 +99,8 @@ def _unfinished_parts(data: Cluster) -> list[Part]:
 def finish_lost_parts(data: Cluster) -> None:
     """Note as done the commits whose part this data store, which was restored, lacks: their records are lost."""
     home = data.home.store
-
-    def committed(connection: sa.Connection) -> dict[int, Transaction | None]:
-        return {key: find_transaction(home, connection, key) for key in unfinished_commits(connection, data.store_id)}
-
-    for producer_id, transaction in home.read(committed).items():
+    committed = home.read(lambda connection: find_unfollowed(home, connection, data.store_id))
+    for producer_id, transaction in committed.items():
         part = data.store.read(lambda connection, i=producer_id: read_part(connection, i))  # type: ignore[misc]
         if transaction is not None and part_rules.is_lost(part, transaction.parts.number):
             name, number = transaction.transactional_id, transaction.parts.number
@@ -156,14 +153,13 @@ def _transactions(home: Store, store_id: StoreId, parts: Collection[int]) -> dic
     A part is aborted because home has no open transaction for it, so home must be the recorded store, and the primary.
     """
 
-    def committed(connection: sa.Connection) -> dict[int, Transaction | None]:
-        return {key: find_transaction(home, connection, key) for key in unfinished_commits(connection, store_id)}
-
     def read(connection: sa.Connection) -> dict[int, Transaction | None]:
-        check_identity(connection)
-        return committed(connection) | {key: find_transaction(home, connection, key) for key in parts}
+        committed = find_unfollowed(home, connection, store_id)
+        if parts:
+            check_identity(connection)
+        return committed | {key: find_transaction(home, connection, key) for key in parts}
 
-    return home.read_as_primary(read) if parts else home.read(committed)
+    return home.read_as_primary(read) if parts else home.read(read)
 
 
 def resolve(log: Log, part: Unresolved, fence: Fence = unfenced) -> None:

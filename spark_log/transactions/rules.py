@@ -168,13 +168,8 @@ def register(transaction: Transaction, ref: ProducerRef, batches: int) -> Transa
     PolicyViolationError above PENDING_MAX.
     """
     begun = begin(transaction, ref)
-    check_room(begun, batches)
+    check_pending(begun.pending + batches, f"transaction of {begun.transactional_id!r}")
     return replace(begun, pending=begun.pending + batches)
-
-
-def check_room(transaction: Transaction, batches: int) -> None:
-    """Raise PolicyViolationError if the transaction would have more than PENDING_MAX pending batches."""
-    check_pending(transaction.pending + batches, f"transaction of {transaction.transactional_id!r}")
 
 
 def check_pending(batches: int, what: str = "transaction") -> None:

@@ -41,7 +41,7 @@ from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 from spark_log.metadata.store_clock import StoreClock
 from spark_log.process import in_parallel
 from spark_log.transactions import part_rules, rules, transaction_store
-from spark_log.transactions.part_rows import lock_part, read_part, save_part
+from spark_log.transactions.part_rows import lock_part, read_part, save_part, unfinished_commits
 from spark_log.transactions.part_rules import Part, PartState
 from spark_log.transactions.rules import Parts, ProducerRef, Transaction
 from spark_log.transactions.transaction_rows import (
@@ -332,6 +332,11 @@ def abort_part(
         return save_part(connection, now, before, part_rules.abort(before, number))
 
     delete_files(data, data.store.transact(body, timeout_ms=timeout_ms))
+
+
+def find_unfollowed(home: Store, connection: sa.Connection, store_id: StoreId) -> dict[int, Transaction | None]:
+    """Return the committed transactions whose part in this data store has not followed, by producer id."""
+    return {key: find_transaction(home, connection, key) for key in unfinished_commits(connection, store_id)}
 
 
 def find_transaction(home: Store, connection: sa.Connection, producer_id: int) -> Transaction | None:

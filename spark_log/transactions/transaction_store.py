@@ -1,7 +1,7 @@
 """Executes calls of transactions in the metadata store: read under lock, decide (`transactions.rules`), write.
 
     init_producer              give a transactional producer its id and epoch; fence earlier producers of the same id
-    commit_transaction_hook    end the transaction inside the append transaction that appends its pending batches
+    TransactionCommit          the append of the pending batches, which ends the transaction (`commit_transaction_hook`)
     abort                      drop the pending batches
 
 A commit appends all pending batches in one append transaction, which also commits the group offsets. So readers see
@@ -9,7 +9,8 @@ all records of the transaction or none.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -19,7 +20,7 @@ from spark_log.cluster.topics import topics_of_ids
 from spark_log.errors import InvalidTransactionTimeoutError, SparkLogError
 from spark_log.failpoints import failpoint
 from spark_log.log.append import failed_append_files
-from spark_log.log.append.append_transaction import CommitHook
+from spark_log.log.append.append_transaction import AppendRequest, CommitHook
 from spark_log.log.append.producer_rows import (
     begin_epoch,
     insert_transactional_producer,
@@ -157,6 +158,37 @@ def commit_transaction_hook(
         return after is not before.transaction
 
     return end
+
+
+@dataclass(frozen=True)
+class TransactionCommit:
+    """The transaction of a producer when its commit is called.
+
+    `batches` are all its batches in the home store, in order, except the `dropped` ones, whose topics were deleted.
+    `blobs` has the bytes of batches that are not registered: the commit stores them. `token` is the fencing token of a
+    Kafka client's connection. `parts` are the prepared parts in data stores. The hooks `before` and `after` run in
+    the same SQL transaction, before and after the rows that end the producer's; one commits offsets of groups. With
+    `durable=False` the commit is not forced to disk.
+    """
+
+    ref: ProducerRef
+    batches: Sequence[Batch]
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    dropped: Sequence[Batch] = ()
+    token: FencingToken | None = None
+    before: Sequence[CommitHook] = ()
+    after: Sequence[CommitHook] = ()
+    durable: bool = True
+    parts: Parts = NO_PARTS
+
+    def request(self) -> AppendRequest:
+        """Return the request for `Log.append_whole`. Its hooks raise the errors of `transactions.rules.commit`,
+        FencedConnectionError, and the errors of `before` and `after`.
+        """
+        registered = len(self.batches) - len(self.blobs) + len(self.dropped)
+        end = commit_transaction_hook(self.ref, registered, self.dropped, self.token, self.parts)
+        hooks = [*self.before, end, *self.after]
+        return AppendRequest(self.batches, self.blobs, atomic=True, hooks=hooks, durable=self.durable, commits=True)
 
 
 def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Parts:

@@ -4,7 +4,7 @@
     begin               AddPartitionsToTxn, AddOffsetsToTxn
     join                Produce: the open transaction gets a part in a data store
     register            Produce: batches become pending, at home or in that part
-    read_open           EndTxn with a commit: the pending batches, for the append that commits (`transaction_commit`)
+    read_open           EndTxn with a commit: the pending batches, for the append that commits (`TransactionCommit`)
     abort               EndTxn with an abort
 
 TxnOffsetCommit is `groups.pending_offsets.add_offsets`.
@@ -25,13 +25,12 @@ from spark_log.errors import InvalidProducerIdMappingError, SparkLogError, Unkno
 from spark_log.failpoints import failpoint
 from spark_log.ids import HOME, StoreId
 from spark_log.log.append.append_transaction import check_write_id
-from spark_log.log.append.producer_rows import ProducerKey, ask_producers
+from spark_log.log.append.producer_rows import ask_producers
 from spark_log.log.append.rules import (
     Appended,
     Batch,
     Rejected,
 )
-from spark_log.log.append.sequence_rules import ProducerState
 from spark_log.log.segments.segment_rows import insert_blobs
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
@@ -212,7 +211,7 @@ def _register(
         return [Rejected(error)] * len(batches)
     keys = {(batch.topic_id, batch.partition) for batch in batches}
     there = log_end_offsets(connection, keys)
-    states = _states(connection, producer.producer_id, keys)
+    states = ask_producers(connection, {(producer.producer_id, *key) for key in keys})()
     pending = read_last_pending(connection, producer.producer_id, producer.epoch, keys)
     outcomes: list[Appended | Rejected] = []
     new: list[Batch] = []
@@ -334,10 +333,3 @@ def abort(
     failpoint("transaction.aborted")
     delete_files(cluster, dropped)
     return parts
-
-
-def _states(
-    connection: sa.Connection, producer_id: int, keys: Collection[tuple[int, int]]
-) -> dict[ProducerKey, ProducerState]:
-    """Return the producer's state in each partition (topic id, number) after all transactions that have ended."""
-    return ask_producers(connection, {(producer_id, *key) for key in keys})()

@@ -38,8 +38,8 @@ from spark_log.log.append.rules import Appended, Batch
 from spark_log.log.log import Log, Records, WrittenBatches
 from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef, check_groups
-from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.transaction_rows import PendingBatch
+from spark_log.transactions.transaction_store import TransactionCommit
 
 _COMPLETIONS_MAX = 3
 """A crash of home may lose the note that a data store has followed, so it is completed again."""

@@ -26,7 +26,7 @@ from spark_log.log.append.rules import (
 from spark_log.log.log import Log, Records, not_stored
 from spark_log.transactions import transaction_parts, wire_transactions
 from spark_log.transactions.fencing_rules import FencingToken
-from spark_log.transactions.transaction_commit import TransactionCommit
+from spark_log.transactions.transaction_store import TransactionCommit
 from spark_log.transactions.wire_transactions import Registration, WireProducer
 
 _ATTEMPTS = 10

@@ -29,9 +29,8 @@ from spark_log.metadata.connections.server_identity import problem_of
 from spark_log.metadata.sql_columns import TRANSACTION
 from spark_log.metadata.store import READ_TIMEOUT_MS
 from spark_log.replication.controller.topic_copies import follow
-from spark_log.transactions.part_rows import unfinished_commits
 from spark_log.transactions.rules import COMMITTED
-from spark_log.transactions.transaction_parts import find_transaction, finish
+from spark_log.transactions.transaction_parts import find_unfollowed, finish
 
 _OPEN = TRANSACTION.state != COMMITTED.value
 """Condition of the transactions that have not ended: `_finish_commits` ends the committed ones."""
@@ -73,16 +72,10 @@ def check_lost(cluster: Cluster, name: str) -> SparkLogError:
 
 def _finish_commits(home: Cluster, store_id: StoreId) -> None:
     """Note as done the commits whose part this store has not followed: their records there are lost."""
-
-    def numbers(connection: sa.Connection) -> dict[int, int]:
-        transactions = {
-            producer_id: find_transaction(home.store, connection, producer_id)
-            for producer_id in unfinished_commits(connection, store_id)
-        }
-        return {key: each.parts.number for key, each in transactions.items() if each is not None}
-
-    for producer_id, number in home.store.read(numbers).items():
-        finish(home.store, producer_id, number, store_id)
+    committed = home.store.read(lambda connection: find_unfollowed(home.store, connection, store_id))
+    for producer_id, transaction in committed.items():
+        if transaction is not None:
+            finish(home.store, producer_id, transaction.parts.number, store_id)
 
 
 def _forget_topics(connection: sa.Connection, home: Cluster, name: str) -> tuple[list[str], list[Topic]]:

@@ -50,8 +50,8 @@ from spark_log.spark.datasource.write.write_commit import append_whole, commit_l
 from spark_log.spark.streams.micro_batch import BatchLocation, checkpoint_of_batch
 from spark_log.transactions import transaction_parts, transaction_store
 from spark_log.transactions.rules import EPOCH_MAX, ProducerRef
-from spark_log.transactions.transaction_commit import TransactionCommit
 from spark_log.transactions.transaction_rows import read_pending
+from spark_log.transactions.transaction_store import TransactionCommit
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
