@@ -104,12 +104,8 @@ class _Connection(HTTPConnection):
         self._create_connection = _connected
 
 
-class _TlsConnection(HTTPSConnection):
-    response_class = _Response
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._create_connection = _connected
+class _TlsConnection(_Connection, HTTPSConnection):
+    """Its __init__ is that of _Connection, which calls HTTPSConnection's."""
 
 
 class _Http(HTTPHandler):

@@ -77,7 +77,7 @@ def find_id(url: str, schema_id: int) -> SchemaText:
     """Return the schema with this id, with its imports. Raises the errors of `find_subject`."""
     path = f"/schemas/ids/{schema_id}"
     with _expected_answers(url), bounded_requests.time_limit():
-        return _text(url, _schema(schema_id, _serialized(url, path, _get(url, path))))
+        return _text(url, _schema(schema_id, _serialized(url, path)))
 
 
 @contextmanager
@@ -96,12 +96,13 @@ def _expected_answers(url: str) -> Iterator[None]:
 @_remembered
 def _version(url: str, subject: str, version: int) -> RegisteredSchema:
     path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
-    answer = _serialized(url, path, _get(url, path))
+    answer = _serialized(url, path)
     return RegisteredSchema(subject, version, _schema(answer["id"], answer))
 
 
-def _serialized(url: str, path: str, answer: Any) -> Any:
-    """Return the answer. For Protobuf, request it with a descriptor: a .proto text would have to be compiled."""
+def _serialized(url: str, path: str) -> Any:
+    """Return the schema there. For Protobuf, request it with a descriptor: a .proto text would have to be compiled."""
+    answer = _get(url, path)
     return _get(url, f"{path}?format=serialized") if answer.get("schemaType") == "PROTOBUF" else answer
 
 
