@@ -1,13 +1,13 @@
 """Reads and renews many members of any groups with one statement for each table."""
 
 import json
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from spark_log.metadata import tables as t
-from spark_log.metadata.prepared import Answer, Prepared, in_list, in_pairs
+from spark_log.metadata.prepared import Prepared, in_list, in_pairs
 from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION
 from spark_log.metadata.store_clock import StoreClock
 
@@ -18,7 +18,7 @@ Key = tuple[str, str]
 
 
 class MemberColumns(NamedTuple):
-    """A row of the answer to `ask_members`: columns of a member and of its group."""
+    """A row of MEMBERS: columns of a member and of its group."""
 
     group_id: str
     member_id: str
@@ -37,7 +37,7 @@ class MemberColumns(NamedTuple):
 
 
 class ClassicColumns(NamedTuple):
-    """A row of the answer to `ask_classic`: columns of a member of a classic group and of its group."""
+    """A row of CLASSIC: columns of a member of a classic group and of its group."""
 
     group_id: str
     member_id: str
@@ -52,68 +52,95 @@ class ClassicColumns(NamedTuple):
     clock_epoch: str
 
 
-def lock_groups(connection: sa.Connection, group_ids: Collection[str]) -> None:
-    """Lock the groups that exist, in the order of their ids, until the end of the transaction."""
-    _LOCK_GROUPS.rows(connection, {"groups": list(group_ids)})
+def of_members(keys: Collection[Key]) -> dict[str, str]:
+    """Return the parameters of the statements below that concern members."""
+    return {"pairs": json.dumps(list(keys))}
 
 
-def ask_members(connection: sa.Connection, keys: Collection[Key]) -> Answer:
-    """Ask for the members; the answer has the columns of `MemberColumns`."""
-    return _ask(_MEMBERS, connection, keys)
+def of_groups(group_ids: Collection[str]) -> dict[str, list[str]]:
+    """Return the parameters of the statements below that concern groups."""
+    return {"groups": list(group_ids)}
 
 
-def ask_classic(connection: sa.Connection, keys: Collection[Key]) -> Answer:
-    """Ask for the members of classic groups; the answer has the columns of `ClassicColumns`."""
-    return _ask(_CLASSIC, connection, keys)
+LOCK_GROUPS = Prepared(
+    sa.select(CONSUMER_GROUP.group_id)
+    .where(in_list(CONSUMER_GROUP.group_id, "groups"))
+    .order_by(CONSUMER_GROUP.group_id)
+    .with_for_update()
+)
+"""Lock the groups that exist, in the order of their ids, until the end of the transaction. Columns: group_id."""
+MEMBERS = Prepared(
+    sa.select(
+        GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation,
+        CONSUMER_GROUP.topics, GROUP_MEMBER.subscription, GROUP_MEMBER.target, GROUP_MEMBER.session_timeout_ms,
+        GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch, GROUP_MEMBER.generation, GROUP_MEMBER.protocol,
+        GROUP_MEMBER.instance_id, GROUP_MEMBER.epoch_state,
+    )
+    .join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)
+    .where(in_pairs(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id))
+)  # fmt: skip
+"""Members, with the columns of `MemberColumns`."""
+CLASSIC = Prepared(
+    sa.select(
+        CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, CLASSIC_MEMBER.instance_id, CONSUMER_GROUP.generation,
+        CLASSIC_GROUP.state, CLASSIC_GROUP.deadline_ms, CLASSIC_GROUP.clock_epoch.label("group_clock_epoch"),
+        CLASSIC_MEMBER.phase, CLASSIC_MEMBER.session_timeout_ms, CLASSIC_MEMBER.until_ms, CLASSIC_MEMBER.clock_epoch,
+    )
+    .join_from(t.classic_member, t.classic_group, CLASSIC_GROUP.group_id == CLASSIC_MEMBER.group_id)
+    .join(t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_MEMBER.group_id)
+    .where(in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id))
+)  # fmt: skip
+"""Members of classic groups, with the columns of `ClassicColumns`."""
+OWNED = Prepared(
+    sa.select(
+        GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition
+    ).where(in_pairs(GROUP_PARTITION.group_id, GROUP_PARTITION.member_id))
+)
+"""The partitions that are assigned to members. Columns: group_id, member_id, topic, partition."""
+ASSIGNED = Prepared(
+    sa.select(GROUP_PARTITION.group_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition).where(
+        in_list(GROUP_PARTITION.group_id, "groups")
+    )
+)
+"""The assigned partitions of groups. Columns: group_id, topic, partition."""
+SESSION_ENDS = Prepared(
+    sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch, sa.func.min(GROUP_MEMBER.until_ms))
+    .where(in_list(GROUP_MEMBER.group_id, "groups"))
+    .group_by(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch)
+)
+"""The least until_ms of the members of each group and clock epoch. Columns: group_id, clock_epoch, until_ms."""
+CLASSIC_GROUPS = Prepared(
+    sa.select(
+        CLASSIC_GROUP.group_id, CONSUMER_GROUP.generation, CLASSIC_GROUP.state, CLASSIC_GROUP.deadline_ms,
+        CLASSIC_GROUP.clock_epoch,
+    )
+    .join_from(t.classic_group, t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_GROUP.group_id)
+    .where(in_list(CLASSIC_GROUP.group_id, "groups"))
+)  # fmt: skip
+"""Classic groups. Columns: group_id, generation, state, deadline_ms, clock_epoch."""
+CLASSIC_ENDS = Prepared(
+    sa.select(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.clock_epoch, sa.func.min(CLASSIC_MEMBER.until_ms))
+    .where(in_list(CLASSIC_MEMBER.group_id, "groups"))
+    .group_by(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.clock_epoch)
+)
+"""As SESSION_ENDS, for classic groups."""
+CLASSIC_MEMBERS = Prepared(
+    sa.select(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id).where(
+        in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id)
+    )
+)
+"""Those of members of classic groups that exist. Columns: group_id, member_id."""
 
 
-def ask_owned(connection: sa.Connection, keys: Collection[Key]) -> Answer:
-    """Ask for the partitions that are assigned to the members; the answer has group_id, member_id, topic, partition."""
-    return _ask(_OWNED, connection, keys)
-
-
-def ask_assigned(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Ask for the assigned partitions of the groups; the answer has group_id, topic, partition."""
-    return _ASSIGNED.ask(connection, {"groups": list(group_ids)})
-
-
-def ask_classic_members(connection: sa.Connection, keys: Collection[Key]) -> Answer:
-    """Ask which of the members exist; the answer has their group_id and member_id."""
-    return _ask(_CLASSIC_MEMBERS, connection, keys)
-
-
-def ask_session_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Ask when the first session of each group ends. The answer has group_id, clock_epoch, and the least until_ms of
-    the group and clock epoch.
+def first_ends_ms(ends: Iterable[Any], now: StoreClock) -> dict[str, int]:
+    """Return when the first session of each group ends, on the lease clock, from the rows of SESSION_ENDS or
+    CLASSIC_ENDS. It is 0 if a session of an earlier clock epoch has ended.
     """
-    return _SESSION_ENDS.ask(connection, {"groups": list(group_ids)})
-
-
-def ask_classic_groups(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Ask for the classic groups; the answer has group_id, generation, state, deadline_ms, clock_epoch."""
-    return _CLASSIC_GROUPS.ask(connection, {"groups": list(group_ids)})
-
-
-def ask_classic_ends(connection: sa.Connection, group_ids: Collection[str]) -> Answer:
-    """Ask when the first session of each classic group ends. The columns are those of `ask_session_ends`."""
-    return _CLASSIC_ENDS.ask(connection, {"groups": list(group_ids)})
-
-
-def _ask(query: Prepared, connection: sa.Connection, keys: Collection[Key]) -> Answer:
-    return query.ask(connection, {"pairs": json.dumps(list(keys))})
-
-
-def renew_sessions(
-    connection: sa.Connection, until_ms: dict[Key, int], classic_until_ms: dict[Key, int], now: StoreClock
-) -> None:
-    """Write the given ends of sessions: `until_ms` of members, and `classic_until_ms` of members of classic groups."""
-    for statement, ends in ((_RENEW, until_ms), (_RENEW_CLASSIC, classic_until_ms)):
-        changes = [
-            {"g": group_id, "m": member_id, "until": end_ms, "epoch": now.clock_epoch}
-            for (group_id, member_id), end_ms in sorted(ends.items())
-        ]
-        if changes:
-            statement.run(connection, changes)
+    first_ms: dict[str, int] = {}
+    for group_id, clock_epoch, until_ms in ends:
+        end_ms = now.in_this_epoch_ms(until_ms, clock_epoch)
+        first_ms[group_id] = min(end_ms, first_ms.get(group_id, end_ms))
+    return first_ms
 
 
 _RENEW = Prepared(
@@ -128,62 +155,14 @@ _RENEW_CLASSIC = Prepared(
 )
 
 
-_LOCK_GROUPS = Prepared(
-    sa.select(CONSUMER_GROUP.group_id)
-    .where(in_list(CONSUMER_GROUP.group_id, "groups"))
-    .order_by(CONSUMER_GROUP.group_id)
-    .with_for_update()
-)
-_MEMBERS = Prepared(
-    sa.select(
-        GROUP_MEMBER.group_id, GROUP_MEMBER.member_id, CONSUMER_GROUP.generation, CONSUMER_GROUP.target_generation,
-        CONSUMER_GROUP.topics, GROUP_MEMBER.subscription, GROUP_MEMBER.target, GROUP_MEMBER.session_timeout_ms,
-        GROUP_MEMBER.until_ms, GROUP_MEMBER.clock_epoch, GROUP_MEMBER.generation, GROUP_MEMBER.protocol,
-        GROUP_MEMBER.instance_id, GROUP_MEMBER.epoch_state,
-    )
-    .join_from(t.group_member, t.consumer_group, CONSUMER_GROUP.group_id == GROUP_MEMBER.group_id)
-    .where(in_pairs(GROUP_MEMBER.group_id, GROUP_MEMBER.member_id))
-)  # fmt: skip
-_CLASSIC = Prepared(
-    sa.select(
-        CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id, CLASSIC_MEMBER.instance_id, CONSUMER_GROUP.generation,
-        CLASSIC_GROUP.state, CLASSIC_GROUP.deadline_ms, CLASSIC_GROUP.clock_epoch.label("group_clock_epoch"),
-        CLASSIC_MEMBER.phase, CLASSIC_MEMBER.session_timeout_ms, CLASSIC_MEMBER.until_ms, CLASSIC_MEMBER.clock_epoch,
-    )
-    .join_from(t.classic_member, t.classic_group, CLASSIC_GROUP.group_id == CLASSIC_MEMBER.group_id)
-    .join(t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_MEMBER.group_id)
-    .where(in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id))
-)  # fmt: skip
-_OWNED = Prepared(
-    sa.select(
-        GROUP_PARTITION.group_id, GROUP_PARTITION.member_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition
-    ).where(in_pairs(GROUP_PARTITION.group_id, GROUP_PARTITION.member_id))
-)
-_ASSIGNED = Prepared(
-    sa.select(GROUP_PARTITION.group_id, GROUP_PARTITION.topic, GROUP_PARTITION.partition).where(
-        in_list(GROUP_PARTITION.group_id, "groups")
-    )
-)
-_SESSION_ENDS = Prepared(
-    sa.select(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch, sa.func.min(GROUP_MEMBER.until_ms))
-    .where(in_list(GROUP_MEMBER.group_id, "groups"))
-    .group_by(GROUP_MEMBER.group_id, GROUP_MEMBER.clock_epoch)
-)
-_CLASSIC_GROUPS = Prepared(
-    sa.select(
-        CLASSIC_GROUP.group_id, CONSUMER_GROUP.generation, CLASSIC_GROUP.state, CLASSIC_GROUP.deadline_ms,
-        CLASSIC_GROUP.clock_epoch,
-    )
-    .join_from(t.classic_group, t.consumer_group, CONSUMER_GROUP.group_id == CLASSIC_GROUP.group_id)
-    .where(in_list(CLASSIC_GROUP.group_id, "groups"))
-)  # fmt: skip
-_CLASSIC_ENDS = Prepared(
-    sa.select(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.clock_epoch, sa.func.min(CLASSIC_MEMBER.until_ms))
-    .where(in_list(CLASSIC_MEMBER.group_id, "groups"))
-    .group_by(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.clock_epoch)
-)
-_CLASSIC_MEMBERS = Prepared(
-    sa.select(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id).where(
-        in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id)
-    )
-)
+def renew_sessions(
+    connection: sa.Connection, until_ms: dict[Key, int], classic_until_ms: dict[Key, int], now: StoreClock
+) -> None:
+    """Write the given ends of sessions: `until_ms` of members, and `classic_until_ms` of members of classic groups."""
+    for statement, ends in ((_RENEW, until_ms), (_RENEW_CLASSIC, classic_until_ms)):
+        changes = [
+            {"g": group_id, "m": member_id, "until": end_ms, "epoch": now.clock_epoch}
+            for (group_id, member_id), end_ms in sorted(ends.items())
+        ]
+        if changes:
+            statement.run(connection, changes)

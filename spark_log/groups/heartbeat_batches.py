@@ -1,6 +1,6 @@
 """Answers many heartbeats that report no change: they share one read, and one transaction that renews sessions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from spark_log.errors import SparkLogError
 from spark_log.groups import batch_rows
-from spark_log.groups.batch_rows import ClassicColumns, Key, MemberColumns
+from spark_log.groups.batch_rows import ClassicColumns, Key, MemberColumns, of_groups, of_members
 from spark_log.groups.classic.group import Phase, State
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rules import LEAVING_FOR_A_WHILE, Group, check_member, notice_topics
@@ -16,7 +16,6 @@ from spark_log.groups.consumer.stored_values import epochs_of, facts_of, partiti
 from spark_log.ids import TopicPartition
 from spark_log.metadata.prepared import one_message
 from spark_log.metadata.store import Store
-from spark_log.metadata.store_clock import StoreClock
 
 
 class Heartbeat(NamedTuple):
@@ -73,16 +72,16 @@ def renew_sessions(store: Store, heartbeats: Sequence[Heartbeat]) -> list[bool]:
     keys = _keys(heartbeats)
 
     def body(connection: sa.Connection) -> set[Key]:
-        batch_rows.lock_groups(connection, {group_id for group_id, _ in keys})
+        batch_rows.LOCK_GROUPS.rows(connection, of_groups({group_id for group_id, _ in keys}))
         now = store.clock(connection)
         until_ms, classic_until_ms = {}, {}
-        for row in map(MemberColumns._make, batch_rows.ask_members(connection, keys).rows()):
+        for row in map(MemberColumns._make, batch_rows.MEMBERS.rows(connection, of_members(keys))):
             has_left = row.epoch == LEAVING_FOR_A_WHILE  # a static member, after the read that found the renewal due
             if not has_left and not now.expired(row.until_ms, row.clock_epoch):
                 renewed_ms = epochs_of(row.epoch_state).until_ms(now.lease_ms, row.session_timeout_ms)
                 until_ms[row.group_id, row.member_id] = renewed_ms
         if len(until_ms) < len(keys):
-            for classic in map(ClassicColumns._make, batch_rows.ask_classic(connection, keys).rows()):
+            for classic in map(ClassicColumns._make, batch_rows.CLASSIC.rows(connection, of_members(keys))):
                 if not now.expired(classic.until_ms, classic.clock_epoch):
                     renewed_ms = now.lease_ms + classic.session_timeout_ms
                     classic_until_ms[classic.group_id, classic.member_id] = renewed_ms
@@ -109,11 +108,11 @@ def _of_classic_groups(
     keys = _keys(heartbeats)
     with one_message(connection):
         clock = store.ask_clock(connection)
-        members = batch_rows.ask_classic(connection, keys)
-        ends = batch_rows.ask_classic_ends(connection, {group_id for group_id, _ in keys})
+        members = batch_rows.CLASSIC.ask(connection, of_members(keys))
+        ends = batch_rows.CLASSIC_ENDS.ask(connection, of_groups({group_id for group_id, _ in keys}))
     now = clock()
     by_key = {(row.group_id, row.member_id): row for row in map(ClassicColumns._make, members.rows())}
-    ends_ms = _session_ends(ends.rows(), now)
+    ends_ms = batch_rows.first_ends_ms(ends.rows(), now)
     answers = {}
     for heartbeat in heartbeats:
         row = by_key.get(heartbeat.key)
@@ -123,7 +122,7 @@ def _of_classic_groups(
             continue
         change_ms = ends_ms[heartbeat.group_id]
         if row.deadline_ms is not None:
-            change_ms = min(change_ms, row.deadline_ms if row.group_clock_epoch == now.clock_epoch else 0)
+            change_ms = min(change_ms, now.in_this_epoch_ms(row.deadline_ms, row.group_clock_epoch))
         if (
             change_ms <= now.lease_ms
             or row.phase == Phase.PENDING
@@ -147,10 +146,10 @@ def _of_consumer_groups(
     keys, waiting = _keys(heartbeats), {heartbeat.group_id for heartbeat in heartbeats if heartbeat.waits}
     with one_message(connection):
         clock = store.ask_clock(connection)
-        members = batch_rows.ask_members(connection, keys)
-        owned = batch_rows.ask_owned(connection, keys)
-        ends = batch_rows.ask_session_ends(connection, {group_id for group_id, _ in keys})
-        all_owned = batch_rows.ask_assigned(connection, waiting) if waiting else None
+        members = batch_rows.MEMBERS.ask(connection, of_members(keys))
+        owned = batch_rows.OWNED.ask(connection, of_members(keys))
+        ends = batch_rows.SESSION_ENDS.ask(connection, of_groups({group_id for group_id, _ in keys}))
+        all_owned = batch_rows.ASSIGNED.ask(connection, of_groups(waiting)) if waiting else None
     now = clock()
     taken: dict[str, set[TopicPartition]] = {}
     for group_id, topic, number in () if all_owned is None else all_owned.rows():
@@ -159,7 +158,7 @@ def _of_consumer_groups(
     assigned: dict[Key, set[TopicPartition]] = {}
     for group_id, member_id, topic, number in owned.rows():
         assigned.setdefault((group_id, member_id), set()).add(TopicPartition(topic, number))
-    ends_ms = _session_ends(ends.rows(), now)
+    ends_ms = batch_rows.first_ends_ms(ends.rows(), now)
     later = _too_much(by_key)
     by_key = {key: row for key, row in by_key.items() if key not in later}
     subscriptions = [subscription_of(row.subscription) for row in by_key.values()]
@@ -218,17 +217,6 @@ def _too_much(by_key: Mapping[Key, MemberColumns]) -> set[Key]:
 
 def _keys(heartbeats: Sequence[Heartbeat]) -> list[Key]:
     return sorted({heartbeat.key for heartbeat in heartbeats})
-
-
-def _session_ends(ends: Iterable[tuple[str, str, int]], now: StoreClock) -> dict[str, int]:
-    """Return when the first session of each group ends, on the lease clock. It is 0 if a session of an earlier clock
-    epoch has ended.
-    """
-    found: dict[str, int] = {}
-    for group_id, clock_epoch, until_ms in ends:
-        end_ms = until_ms if clock_epoch == now.clock_epoch else 0
-        found[group_id] = min(end_ms, found.get(group_id, end_ms))
-    return found
 
 
 def _refusal(connection: sa.Connection, heartbeat: Heartbeat, *, gone: bool) -> SparkLogError:

@@ -44,13 +44,17 @@ class StoreClock:
         """Return whether a lease until `until_ms` has ended. `clock_epoch` is that in which `until_ms` was written."""
         return clock_epoch != self.clock_epoch or until_ms <= self.lease_ms
 
+    def in_this_epoch_ms(self, until_ms: int, clock_epoch: str) -> int:
+        """Return `until_ms`, or 0 if it was written in another clock epoch: it is over then."""
+        return until_ms if clock_epoch == self.clock_epoch else 0
+
     def left_ms(self, until_ms: int, clock_epoch: str) -> int:
         """Return the remaining time of a coordinator's, a controller's or a broker's lease, or 0 if any process may
         take it: it has ended, or it ends later than one that is taken now. In the second case the clock was set back
         since it was renewed.
         """
-        left_ms = until_ms - self.lease_ms
-        return left_ms if clock_epoch == self.clock_epoch and 0 < left_ms <= LEASE_MS_MAX else 0
+        left_ms = self.in_this_epoch_ms(until_ms, clock_epoch) - self.lease_ms
+        return left_ms if 0 < left_ms <= LEASE_MS_MAX else 0
 
     def has_expired(self, row: Any) -> sa.ColumnElement[bool]:
         """Return the same condition in SQL, for the columns `until_ms` and `clock_epoch` of a table."""

@@ -16,9 +16,6 @@ from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import CLASSIC_GROUP, CLASSIC_MEMBER, CONSUMER_GROUP
 from spark_log.metadata.store_clock import StoreClock
 
-EXPIRED_MS = 0
-"""Replaces a time that was written in another clock epoch, because it is over."""
-
 _ALL_GROUPS = sa.select(
     CLASSIC_GROUP.group_id, CONSUMER_GROUP.generation, CLASSIC_GROUP.state, CLASSIC_GROUP.protocol_type,
     CLASSIC_GROUP.protocol, CLASSIC_GROUP.leader, CLASSIC_GROUP.deadline_ms, CLASSIC_GROUP.clock_epoch,
@@ -40,7 +37,7 @@ _FIRST_END = Prepared(
         sa.func.min(
             sa.case(
                 (CLASSIC_MEMBER.clock_epoch == sa.bindparam("epoch"), CLASSIC_MEMBER.until_ms),
-                else_=sa.literal_column(str(EXPIRED_MS)),
+                else_=sa.literal_column("0"),
             )
         )
     ).where(CLASSIC_MEMBER.group_id == sa.bindparam("g"))
@@ -105,11 +102,13 @@ def save_classic(connection: sa.Connection, before: ClassicGroup | None, after: 
     elif _of_group(before, now) != _of_group(after, now):
         update = t.classic_group.update().where(CLASSIC_GROUP.group_id == after.group_id)
         connection.execute(update.values(_of_group(after, now)))
-    _delete_members(connection, after.group_id, old.keys() - after.members.keys())
+    if gone := old.keys() - after.members.keys():
+        mine = (CLASSIC_MEMBER.group_id == after.group_id) & in_list(CLASSIC_MEMBER.member_id, gone)
+        connection.execute(t.classic_member.delete().where(mine))
     for member_id, member in after.members.items():
         if member_id not in old:
-            values = {**here, "member_id": member_id, **_of_member(member, now)}
-            connection.execute(t.classic_member.insert(), values)
+            values = {**_of_state(member, now), **_of_metadata(member), "assignment": member.assignment}
+            connection.execute(t.classic_member.insert(), {**here, "member_id": member_id, **values})
         elif member != old[member_id]:
             mine = (CLASSIC_MEMBER.group_id == after.group_id) & (CLASSIC_MEMBER.member_id == member_id)
             connection.execute(t.classic_member.update().where(mine).values(_changed(old[member_id], member, now)))
@@ -129,8 +128,8 @@ def delete_classic(connection: sa.Connection, group_ids: Collection[str]) -> Non
 
 def _group(row: Any, now: StoreClock) -> ClassicGroup:
     group_id, generation, state, protocol_type, protocol, leader, deadline_ms, clock_epoch = row
-    if deadline_ms is not None and clock_epoch != now.clock_epoch:
-        deadline_ms = EXPIRED_MS
+    if deadline_ms is not None:
+        deadline_ms = now.in_this_epoch_ms(deadline_ms, clock_epoch)
     return ClassicGroup(group_id, generation, State(state), protocol_type, protocol, leader, deadline_ms)
 
 
@@ -142,10 +141,9 @@ def _by_id(found: Collection[Any], now: StoreClock) -> dict[str, ClassicMember]:
 def _member(row: Any, now: StoreClock) -> ClassicMember:
     _, member_id, instance_id, client, protocols, session_ms, rebalance_ms, until_ms, clock_epoch, phase, given = row
     who = json.loads(client)
-    until_ms = until_ms if clock_epoch == now.clock_epoch else EXPIRED_MS
     return ClassicMember(
-        member_id, instance_id, who["id"], who["host"], protocols_of(protocols), session_ms, rebalance_ms, until_ms,
-        Phase(phase), bytes(given),
+        member_id, instance_id, who["id"], who["host"], protocols_of(protocols), session_ms, rebalance_ms,
+        now.in_this_epoch_ms(until_ms, clock_epoch), Phase(phase), bytes(given),
     )  # fmt: skip
 
 
@@ -170,10 +168,6 @@ def _changed(before: ClassicMember, after: ClassicMember, now: StoreClock) -> di
     return values
 
 
-def _of_member(member: ClassicMember, now: StoreClock) -> dict[str, Any]:
-    return {**_of_state(member, now), **_of_metadata(member), "assignment": member.assignment}
-
-
 def _of_metadata(member: ClassicMember) -> dict[str, Any]:
     return {"protocols": protocols_json(member.protocols)}
 
@@ -188,9 +182,3 @@ def _of_state(member: ClassicMember, now: StoreClock) -> dict[str, Any]:
         "clock_epoch": now.clock_epoch,
         "phase": member.phase.value,
     }
-
-
-def _delete_members(connection: sa.Connection, group_id: str, member_ids: Collection[str]) -> None:
-    for member_id in sorted(member_ids):
-        mine = (CLASSIC_MEMBER.group_id == group_id) & (CLASSIC_MEMBER.member_id == member_id)
-        connection.execute(t.classic_member.delete().where(mine))

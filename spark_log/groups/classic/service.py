@@ -13,10 +13,10 @@ from spark_log.cluster.lease import Fence, unfenced
 from spark_log.errors import FencedInstanceIdError, InconsistentGroupProtocolError, UnknownMemberIdError
 from spark_log.failpoints import failpoint
 from spark_log.groups import batch_rows
-from spark_log.groups.batch_rows import Key
+from spark_log.groups.batch_rows import Key, of_groups, of_members
 from spark_log.groups.classic.group import ClassicGroup, Joining, State
 from spark_log.groups.classic.limits import check_join, check_request
-from spark_log.groups.classic.rows import EXPIRED_MS, read_classic, read_part, save_classic
+from spark_log.groups.classic.rows import read_classic, read_part, save_classic
 from spark_log.groups.classic.rules import advance, check_commit, join, leave, next_change_ms
 from spark_log.groups.consumer import rows
 from spark_log.groups.share.group_ids import refuse_classic_member
@@ -93,25 +93,22 @@ def marks_of(store: Store, members: Collection[Key]) -> dict[str, Mark]:
         group_ids = {group_id for group_id, _ in members}
         with one_message(connection):
             clock = store.ask_clock(connection)
-            groups = batch_rows.ask_classic_groups(connection, group_ids)
-            ends = batch_rows.ask_classic_ends(connection, group_ids)
-            present = batch_rows.ask_classic_members(connection, members)
+            groups = batch_rows.CLASSIC_GROUPS.ask(connection, of_groups(group_ids))
+            ends = batch_rows.CLASSIC_ENDS.ask(connection, of_groups(group_ids))
+            present = batch_rows.CLASSIC_MEMBERS.ask(connection, of_members(members))
         now = clock()
         member_ids: dict[str, set[str]] = {}
         for group_id, member_id in present.rows():
             member_ids.setdefault(group_id, set()).add(member_id)
-        times_ms: dict[str, list[int]] = {}
-        for group_id, clock_epoch, until_ms in ends.rows():
-            times_ms.setdefault(group_id, []).append(until_ms if clock_epoch == now.clock_epoch else EXPIRED_MS)
-        marks = {}
+        ends_ms, marks = batch_rows.first_ends_ms(ends.rows(), now), {}
         for group_id, generation, state_text, deadline_ms, clock_epoch in groups.rows():
             try:
                 state = State(state_text)
             except ValueError:
                 continue
-            times = times_ms.get(group_id, [])
+            times = [ends_ms[group_id]] if group_id in ends_ms else []
             if deadline_ms is not None:
-                times.append(deadline_ms if clock_epoch == now.clock_epoch else EXPIRED_MS)
+                times.append(now.in_this_epoch_ms(deadline_ms, clock_epoch))
             wait_ms = max(min(times) - now.lease_ms, 0) if times else None
             marks[group_id] = Mark(state, generation, member_ids.get(group_id, set()), wait_ms)
         return marks
