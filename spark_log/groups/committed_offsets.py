@@ -1,13 +1,18 @@
-"""Reads and writes the committed offsets of consumer groups."""
+"""Reads and writes the committed offsets of consumer groups.
+
+Each commit takes the next offsets of its partition of `__consumer_offsets`. The first commit creates the topic. It has
+no replicas, because the store keeps it, and clients cannot write to it. `log.segments.offset_commit_records` describes
+its records.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
-from spark_log.cluster.names import is_legal
+from spark_log.cluster.names import CONSUMER_OFFSETS_TOPIC, is_legal
 from spark_log.cluster.topics import find_topics
 from spark_log.config import ClusterSettings
 from spark_log.config.values import INT32_MAX, INT64_MAX
@@ -18,17 +23,18 @@ from spark_log.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups import offsets_topic
 from spark_log.groups.classic.service import live_classic
 from spark_log.groups.consumer import rows
 from spark_log.groups.share.group_ids import make_consumer_group
 from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.log.append.partitioner import partition_of_key
+from spark_log.log.partitions.partition_rows import take_offsets
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import GROUP_OFFSET, TOPIC, TRANSACTION_OFFSET
 from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
+from spark_log.replication.controller.topic_operations import insert_topic
 from spark_log.transactions.transaction_rows import delete_pending_offsets
 
 if TYPE_CHECKING:
@@ -40,6 +46,8 @@ commit.
 """
 KEPT = "spark-log: does not expire"
 """The metadata of committed offsets that do not expire, because work would be done twice without them (redrive)."""
+_PARTITIONS = 50
+"""The partitions of __consumer_offsets: the default of Kafka's offsets.topic.num.partitions."""
 _TOPIC = Prepared(sa.select(TOPIC.topic_id, TOPIC.partition_count).where(TOPIC.name == sa.bindparam("topic")))
 _FORGET = Prepared(
     t.group_offset.delete().where(
@@ -173,28 +181,54 @@ def write_commits(
     if not here:
         return sorted(commits)
     log_partition = log_partition_of(group_id)
-    first = offsets_topic.take_offsets(connection, log_partition, len(here), now)
+    first = _take_offsets(connection, log_partition, len(here), now)
     keys = [
         {"key_group": group_id, "key_topic": here[partition].topic_id, "key_partition": partition.partition}
         for partition in sorted(here)
     ]
     _FORGET.run(connection, keys)
+    written = {"committed_ms": now.wall_ms, "log_partition": log_partition}
     new = [
-        {
-            "group_id": group_id,
-            "topic_id": commit.topic_id,
-            "partition": partition.partition,
-            "committed_offset": commit.offset,
-            "leader_epoch": commit.leader_epoch,
-            "commit_metadata": commit.metadata.encode(),
-            "committed_ms": now.wall_ms,
-            "position": position,
-            "log_partition": log_partition,
-        }
-        for position, (partition, commit) in enumerate(sorted(here.items()), first)
+        {**offset_row(group_id, partition, here[partition]), **written, "position": position}
+        for position, partition in enumerate(sorted(here), first)
     ]
     _REMEMBER.run(connection, new)
     return sorted(commits.keys() - here.keys())
+
+
+def _take_offsets(connection: sa.Connection, partition: int, count: int, now: StoreClock) -> int:
+    """Return the offset of the first of `count` records that this transaction commits to `partition` of the topic.
+
+    Locks the partition's row. The caller must have locked the group's row before (the lock order).
+    """
+    first = take_offsets(connection, CONSUMER_OFFSETS_TOPIC, partition, count)
+    if first is None:
+        _create_topic(connection, now)
+        first = take_offsets(connection, CONSUMER_OFFSETS_TOPIC, partition, count)
+    assert first is not None
+    return first
+
+
+def _create_topic(connection: sa.Connection, now: StoreClock) -> None:
+    """Create the topic. On PostgreSQL, concurrent first commits wait for each other; the second finds the topic."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(CONSUMER_OFFSETS_TOPIC))))
+        there = sa.select(TOPIC.topic_id).where(TOPIC.name == CONSUMER_OFFSETS_TOPIC)
+        if connection.execute(there).scalar() is not None:
+            return
+    insert_topic(connection, CONSUMER_OFFSETS_TOPIC, [()] * _PARTITIONS, 1, {"cleanup.policy": "compact"}, now)
+
+
+def offset_row(group_id: str, partition: TopicPartition, commit: Commit) -> dict[str, Any]:
+    """Return the columns that tables group_offset and transaction_offset have in common."""
+    return {
+        "group_id": group_id,
+        "topic_id": commit.topic_id,
+        "partition": partition.partition,
+        "committed_offset": commit.offset,
+        "leader_epoch": commit.leader_epoch,
+        "commit_metadata": commit.metadata.encode(),
+    }
 
 
 def of_their_topics(
@@ -218,7 +252,7 @@ def of_their_topics(
 
 def log_partition_of(group_id: str) -> int:
     """Return the number of the partition of __consumer_offsets that has the group's commits."""
-    return partition_of_key(group_id.encode(), offsets_topic.PARTITIONS)
+    return partition_of_key(group_id.encode(), _PARTITIONS)
 
 
 def refuse_unknown(partitions: Collection[TopicPartition]) -> None:

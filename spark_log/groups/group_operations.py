@@ -4,6 +4,7 @@ Each change is one transaction under the lock of the group. `delete_offsets_of_e
 """
 
 import contextlib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,12 +41,11 @@ from spark_log.groups.committed_offsets import (
     write_commits,
 )
 from spark_log.groups.consumer import rows
-from spark_log.groups.consumer.reconciliation import refresh_targets, remove_members
+from spark_log.groups.consumer.reconciliation import refresh_targets
 from spark_log.groups.conversion import downgrade, read_type
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.offset_expiry import subscribed_topics
 from spark_log.groups.share.group_ids import make_consumer_group, refuse_share_group
-from spark_log.groups.share.members import remove_share_members
 from spark_log.groups.share.rows import delete_state
 from spark_log.ids import TopicPartition
 from spark_log.log.segments.plan import PartitionSnapshot, find_positions
@@ -53,6 +53,7 @@ from spark_log.log.segments.slices import Positions
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata import tables as t
 from spark_log.metadata.store import Store
+from spark_log.text import parse_time_ms
 from spark_log.transactions.transaction_rows import delete_pending_offsets
 
 
@@ -88,6 +89,11 @@ class Exactly:
 
 
 ResetTo: TypeAlias = Earliest | Latest | AtTime | ShiftBy | Exactly
+RESETS = "earliest, latest, an offset, +N, -N, a time such as 2026-01-31T12:00:00Z, or @milliseconds"
+
+_SHIFT = re.compile(r"[+-][0-9]{1,18}")
+_OFFSET = re.compile(r"[0-9]{1,19}")
+_MILLISECONDS = re.compile(r"@[0-9]{1,15}")
 
 
 class OffsetReset(NamedTuple):
@@ -95,6 +101,27 @@ class OffsetReset(NamedTuple):
 
     current: int | None
     new: int
+
+
+def parse_reset(text: str) -> ResetTo:
+    """Parse the reset that a user names, in one of the forms of RESETS. A time without a zone is UTC. Raises
+    ValueError for other texts.
+    """
+    word = text.strip()
+    if word.lower() == "earliest":
+        return Earliest()
+    if word.lower() == "latest":
+        return Latest()
+    if _SHIFT.fullmatch(word):
+        return ShiftBy(int(word))
+    if _OFFSET.fullmatch(word):
+        return Exactly(int(word))
+    if _MILLISECONDS.fullmatch(word):
+        return AtTime(int(word[1:]))
+    try:
+        return AtTime(parse_time_ms(word))
+    except ValueError:
+        raise ValueError(f"expected {RESETS}; got {text!r}") from None
 
 
 def reset_offset(to: ResetTo, limits: Positions, committed: int | None, at_time: int | None) -> int:
@@ -296,11 +323,10 @@ def remove_from_group(
             raise UnknownMemberIdError(f"group {group_id!r}: no member {', '.join(missing)}")
         gone = sorted({*member_ids, *(instances[instance] for instance in instance_ids)})
         now = store.clock(connection)
-        if group.type == rows.SHARE:
-            remove_share_members(connection, group_id, group, gone, now)
-            return
-        remove_members(connection, now, group_id, group.group, gone)
-        downgrade(store, connection, group_id, group.group, now)
+        is_share_group = group.type == rows.SHARE
+        rows.remove_members(connection, now, group_id, group.group, gone, have_targets=not is_share_group)
+        if not is_share_group:
+            downgrade(store, connection, group_id, group.group, now)
 
     store.transact(remove, announce=True)
     # the next heartbeats of the members raise these errors

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.topics import DELETING
 from spark_log.failpoints import failpoint
-from spark_log.groups.committed_offsets import Commit, of_their_topics
+from spark_log.groups.committed_offsets import Commit, of_their_topics, offset_row
 from spark_log.groups.transacted_offsets import Commits, Committer, check_committing
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
@@ -50,33 +50,18 @@ def add_offsets(
     def body(connection: sa.Connection) -> list[TopicPartition]:
         transaction = locked(connection, store, producer, token).transaction
         rules.check_open(transaction, producer.ref)
-        groups = _groups_of(connection, producer.producer_id) | {who.group_id}
-        rules.check_groups(groups, f"transaction of {transaction.transactional_id!r}")
+        groups = {group_id for (group_id,) in _GROUPS.rows(connection, {"producer_id": producer.producer_id})}
+        rules.check_groups(groups | {who.group_id}, f"transaction of {transaction.transactional_id!r}")
         # with the group's lock, a member to which a partition is assigned after this finds the pending offset
         check_committing(store, connection, who, commits, lock=True)
         here = of_their_topics(connection, commits)
-        rows = [
-            {
-                "group_id": who.group_id,
-                "topic_id": commit.topic_id,
-                "partition": partition.partition,
-                "committed_offset": commit.offset,
-                "leader_epoch": commit.leader_epoch,
-                "commit_metadata": commit.metadata.encode(),
-            }
-            for partition, commit in sorted(here.items())
-        ]
+        rows = [offset_row(who.group_id, partition, commit) for partition, commit in sorted(here.items())]
         write_pending_offsets(connection, producer.producer_id, rows)
         return sorted(commits.keys() - here.keys())
 
     unknown = store.transact(body, timeout_ms=timeout_ms)
     failpoint("gateway.offsets-added")
     return unknown
-
-
-def _groups_of(connection: sa.Connection, producer_id: int) -> set[str]:
-    """Return the groups of which the producer's open transaction has offsets."""
-    return {group_id for (group_id,) in _GROUPS.rows(connection, {"producer_id": producer_id})}
 
 
 def read_pending_offsets(connection: sa.Connection, producer_id: int) -> Mapping[Committer, Commits]:

@@ -247,7 +247,7 @@ def remove_member(
 
 def parse_target(text: str) -> "ResetTo":
     """Return the reset that --to names."""
-    from spark_log.groups.offset_resets import parse_reset
+    from spark_log.groups.group_operations import parse_reset
 
     try:
         return parse_reset(text)

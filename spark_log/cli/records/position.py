@@ -4,8 +4,7 @@ earliest | latest | 1234 (an offset) | -10 (the last ten of each partition) | 20
 """
 
 from spark_log.errors import OffsetOutOfRangeError
-from spark_log.groups.group_operations import Exactly, ResetTo, ShiftBy, reset_offset
-from spark_log.groups.offset_resets import parse_reset
+from spark_log.groups.group_operations import Exactly, ResetTo, ShiftBy, parse_reset, reset_offset
 from spark_log.log.segments.slices import Positions
 
 

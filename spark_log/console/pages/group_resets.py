@@ -17,8 +17,7 @@ from spark_log.errors import IllegalArgumentError, InvalidConfigurationError
 from spark_log.facts.groups import SHARE_TYPE
 from spark_log.facts.share_partitions import share_partitions
 from spark_log.groups.committed_offsets import committed_offsets
-from spark_log.groups.group_operations import Exactly, OffsetReset, ResetTo, reset_offsets
-from spark_log.groups.offset_resets import parse_reset
+from spark_log.groups.group_operations import Exactly, OffsetReset, ResetTo, parse_reset, reset_offsets
 from spark_log.groups.share.administration import reset_share_offsets
 from spark_log.ids import TopicPartition
 

@@ -1,6 +1,5 @@
 """Reconciles a group: removes members, and computes the target assignment of the others."""
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
@@ -12,31 +11,13 @@ from spark_log.groups.classic.rows import expired_groups
 from spark_log.groups.classic.service import advance_classic
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.rows import MemberRow
-from spark_log.groups.consumer.rules import Group, TopicFacts, depart, notice_topics
+from spark_log.groups.consumer.rules import Group, TopicFacts, notice_topics
 from spark_log.groups.consumer.stored_values import facts_json, facts_of, subscription_of
 from spark_log.groups.conversion import downgrade
-from spark_log.groups.share.members import remove_share_members
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER
 from spark_log.metadata.store import Store
-from spark_log.metadata.store_clock import StoreClock
-
-logger = logging.getLogger(__name__)
-
-
-def remove_members(
-    connection: sa.Connection, now: StoreClock, group_id: str, group: Group, member_ids: Sequence[str]
-) -> Group:
-    """Remove members in the caller's transaction, which holds the group's lock. Returns the group after the removal."""
-    if not member_ids:
-        return group
-    rows.delete_members(connection, group_id, member_ids)
-    left = rows.count_members(connection, group_id)
-    group = depart(group, left=left)
-    rows.save_group(connection, group_id, group, empty_since_ms=None if left else now.wall_ms)
-    logger.info("group %r: %s gone, %d left, generation %d", group_id, member_ids, left, group.generation)
-    return group
 
 
 def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assignor], fence: Fence = unfenced) -> None:
@@ -64,9 +45,9 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
         now = store.clock(connection)
         dead = rows.dead_members(connection, group_id, now)
         if row.type == rows.SHARE:
-            remove_share_members(connection, group_id, row, dead, now)
+            rows.remove_members(connection, now, group_id, row.group, dead, have_targets=False)
             return
-        group = remove_members(connection, now, group_id, row.group, dead)
+        group = rows.remove_members(connection, now, group_id, row.group, dead)
         if dead and downgrade(store, connection, group_id, row.group, now):
             return
         facts = rows.topic_facts(connection, _subscribed(connection, group_id))

@@ -4,6 +4,7 @@ A transaction that changes a group or one of its members holds the group's row l
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 
 from spark_log.cluster.names import is_legal
 from spark_log.cluster.topics import IS_LIVE
-from spark_log.groups.consumer.rules import EpochState, Group, Member, Partitions, TopicFacts
+from spark_log.groups.consumer.rules import EpochState, Group, Member, Partitions, TopicFacts, depart
 from spark_log.groups.consumer.stored_values import (
     Subscription,
     TopicSet,
@@ -32,6 +33,8 @@ from spark_log.metadata.insert import insert_if_missing
 from spark_log.metadata.prepared import Prepared, in_list
 from spark_log.metadata.sql_columns import CONSUMER_GROUP, GROUP_MEMBER, GROUP_PARTITION, TOPIC
 from spark_log.metadata.store_clock import StoreClock
+
+logger = logging.getLogger(__name__)
 
 _NAMES_MAX = 1_000
 """The maximum number of names to search for. For more, all topics are read: clients choose how many they use."""
@@ -310,6 +313,28 @@ def delete_members(connection: sa.Connection, group_id: str, member_ids: Sequenc
     for table in (t.group_partition, t.group_member):
         members = (table.c.group_id == group_id, in_list(table.c.member_id, member_ids))
         connection.execute(table.delete().where(*members))
+
+
+def remove_members(
+    connection: sa.Connection,
+    now: StoreClock,
+    group_id: str,
+    group: Group,
+    member_ids: Sequence[str],
+    *,
+    have_targets: bool = True,
+) -> Group:
+    """Remove members in the caller's transaction, which holds the group's lock. Returns the group after the removal,
+    which has no targets to compute if its members have none.
+    """
+    if not member_ids:
+        return group
+    delete_members(connection, group_id, member_ids)
+    left = count_members(connection, group_id)
+    group = depart(group, left=left if have_targets else 0)
+    save_group(connection, group_id, group, empty_since_ms=None if left else now.wall_ms)
+    logger.info("group %r: %s gone, %d left, generation %d", group_id, member_ids, left, group.generation)
+    return group
 
 
 def revoke_partitions(connection: sa.Connection, group_id: str, member_id: str, partitions: Partitions) -> None:

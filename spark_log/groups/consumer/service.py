@@ -20,7 +20,7 @@ from spark_log.groups.assignors import SERVER_PREFERENCE, Assignor, choose_assig
 from spark_log.groups.classic.limits import BYTES_MAX, check_metadata
 from spark_log.groups.consumer import rows
 from spark_log.groups.consumer.heartbeat import ConsumerAnswer, ConsumerHeartbeat
-from spark_log.groups.consumer.reconciliation import refresh_targets, remove_members
+from spark_log.groups.consumer.reconciliation import refresh_targets
 from spark_log.groups.consumer.rules import (
     JOINING,
     LEAVING,
@@ -101,7 +101,7 @@ def leave_consumer(store: Store, heartbeat: ConsumerHeartbeat, assignors: Mappin
         if row is None or row.protocol != heartbeat.protocol or not row.live(now):
             raise UnknownMemberIdError(f"Member {me.member_id} is not a member of group {me.group_id}.")
         if heartbeat.epoch == LEAVING:
-            remaining = remove_members(connection, now, me.group_id, group.group, [row.member_id])
+            remaining = rows.remove_members(connection, now, me.group_id, group.group, [row.member_id])
             return remaining.stale and not downgrade(store, connection, me.group_id, group.group, now)
         member, epochs = leave_for_a_while(row.member, row.epochs)
         until_ms = now.lease_ms + row.session_timeout_ms
@@ -177,7 +177,7 @@ def _heartbeat(
         make_consumer_group(connection, me.group_id, before)
         before = upgrade(store, connection, me.group_id, before, now)
     dead = rows.dead_members(connection, me.group_id, now)
-    group = remove_members(connection, now, me.group_id, before.group, dead)
+    group = rows.remove_members(connection, now, me.group_id, before.group, dead)
     row = stored = _find(store, connection, heartbeat)
     if heartbeat.protocols and (row is None or row.protocols != heartbeat.protocols):
         size = sum(len(metadata) for _, metadata in heartbeat.protocols)

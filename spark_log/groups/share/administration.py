@@ -35,8 +35,7 @@ from spark_log.groups.share.members import (
     take_over,
 )
 from spark_log.groups.share.rows import ShareRow
-from spark_log.groups.share.rules import Window
-from spark_log.groups.share.starts import Start, find_starts
+from spark_log.groups.share.starts import Start, find_starts, insert_starts
 from spark_log.ids import TopicPartition
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.segments.plan import find_positions
@@ -120,16 +119,13 @@ def _write(
     begin: Mapping[Key, Start],
 ) -> None:
     """Write where the group begins. `share_rows` are the rows that it has in these partitions, locked."""
-    changed, new = [], []
-    for key, start in sorted(begin.items(), key=lambda each: each[0]):
-        if key in share_rows:
-            rows.drop_delays(connection, group_id, key)
-            window = rules.reset(share_rows[key].window, start.offset)
-            changed.append(replace(share_rows[key], window=window, leader_epoch=start.leader_epoch))
-        else:
-            new.append(ShareRow(group_id, key, Window(start.offset, start.offset), start.leader_epoch))
+    changed = []
+    for key, row in sorted(share_rows.items()):
+        rows.drop_delays(connection, group_id, key)
+        window = rules.reset(row.window, begin[key].offset)
+        changed.append(replace(row, window=window, leader_epoch=begin[key].leader_epoch))
     rows.save(connection, changed, now)
-    rows.insert_rows(connection, new, now)
+    insert_starts(connection, group_id, {key: begin[key] for key in begin.keys() - share_rows.keys()}, now)
 
 
 def _starts_of_others(cluster: Cluster, group_id: str, keys: Mapping[TopicPartition, Key]) -> dict[Key, Start]:

@@ -5,7 +5,6 @@ generation grows with its members, their subscriptions and the partitions of the
 to this generation, and its answer then has the assignment. One that changes nothing writes nothing.
 """
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -27,17 +26,14 @@ from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.consumer.rules import JOINING, EpochState, Group, Member, TopicFacts
 from spark_log.groups.consumer.stored_values import Subscription, facts_json
 from spark_log.groups.share import rows
-from spark_log.groups.share.rules import Window
-from spark_log.groups.share.starts import Start, find_starts
-from spark_log.ids import HOME, TopicId
+from spark_log.groups.share.starts import Start, find_starts, insert_starts
+from spark_log.ids import HOME
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
 from spark_log.metadata.sql_columns import TOPIC
 from spark_log.metadata.store import Store
 from spark_log.metadata.store_clock import StoreClock
-
-logger = logging.getLogger(__name__)
 
 SHARE = group_rows.SHARE
 """The type of the groups, and the protocol of their members."""
@@ -120,23 +116,10 @@ def leave_share_group(store: Store, group_id: str, member_id: str) -> None:
             raise not_a_share_group(group_id)
         if group_rows.read_member(connection, group_id, member_id) is None:
             raise _unknown(group_id, member_id)
-        remove_share_members(connection, group_id, group, [member_id], store.clock(connection))
+        now = store.clock(connection)
+        group_rows.remove_members(connection, now, group_id, group.group, [member_id], have_targets=False)
 
     store.transact(body, timeout_ms=_TIMEOUT_MS, announce=True)
-
-
-def remove_share_members(
-    connection: sa.Connection, group_id: str, group: group_rows.GroupRow, member_ids: Collection[str], now: StoreClock
-) -> group_rows.GroupRow:
-    """Delete members in the caller's transaction, which holds the group's lock, and return the group after it."""
-    if not member_ids:
-        return group
-    group_rows.delete_members(connection, group_id, list(member_ids))
-    left = group_rows.count_members(connection, group_id)
-    after = group.group.emptied()  # there is no target to compute
-    group_rows.save_group(connection, group_id, after, empty_since_ms=None if left else now.wall_ms)
-    logger.info("share group %r: %s gone, %d left", group_id, list(member_ids), left)
-    return replace(group, group=after, empty_since_ms=None if left else now.wall_ms)
 
 
 _STAYS_AT_HOME = (TOPIC.store_id == HOME) & TOPIC.move.is_(None)
@@ -276,7 +259,7 @@ def _change(
     if group.type != SHARE:
         take_over(connection, group_id, group)
     gone = [name for name in state.dead if name != member_id or member is None]
-    group = remove_share_members(connection, group_id, group, gone, state.now)
+    before = group_rows.remove_members(connection, state.now, group_id, group.group, gone, have_targets=False)
     session_ms = state.config.share_session_timeout_ms
     topics = heartbeat.topics
     if member is None:
@@ -295,16 +278,15 @@ def _change(
         subscription = member.subscription if topics is None else Subscription(topics, ())
         row = replace(member, subscription=subscription, session_timeout_ms=session_ms)
         changed, joined = subscription.topics != member.subscription.topics, False
-    facts = state.facts
-    after = group.group
+    facts, after = state.facts, before
     if changed or group.topics != facts or after.generation == 0:
         epoch = max(1, after.generation) + 1  # as in Kafka, a group without members has epoch 1
         after = Group(epoch, epoch)
-    if after != group.group or group.type != SHARE or group.empty_since_ms is not None or group.topics != facts:
+    if after != before or group.type != SHARE or group.empty_since_ms is not None or group.topics != facts:
         group_rows.save_group(connection, group_id, after, topics=facts_json(facts), type=SHARE, empty_since_ms=None)
     news = heartbeat.epoch == JOINING or row.member.generation != after.generation or topics is not None
-    before = row.member.generation
-    epochs = replace(row.epochs, previous=before if before != after.generation else row.epochs.previous)
+    member_epoch = row.member.generation
+    epochs = replace(row.epochs, previous=member_epoch if member_epoch != after.generation else row.epochs.previous)
     row = replace(
         row,
         member=replace(row.member, generation=after.generation),
@@ -316,12 +298,8 @@ def _change(
         group_rows.insert_member(connection, group_id, row)
     else:
         group_rows.save_member(connection, group_id, row)
-    new_rows = [
-        rows.ShareRow(group_id, (TopicId(key[0]), key[1]), Window(start.offset, start.offset), start.leader_epoch)
-        for key, start in sorted(starts.items())
-        if key in state.missing and key[0] in readable
-    ]
-    rows.insert_rows(connection, new_rows, state.now)
+    new = {key: start for key, start in starts.items() if key in state.missing and key[0] in readable}
+    insert_starts(connection, group_id, new, state.now)
     mine = _assignment(row.subscription.topics, facts)
     interval_ms = state.config.share_heartbeat_interval_ms
     return ShareAnswer(after.generation, interval_ms, mine if news or state.missing else None, state.by_time)

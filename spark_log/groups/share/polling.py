@@ -343,9 +343,7 @@ class SharePolls:
             needs.append((max(offer.next_offset, log_start), high_watermark))
         elif needs:
             needs.append((needs[-1][1], needs[-1][1]))  # nothing more is read
-        if not at_once:
-            return self._reads.readable(key, name, offer.log.version, needs, offer.start_offset)
-        readable = self._reads.readable_at_once(key, offer.log.version, needs, offer.start_offset)
+        readable = self._reads.readable(key, name, offer.log.version, needs, offer.start_offset, at_once=at_once)
         if readable is None:
             raise _WouldBlock
         return readable

@@ -16,9 +16,7 @@ from spark_log.groups.consumer import rows as group_rows
 from spark_log.groups.consumer.rules import TopicFacts
 from spark_log.groups.share import rows
 from spark_log.groups.share.members import SHARE, lock_topics_to_read
-from spark_log.groups.share.rules import Window
-from spark_log.groups.share.starts import find_starts
-from spark_log.ids import TopicId
+from spark_log.groups.share.starts import find_starts, insert_starts
 from spark_log.process import start_thread
 from spark_log.remembered import BoundedDict
 
@@ -50,11 +48,7 @@ def begin_by_time(cluster: Cluster, group_id: str, name: str, facts: TopicFacts)
         group = group_rows.read_group(connection, group_id, lock=True)
         if not readable or group is None or group.type != SHARE or rows.partitions_of(connection, group_id, readable):
             return
-        new_rows = [
-            rows.ShareRow(group_id, (TopicId(key[0]), key[1]), Window(start.offset, start.offset), start.leader_epoch)
-            for key, start in sorted(starts.items())
-        ]
-        rows.insert_rows(connection, new_rows, store.clock(connection))
+        insert_starts(connection, group_id, starts, store.clock(connection))
 
     store.transact(write, timeout_ms=_TIMEOUT_MS)
 

@@ -10,6 +10,7 @@ from spark_log.cluster.topics import find_topic
 from spark_log.config import GroupConfig
 from spark_log.config.group_configs import duration_ms
 from spark_log.groups.share import rows
+from spark_log.groups.share.rules import Window
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.log.segments.timed_offsets import offsets_for_times
 from spark_log.metadata.prepared import in_list
@@ -23,6 +24,15 @@ class Start:
 
     offset: int
     leader_epoch: int
+
+
+def insert_starts(connection: sa.Connection, group_id: str, starts: Mapping[Key, Start], now: StoreClock) -> None:
+    """Make the rows of partitions that the group reads for the first time. The group's row is locked."""
+    new = [
+        rows.ShareRow(group_id, key, Window(start.offset, start.offset), start.leader_epoch)
+        for key, start in sorted(starts.items(), key=lambda each: each[0])
+    ]
+    rows.insert_rows(connection, new, now)
 
 
 def find_starts(

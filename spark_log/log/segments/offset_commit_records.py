@@ -7,8 +7,8 @@
 It is always compacted: the rows of table group_offset are its records, the last record of each key, at the offset that
 the commit took from the partition's row. So nothing is stored twice, and offsets have gaps where a key was committed
 again. A commit advances log end offset and high watermark in its own transaction, and the offsets of a partition are in
-the order of the commits (`groups.offsets_topic`). A deleted or expired offset leaves no tombstone. Keys and values are
-JSON instead of Kafka's binary format, so that Spark's from_json can read them.
+the order of the commits (`groups.committed_offsets`). A deleted or expired offset leaves no tombstone. Keys and values
+are JSON instead of Kafka's binary format, so that Spark's from_json can read them.
 """
 
 import json

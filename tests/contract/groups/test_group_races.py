@@ -86,7 +86,7 @@ def test_a_topic_is_deleted_during_a_commit(cluster, meanwhile, then):
     """The committed offset stays without a topic. It does not count."""
     make(cluster, "t")
     make(cluster, "u")
-    meanwhile(committed_offsets.offsets_topic, "take_offsets", lambda: delete_topic(cluster, "t"))
+    meanwhile(committed_offsets, "_take_offsets", lambda: delete_topic(cluster, "t"))
     commit_offsets(cluster.store, "workers", {TopicPartition("t", 0): Commit(1, KEPT)})
     meanwhile.wait()
     if then == "a share group":
