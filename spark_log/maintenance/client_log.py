@@ -1,19 +1,19 @@
 """Provides the log of a process that appends, with replication and with the loop that keeps its Delta tables fresh."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.errors.first_failure import FirstFailure
+from spark_log.ids import TopicPartition
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Log
 from spark_log.log.reader import LogReader
 from spark_log.maintenance.removal.expired_records import Expired, ExpiredWatch
-from spark_log.maintenance.rewrite.long_tails import LongTails
 from spark_log.maintenance.rewrite.table_loop import TableLoop
-from spark_log.maintenance.rewrite.tail_seal import seal
+from spark_log.maintenance.rewrite.tail_seal import seal, try_seal
 from spark_log.replication.replicas.followers import Followers
 from spark_log.replication.replicas.replicated_append import ReplicatedAppends
 from spark_log.tables.publication import try_publish
@@ -57,7 +57,7 @@ class ClientLog(Log):
             writer,
             ReplicatedAppends(cluster, settings),
             (self._followers, self._expired, self._loop),
-            tail_limit=LongTails(cluster, writer, settings),
+            tail_limit=_LongTails(cluster, writer, settings),
             inline_max_bytes_min=inline_bytes_min[0],
             internal=internal,
         )
@@ -129,7 +129,7 @@ class TaskReader(LogReader):
     def __init__(self, cluster: Cluster, *, holder: str) -> None:
         self._holder = holder
         self._writer = _writer(cluster, holder)
-        super().__init__(cluster, LongTails(cluster, self._writer))
+        super().__init__(cluster, _LongTails(cluster, self._writer))
 
     def close(self) -> None:
         """Release the write ids of all stores. The first error is raised at the end."""
@@ -140,6 +140,32 @@ class TaskReader(LogReader):
 
     def _open_at(self, cluster: Cluster) -> "TaskReader":
         return TaskReader(cluster, holder=self._holder)
+
+
+class _LongTails:
+    """Seals long inline tails before a plan is sent to other processes, because the plan carries their bytes.
+
+    Implements `TailLimit` for plan.inline.bytes.per.task.max and plan.inline.bytes.max.
+    """
+
+    def __init__(self, cluster: Cluster, writer: Writer, settings: ClusterSettings | None = None) -> None:
+        self._cluster, self._writer, self._settings = cluster, writer, settings
+
+    def too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """Return the longest tails, chosen so that the other tails stay within the limits of a plan."""
+        settings = self._settings or self._cluster.store.settings
+        excess = sum(sizes.values()) - settings.plan_inline_bytes_max
+        chosen: list[TopicPartition] = []
+        for partition, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            if size <= settings.plan_inline_bytes_per_task_max and excess <= 0:
+                break
+            chosen.append(partition)
+            excess -= size
+        return chosen
+
+    def seal(self, topic: Topic, partition: int) -> bool:
+        """Seal a tail. A failure is logged, not raised: the read does not depend on it."""
+        return bool(try_seal(self._cluster, self._writer, topic, partition))
 
 
 def _writer(cluster: Cluster, holder: str, settings: ClusterSettings | None = None) -> Writer:

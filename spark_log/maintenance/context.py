@@ -39,9 +39,13 @@ class MaintenanceContext:
     """Whether to leave the remaining work to the next run: called between two long steps."""
 
     def topics(self) -> Iterator[Topic]:
-        """Yield the topics to work on, by name: those of the store, without internal ones that have no files."""
+        """Yield the topics to work on, by name: those of the store, without internal ones that have no files. It ends
+        early if the remaining work is to be left to the next run.
+        """
         topics = self.cluster.store.read(lambda connection: find_topics(connection, self.topic_names))
         for topic in undamaged(topics[name] for name in sorted(topics)):
+            if self.stopping():
+                return
             if not is_kept_by_store(topic.name) and topic.store_id == self.cluster.store_id:
                 yield topic
 

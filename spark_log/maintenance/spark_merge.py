@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import open_log_dir
 from spark_log.errors import SparkLogError, StorageUnavailableError, redact
-from spark_log.ids import LogDirId
 from spark_log.log.segments.slices import LogDirs
 from spark_log.maintenance.context import work_in_each_store
 from spark_log.maintenance.report import Report
@@ -53,7 +52,8 @@ def _write_in_tasks(spark: "SparkSession") -> Write:
 
         from spark_log.maintenance.spark_tasks import run_in_tasks
 
-        needed = {log_dir_id: log_dirs[log_dir_id] for log_dir_id in _log_dirs_of(rewriting) & log_dirs.keys()}
+        used = {*rewriting.log_dirs.values(), *(i for piece in rewriting.slices for i in piece.log_dir_ids)}
+        needed = {log_dir_id: log_dirs[log_dir_id] for log_dir_id in used & log_dirs.keys()}
         try:
             (written,) = run_in_tasks(spark, lambda job: _write_here(*job), [(rewriting, name, needed)], 1)
         except (Py4JError, PySparkException) as error:
@@ -63,10 +63,6 @@ def _write_in_tasks(spark: "SparkSession") -> Write:
         return written
 
     return write_in_a_task
-
-
-def _log_dirs_of(rewriting: Rewriting) -> set[LogDirId]:
-    return {*rewriting.log_dirs.values(), *(i for piece in rewriting.slices for i in piece.log_dir_ids)}
 
 
 def _write_here(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written | str:

@@ -14,7 +14,7 @@ from spark_log.log.append.append_transaction import force
 from spark_log.log.append.flush import partitions_to_flush
 from spark_log.log.partitions.partition_rows import Key
 from spark_log.maintenance.context import MaintenanceContext
-from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs, CountedLogDirs, Deleted
+from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs, Deleted
 from spark_log.maintenance.removal.orphans import delete_orphans, delete_unknown_folders
 from spark_log.maintenance.removal.retention import Dropped, apply_retention, plan_retention
 from spark_log.maintenance.removal.retired_file_clean_up import (
@@ -61,8 +61,6 @@ def retain(context: MaintenanceContext) -> Iterator[Report]:
     """Drop the segments that retention no longer keeps."""
     with FirstFailure() as failure:
         for topic in context.topics():
-            if context.stopping():
-                return
             with failure.attempt():
                 dropped = apply_retention(context.cluster, topic, context.fence)
                 failure.keep(next(iter(dropped.failed.values()), None))
@@ -103,8 +101,6 @@ def maintain_delta_tables(context: MaintenanceContext) -> Iterator[Report]:
     """
     with FirstFailure() as failure:
         for topic in context.topics():
-            if context.stopping():
-                return
             before, after = Amount(), Amount()
             notes: list[str] = []
             with failure.attempt(notes):
@@ -153,7 +149,7 @@ def plan_clean_up(context: MaintenanceContext) -> Iterator[Report]:
     """Yield reports of the files that `clean_up_files` would delete now."""
     store = context.cluster.store
     store.read(check_identity)
-    log_dirs = CountedLogDirs.of(context.cluster)
+    log_dirs = CleanableLogDirs.of(context.cluster, dry_run=True)
     log_dirs.expired = write_ids.expired(store)
     yield from _clean_up(context, log_dirs)
 
@@ -162,8 +158,6 @@ def _clean_up(context: MaintenanceContext, log_dirs: CleanableLogDirs) -> Iterat
     cluster = context.cluster
     with FirstFailure() as failure:
         for topic in context.topics():
-            if context.stopping():
-                return
             deleted = Deleted()
             with failure.attempt():
                 deleted = delete_retired_files(cluster, log_dirs, topic, context.fence)
@@ -172,7 +166,8 @@ def _clean_up(context: MaintenanceContext, log_dirs: CleanableLogDirs) -> Iterat
             deleted += log_dirs.use_again()
             yield from _files_report(topic.name, deleted)
         of_no_topic = Deleted()
-        if context.topic_names is None and cluster.store_id == HOME:  # a data store knows only its own folders
+        # a data store knows only its own folders
+        if context.topic_names is None and cluster.store_id == HOME and not context.stopping():
             of_no_topic = delete_retired_topics(cluster, log_dirs, context.fence)
             of_no_topic += delete_unknown_folders(cluster, log_dirs)
         yield from _files_report(None, of_no_topic + Deleted(notes=log_dirs.notes))

@@ -246,14 +246,10 @@ def read_passes(connection: sa.Connection, key: Key) -> list[Pass]:
     """Return the recorded passes over a partition, by offset."""
     query = (
         sa.select(COMPACTION.end_offset, COMPACTION.at_ms, COMPACTION.tombstone_count)
-        .where(_here(key))
+        .where(COMPACTION.topic_id == key[0], COMPACTION.partition == key[1])
         .order_by(COMPACTION.end_offset)
     )
     return [Pass(*row) for row in connection.execute(query)]
-
-
-def _here(key: Key) -> sa.ColumnElement[bool]:
-    return (COMPACTION.topic_id == key[0]) & (COMPACTION.partition == key[1])
 
 
 class Compacting:

@@ -142,7 +142,9 @@ class LeaseRunner:
                 failpoint(f"{self.lease}.lease-taken")
                 logger.info("%s: term %s begins", self.lease, self._lease.epoch)
                 self._wake_tasks()
-            free_s = math.inf if self.acting else self._until_free_s()
+            free_s = math.inf
+            if not self.acting:
+                free_s = max(lease_status(self._cluster.store, self.lease).left_ms, 10) / 1000
         except UnsupportedVersionError:
             raise
         except Exception as error:  # the lease must be tried again, whatever the error is
@@ -153,10 +155,6 @@ class LeaseRunner:
                 now_s, offline = clock.monotonic_s(), self._cluster.store.read(failures_of_log_dirs)
                 self._failed_s = {log_dir_id: self._failed_s.get(log_dir_id, now_s) for log_dir_id in offline}
         return min(free_s, self._lease.duration_ms / 3000)
-
-    def _until_free_s(self) -> float:
-        left_ms = lease_status(self._cluster.store, self.lease).left_ms
-        return max(left_ms, 10) / 1000
 
     def _run_in_term(self, task: PeriodicTask) -> float:
         stopping = self._loops.stopping
@@ -177,8 +175,9 @@ class LeaseRunner:
         began_s, start_ms = clock.monotonic_s(), clock.wall_ms()
 
         def done(error: str | None, notes: Sequence[str] = ()) -> None:
-            seconds = clock.monotonic_s() - began_s
-            self._count(task, seconds, failed=error is not None)
+            seconds, before = clock.monotonic_s() - began_s, self.runs[task.name]
+            success_ms = clock.wall_ms() if error is None else before.success_ms
+            self.runs[task.name] = TaskRuns(success_ms, seconds, before.failures + (error is not None))
             self.run_buffer.add(TaskRun(task.name, self.lease, start_ms, seconds, error, "\n".join(notes)))
 
         try:
@@ -215,8 +214,3 @@ class LeaseRunner:
         """Whether a log dir has failed since then, and _LEFT_AFTER_S ago."""
         until_s = clock.monotonic_s() - _LEFT_AFTER_S
         return any(began_s < failed_s <= until_s for failed_s in self._failed_s.values())
-
-    def _count(self, task: PeriodicTask, seconds: float, *, failed: bool) -> None:
-        before = self.runs[task.name]
-        success_ms = before.success_ms if failed else clock.wall_ms()
-        self.runs[task.name] = TaskRuns(success_ms, seconds, before.failures + failed)

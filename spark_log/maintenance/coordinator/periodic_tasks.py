@@ -4,7 +4,9 @@ maintenance).
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from spark_log import clock
 from spark_log.cluster import promotion as acceptance
@@ -47,16 +49,14 @@ _CATALOG_MS = 2_000
 
 def _reconcile(context: PeriodicTaskContext, group_ids: Sequence[str]) -> None:
     assignors = known_assignors()
-    failed: Exception | None = None
-    for group_id in group_ids:
-        try:
-            reconcile_group(context.cluster.store, group_id, assignors, context.fence)
-        except NotCoordinatorError:
-            raise
-        except Exception as error:  # a group whose assignor fails, or whose rows are damaged, does not stop the others
-            failed = error
-    if failed is not None:
-        raise failed
+    with FirstFailure() as failure:
+        for group_id in group_ids:
+            try:
+                reconcile_group(context.cluster.store, group_id, assignors, context.fence)
+            except NotCoordinatorError:
+                raise
+            except Exception as error:  # of an assignor, or damaged rows: it does not stop the other groups
+                failure.keep(error)
 
 
 def _reconcile_groups(context: PeriodicTaskContext) -> None:
@@ -75,14 +75,12 @@ def _serve_share_groups(context: PeriodicTaskContext) -> None:
             end_idle_locks(store, context.fence)
         places = store.read(archiving_partitions)
         if places:
-            letters = DeadLetters(lambda: ClientLog(context.cluster, holder="coordinator: dead letters"))
-            try:
+            make_log = partial(ClientLog, context.cluster, holder="coordinator: dead letters")
+            with closing(DeadLetters(make_log)) as letters:
                 for group_id, key in places:
                     if context.stopping():
                         break
                     letters.write(group_id, key)
-            finally:
-                letters.close()
 
 
 GROUP_TASKS: tuple[PeriodicTask, ...] = (
@@ -95,8 +93,8 @@ GROUP_TASKS: tuple[PeriodicTask, ...] = (
 def _maintenance_task(task: Task, every_ms: Callable[[ClusterSettings], int]) -> PeriodicTask:
     def run(context: PeriodicTaskContext) -> list[str]:
         notes = []
-        writer = Writer(context.cluster.store, f"coordinator: {task.name}", context.settings.producer_write_id_lease_ms)
-        try:
+        lease_ms = context.settings.producer_write_id_lease_ms
+        with closing(Writer(context.cluster.store, f"coordinator: {task.name}", lease_ms)) as writer:
             maintenance = MaintenanceContext(
                 context.cluster,
                 context.settings,
@@ -108,8 +106,6 @@ def _maintenance_task(task: Task, every_ms: Callable[[ClusterSettings], int]) ->
             for report in task.run(maintenance):
                 logger.info("%s", report)
                 notes.append(str(report))
-        finally:
-            writer.close()
         return notes
 
     return PeriodicTask(f"maintenance: {task.name}", every_ms, run, task.after_a_pause)

@@ -36,11 +36,10 @@ from spark_log.log.partitions.partition_rows import check_here
 from spark_log.log.records.key_set import KeySet
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Slice
-from spark_log.maintenance.erase.dead_letter_topics import in_dead_letters
 from spark_log.maintenance.erase.erase_report import Erased
 from spark_log.maintenance.erase.key_matches import Scan, Write, holds, write_without
 from spark_log.maintenance.erase.purge import purge_old_files
-from spark_log.maintenance.erase.remaining_records import in_open_transactions
+from spark_log.maintenance.erase.remaining_records import in_dead_letters, in_open_transactions
 from spark_log.maintenance.erase.workers import ThreadWorkers, Workers
 from spark_log.maintenance.report import Amount
 from spark_log.maintenance.rewrite.rewrite_plan import Segment, plan_rewriting, segments
@@ -87,7 +86,10 @@ def erase(
         run.erase_all()
     finally:
         writer.close()
-    notes = _notes(above)
+    notes = [
+        f"partition {partition}: not looked at: {count_of(count, 'offset')} above the high watermark: erase again later"
+        for partition, count in above.items()
+    ]
     notes += cluster.store.read(lambda connection: in_open_transactions(connection, cluster, current))
     notes += in_dead_letters(cluster, current, team)
     try:
@@ -133,13 +135,6 @@ def _begin(
             )
         limits[partition] = end
     return topic, limits, {partition: leo - hw for partition, hw, leo in rows if leo > hw}
-
-
-def _notes(above: Mapping[int, int]) -> list[str]:
-    return [
-        f"partition {partition}: not looked at: {count_of(count, 'offset')} above the high watermark: erase again later"
-        for partition, count in above.items()
-    ]
 
 
 @dataclass

@@ -30,8 +30,10 @@ def keys_of(texts: Sequence[str], file: str | None, *, encoded: bool) -> pa.Arra
         keys, lines = _decoded(keys, "key"), _decoded(lines, "keys file: line")
     else:
         for number, line in enumerate(lines, 1):
-            if not _is_text(line):
-                raise InvalidOptionError(f"keys file: line {number} is not UTF-8; give the keys as base64")
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                raise InvalidOptionError(f"keys file: line {number} is not UTF-8; give the keys as base64") from None
     return pa.array([*keys, *(line for line in lines if line)], pa.binary())
 
 
@@ -51,11 +53,3 @@ def _decoded(texts: Iterable[bytes], what: str) -> list[bytes]:
         except binascii.Error:
             raise InvalidOptionError(f"{what} {number} is not base64") from None
     return decoded
-
-
-def _is_text(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -1,5 +1,5 @@
-"""Finds the places that still hold records of erased keys after a purge, and writes notes for users. A note names the
-place, and the action that deletes the records. Each action ends with running the same erase again.
+"""Finds the places that still hold records of erased keys after an erase or a purge, and writes notes for users. A note
+names the place, and the action that deletes the records. Each action ends with running the same erase again.
 """
 
 import io
@@ -13,14 +13,24 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDirInfo, is_topic_folder
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import SparkLogError, redact
-from spark_log.ids import LogDirId
-from spark_log.maintenance.erase.key_matches import OldFile, old_file_holds
+from spark_log.groups.share.rows import parsed_configs
+from spark_log.ids import LogDirId, OffsetRange
+from spark_log.log.reader import LogReader
+from spark_log.maintenance.erase.key_matches import OldFile, Scan, holds, old_file_holds
 from spark_log.maintenance.erase.workers import Workers
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
 from spark_log.maintenance.removal.orphans import is_copy, write_id_of
 from spark_log.metadata import tables as t
 from spark_log.metadata.prepared import in_list
-from spark_log.metadata.sql_columns import PRODUCER, RETIRED_REPLICA, TOPIC, TRANSACTION_SEGMENT, WRITE_ID
+from spark_log.metadata.sql_columns import (
+    GROUP_CONFIG,
+    PRODUCER,
+    RETIRED_REPLICA,
+    SHARE_PARTITION,
+    TOPIC,
+    TRANSACTION_SEGMENT,
+    WRITE_ID,
+)
 from spark_log.tables.iceberg.manifests import files_with_bounds
 from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, named_paths, table_folder
 from spark_log.tables.unfinished_files import is_unfinished
@@ -49,6 +59,43 @@ def in_open_transactions(connection: sa.Connection, cluster: Cluster, topic: Top
         " (`spark-log transaction abort` ends it), erase again"
         for name, count, inline in connection.execute(query)
     ]
+
+
+def in_dead_letters(cluster: Cluster, topic: Topic, workers: Workers) -> list[str]:
+    """Return a note for each topic to which a share group of this topic writes dead letters, and that holds records of
+    such keys or cannot be read. Share groups and their dead letters are in the home store.
+    """
+    if cluster is not cluster.home:
+        return []
+    targets = cluster.store.read(lambda connection: _dead_letter_topics(connection, cluster, topic))
+    return [
+        f"topic {target.name!r}, to which share groups of {topic.name} write dead letters, has records of such keys, or"
+        f" cannot be read: erase the keys there too (`spark-log topic erase {target.name}`)"
+        for target in targets
+        if _may_hold(cluster, target, workers)
+    ]
+
+
+def _dead_letter_topics(connection: sa.Connection, cluster: Cluster, topic: Topic) -> list[Topic]:
+    query = (
+        sa.select(GROUP_CONFIG.configs)
+        .distinct()
+        .join(t.share_partition, SHARE_PARTITION.group_id == GROUP_CONFIG.group_id)
+        .where(SHARE_PARTITION.topic_id == topic.topic_id)
+    )
+    configs = [parsed_configs(text, cluster.store.settings) for text in connection.execute(query).scalars()]
+    names = {config.errors_deadletterqueue_topic_name for config in configs} - {"", topic.name}
+    return sorted(find_topics(connection, names).values(), key=lambda target: target.name)
+
+
+def _may_hold(cluster: Cluster, target: Topic, workers: Workers) -> bool:
+    reader = LogReader(cluster)
+    try:
+        plan = reader.plan({tp: OffsetRange(*ends) for tp, ends in reader.positions(target).items()})
+        scans = [Scan(piece, piece.end, plan.log_dirs) for piece in plan.slices]
+        return any(verdict is not False for verdict in workers.run(holds, scans))
+    except SparkLogError:  # for example, retention deleted the records, or the topic was deleted, meanwhile
+        return True
 
 
 def after_purge(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topic, workers: Workers) -> list[str]:

@@ -1,4 +1,4 @@
-"""The log dirs from which a run of clean-up deletes files, or counts them."""
+"""The log dirs from which a run of clean-up deletes files, or counts them for a dry run."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,20 +53,26 @@ class CleanableLogDirs:
     """Write ids that are still registered, but are treated as expired."""
     stopping: Callable[[], bool] = lambda: False
     """Whether to leave the remaining files to the next run."""
+    dry_run: bool = False
+    """Whether the run counts the files that it would delete, each once, and changes nothing."""
+    counted: set[tuple[LogDirId, str]] = field(default_factory=set)
 
     @classmethod
-    def of(cls, cluster: Cluster, stopping: Callable[[], bool] = lambda: False) -> Self:
-        log_dirs = cls(cluster, cluster.log_dirs(), stopping=stopping)
+    def of(cls, cluster: Cluster, stopping: Callable[[], bool] = lambda: False, *, dry_run: bool = False) -> Self:
+        log_dirs = cls(cluster, cluster.log_dirs(), stopping=stopping, dry_run=dry_run)
         offline = sa.select(LOG_DIR.log_dir_id).where(~LOG_DIR.online)
         for log_dir_id in cluster.store.read(lambda c: c.execute(offline).scalars().all()):
             log_dirs.failures[LogDirId(log_dir_id)] = "it is offline"
         return log_dirs
 
     def decide(self, body: Callable[[sa.Connection], D]) -> D:
-        """Read the metadata that decides which files are deleted. None means that no file is deleted.
+        """Read the metadata that decides which files are deleted. None means that no file is deleted. In a dry run the
+        server need not be the primary any more.
 
         Raises StoreChangedError if the primary is another one than when the run began, and is not accepted yet.
         """
+        if self.dry_run:
+            return self.cluster.store.read(body)
 
         def read(connection: sa.Connection) -> D:
             check_identity(connection)
@@ -115,13 +121,18 @@ class CleanableLogDirs:
 
     def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
         """Delete those of these files that exist, and return their number and bytes."""
+        if self.dry_run:
+            paths = [path for path in paths if (log_dir_id, path) not in self.counted]
+            self.counted.update((log_dir_id, path) for path in paths)
         log_dir = self.open(log_dir_id)
         if log_dir is None or not paths:
             return Deleted()
         try:
             sizes = dict(zip(paths, log_dir.sizes(paths), strict=True))
             there = [path for path in paths if sizes[path] is not None]
-            self._delete_files(log_dir_id, log_dir, there)
+            if not self.dry_run:
+                with ThreadPoolExecutor(min(_THREADS, len(there) or 1), "spark-log-clean-up") as pool:
+                    list(pool.map(log_dir.delete, there))
         except UnsafePathError as error:  # the path contains a symbolic link
             return Deleted(notes=(redact(f"{self.infos[log_dir_id].uri}: {error}"),))
         except LOG_DIR_FAILURES as error:
@@ -129,29 +140,31 @@ class CleanableLogDirs:
             return Deleted()
         return Deleted(len(there), sum(size for size in sizes.values() if size is not None))
 
-    def _delete_files(self, log_dir_id: LogDirId, log_dir: LogDir, paths: Sequence[str]) -> None:
-        with ThreadPoolExecutor(min(_THREADS, len(paths) or 1), "spark-log-clean-up") as pool:
-            list(pool.map(log_dir.delete, paths))
-
     def delete_folder(self, log_dir: LogDir, folder: str) -> None:
         """Delete a folder with all its content."""
-        log_dir.delete_folder(folder)
+        if not self.dry_run:
+            log_dir.delete_folder(folder)
 
     def delete_empty_folder(self, log_dir: LogDir, folder: str) -> None:
         """Delete a folder if it is empty."""
-        log_dir.delete_empty_folder(folder)
+        if not self.dry_run:
+            log_dir.delete_empty_folder(folder)
 
     def publish(self, topic: Topic) -> None:
-        """Remove deleted files from the topic's Delta tables; raises the errors of `tables.publication.publish`."""
-        publish(self.cluster, topic)
+        """Remove deleted files from the topic's Delta tables. Raises the errors of `tables.publication.publish`, in a
+        dry run those for a store that is an older copy.
+        """
+        (check_publication if self.dry_run else publish)(self.cluster, topic)
 
     def try_publish(self, topic: Topic) -> None:
         """Publish like `publish`, but log a failure."""
-        try_publish(self.cluster, [topic], eager=True)
+        if not self.dry_run:
+            try_publish(self.cluster, [topic], eager=True)
 
     def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
         """Delete the metadata rows of deleted files."""
-        self.cluster.store.transact(delete_rows)
+        if not self.dry_run:
+            self.cluster.store.transact(lambda connection: delete_rows(connection))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -160,39 +173,3 @@ class CleanableLogDirs:
             for log_dir_id, reason in sorted(self.failures.items())
             if log_dir_id in self.infos
         )
-
-
-@dataclass
-class CountedLogDirs(CleanableLogDirs):
-    """Counts the files that clean-up would delete, for a dry run, and changes nothing. Each file counts once."""
-
-    counted: set[tuple[LogDirId, str]] = field(default_factory=set)
-
-    def decide(self, body: Callable[[sa.Connection], D]) -> D:
-        """Read the metadata. Nothing is deleted, so the server need not be the primary any more."""
-        return self.cluster.store.read(body)
-
-    def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
-        """Count those of these files that exist."""
-        new = [path for path in paths if (log_dir_id, path) not in self.counted]
-        self.counted.update((log_dir_id, path) for path in new)
-        return super().delete(log_dir_id, new)
-
-    def _delete_files(self, log_dir_id: LogDirId, log_dir: LogDir, paths: Sequence[str]) -> None:
-        pass
-
-    def delete_folder(self, log_dir: LogDir, folder: str) -> None:
-        pass
-
-    def delete_empty_folder(self, log_dir: LogDir, folder: str) -> None:
-        pass
-
-    def publish(self, topic: Topic) -> None:
-        """Raise the errors of `publish` for a store that is an older copy."""
-        check_publication(self.cluster, topic)
-
-    def try_publish(self, topic: Topic) -> None:
-        pass
-
-    def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
-        pass

@@ -171,15 +171,11 @@ def _needed(
     )
     names.update((number, path.rpartition("/")[2]) for number, path in connection.execute(retired))
     kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, topic.config.file_delete_delay_ms)
-    return Needed(names, _registered(connection, log_dirs, files), kept_since_ms)
+    return Needed(names, _registered(connection, files).difference(log_dirs.expired), kept_since_ms)
 
 
-def _registered(connection: sa.Connection, log_dirs: CleanableLogDirs, found: Sequence[tuple[int, Entry]]) -> set[str]:
+def _registered(connection: sa.Connection, found: Sequence[tuple[int, Entry]]) -> set[str]:
     """Return the write ids of these files that are registered."""
-    return _registered_here(connection, found).difference(log_dirs.expired)
-
-
-def _registered_here(connection: sa.Connection, found: Sequence[tuple[int, Entry]]) -> set[str]:
     ids = {write_id for _, file in found if (write_id := write_id_of(file.name))}
     query = sa.select(WRITE_ID.write_id).where(in_list(WRITE_ID.write_id, ids))
     return set(connection.execute(query).scalars())
@@ -257,7 +253,8 @@ def _needed_of_unknown(
     if folder in _known_folders(connection):
         return None
     kept_since_ms = acceptance.kept_since_ms(connection, log_dirs.cluster.store, TopicConfig().file_delete_delay_ms)
-    return Needed(write_ids=_registered(connection, log_dirs, files).union(write_ids), kept_since_ms=kept_since_ms)
+    registered = _registered(connection, files).difference(log_dirs.expired).union(write_ids)
+    return Needed(write_ids=registered, kept_since_ms=kept_since_ms)
 
 
 def _known_folders(connection: sa.Connection) -> set[str]:
@@ -284,7 +281,7 @@ def _delete_unknown(
         return Deleted()
     files = content.files
     try:
-        elsewhere = _in_stores(cluster, data_stores, lambda connection: _registered_here(connection, files))
+        elsewhere = _in_stores(cluster, data_stores, lambda connection: _registered(connection, files))
     except SparkLogError as error:
         return Deleted(notes=(redact(f"folder {folder} of an unknown topic stays: {error}"),))
     needed = log_dirs.decide(lambda connection: _needed_of_unknown(connection, log_dirs, folder, files, elsewhere))
