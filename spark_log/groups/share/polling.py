@@ -88,10 +88,6 @@ def run_steps(steps: Steps[T], run: Run) -> T:
         return result
 
 
-class _WouldBlock(Exception):
-    """Records must be read first."""
-
-
 class SharePolls:
     """Polls for members of share groups. Safe to share between threads."""
 
@@ -281,14 +277,15 @@ class SharePolls:
             offer = seen.offers[key]
             read = partial(self._read, group_id, key, assigned[key], offer, seen, limits.record_locks, request)
             try:
-                try:
-                    readable[key] = read(at_once=True)
-                except _WouldBlock:
+                ready = read(at_once=True)
+                if ready is None:
                     if position < len(keys) and self._reads.is_being_read(key):
                         later.append(key)
                         continue
                     yield None
-                    readable[key] = read(at_once=False)
+                    ready = read(at_once=False)
+                    assert ready is not None
+                readable[key] = ready
             except UnknownTopicOrPartitionError:
                 continue  # the next heartbeat brings an assignment without it
             except MetadataStoreUnavailableError:
@@ -326,13 +323,13 @@ class SharePolls:
     def _read(
         self, group_id: str, key: Key, name: str, offer: Offer, seen: Look, locks: int, request: Request,
         *, at_once: bool,
-    ) -> Readable:  # fmt: skip
-        """Read the records that a poll may acquire. With `at_once` it raises _WouldBlock if that may take long."""
+    ) -> Readable | None:  # fmt: skip
+        """Read the records that a poll may acquire. With `at_once` it returns None if that may take long."""
         needs: list[tuple[int, int]] = []
         ended = offer.wake_ms is not None and seen.now.expired(offer.wake_ms, offer.clock_epoch)
         if offer.available or ended:
             if at_once:
-                raise _WouldBlock
+                return None
             needs += self._available(group_id, key, request)
         due: Sequence[Delayed] = seen.due.get(key, ())
         needs += [(entry.offset, entry.offset + 1) for entry in due]
@@ -343,10 +340,9 @@ class SharePolls:
             needs.append((max(offer.next_offset, log_start), high_watermark))
         elif needs:
             needs.append((needs[-1][1], needs[-1][1]))  # nothing more is read
-        readable = self._reads.readable(key, name, offer.log.version, needs, offer.start_offset, at_once=at_once)
-        if readable is None:
-            raise _WouldBlock
-        return readable
+        if at_once:
+            return self._reads.readable_at_once(key, offer.log.version, needs, offer.start_offset)
+        return self._reads.readable(key, name, offer.log.version, needs, offer.start_offset)
 
     def _available(self, group_id: str, key: Key, request: Request) -> list[tuple[int, int]]:
         """Return Available ranges, and those whose locks ended, as many as one poll takes or more."""

@@ -70,13 +70,6 @@ class _Partition:
         later = [each.stretch.first for each in self.read if each.stretch.first > position]
         return position, min([end, *later])
 
-    def has(self, needs: Sequence[tuple[int, int]]) -> bool:
-        """Return whether all of the ranges were read; of the last one, its first offset."""
-        parts = [self.missing(first, end) for first, end in needs]
-        return all(part is None for part in parts[:-1]) and (
-            not parts or parts[-1] is None or parts[-1][0] > needs[-1][0]
-        )
-
     def add(self, read: _Read) -> None:
         self.read = sorted([*self.read, read], key=lambda each: each.stretch.first)
 
@@ -118,31 +111,19 @@ class ShareReads:
         """Held while `_partitions` changes."""
 
     def readable(
-        self,
-        key: Key,
-        name: str,
-        version: tuple[int, int],
-        needs: Sequence[tuple[int, int]],
-        keep_from: int,
-        *,
-        at_once: bool = False,
-    ) -> Readable | None:
+        self, key: Key, name: str, version: tuple[int, int], needs: Sequence[tuple[int, int]], keep_from: int
+    ) -> Readable:
         """Read the offsets of `needs`, half-open ranges below the high watermark, unless they are read already. The
         last range is read only as far as is convenient. Offsets below `keep_from` that are not needed are forgotten.
-        With `at_once`, return None if records must be read for it, or another thread reads the partition.
 
         Raises the errors of reading, UnknownTopicOrPartitionError if the topic does not exist any more, and
         StorageUnavailableError while another thread reads the partition for long.
         """
         here = self._partition(key, version)
-        if not here.lock.acquire(timeout=0 if at_once else _BUSY_S_MAX):
-            if at_once:
-                return None
+        if not here.lock.acquire(timeout=_BUSY_S_MAX):
             raise StorageUnavailableError(f"{name}-{key[1]}: another thread has been reading it for {_BUSY_S_MAX:g} s")
         try:
             here.forget_below(needs, keep_from)
-            if at_once and not here.has(needs):
-                return None
             for first, end in needs[:-1]:
                 while (missing := here.missing(first, end)) is not None and self._read(key, name, here, missing):
                     pass
@@ -151,9 +132,25 @@ class ShareReads:
             readable = here.readable
         finally:
             here.lock.release()
-        if not at_once:
-            self._evict(key)
+        self._evict(key)
         return readable
+
+    def readable_at_once(
+        self, key: Key, version: tuple[int, int], needs: Sequence[tuple[int, int]], keep_from: int
+    ) -> Readable | None:
+        """As `readable`. None if records must be read for it, or another thread reads the partition."""
+        here = self._partition(key, version)
+        if not here.lock.acquire(blocking=False):
+            return None
+        try:
+            here.forget_below(needs, keep_from)
+            if any(here.missing(first, end) is not None for first, end in needs[:-1]):
+                return None
+            if needs and (missing := here.missing(*needs[-1])) is not None and missing[0] == needs[-1][0]:
+                return None
+            return here.readable
+        finally:
+            here.lock.release()
 
     def _partition(self, key: Key, version: tuple[int, int]) -> _Partition:
         with self._lock:
