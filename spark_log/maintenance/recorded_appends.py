@@ -72,15 +72,12 @@ def append_records(
 
 
 def _table(records: Sequence[Recorded], partition: int, now_ms: int) -> pa.Table:
-    here = [record for record in records if record.partition == partition]
-    values = [
-        json.dumps({name: value for name, value in record.fields.items() if value is not None}).encode()
-        for record in here
-    ]
-    times = pa.array([now_ms * 1000] * len(here), pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type)
-    keys = [record.key.encode() for record in here]
-    columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.nulls(len(here)), times]
-    return pa.table(dict(zip(RECORD_SCHEMA.names, columns, strict=True))).cast(RECORD_SCHEMA)
+    rows = []
+    for record in records:
+        if record.partition == partition:
+            value = json.dumps({name: value for name, value in record.fields.items() if value is not None})
+            rows.append({"key": record.key.encode(), "value": value.encode(), "timestamp": now_ms * 1000})
+    return pa.Table.from_pylist(rows, schema=RECORD_SCHEMA)
 
 
 def _prepared_topic(cluster: Cluster, recorded: RecordedTopic, timeout_ms: int) -> Topic:

@@ -1,7 +1,7 @@
 """Counts in messages: the noun is singular after 1."""
 
 from spark_log.maintenance import Amount, Report
-from spark_log.maintenance.erase.erase_report import Erased
+from spark_log.maintenance.erase.erase import Erased
 from spark_log.maintenance.erase.purge import Purged
 from spark_log.spark.jobs.summary import BatchProgress, Stages, Summary, progress_line, summary_lines
 from spark_log.spark.streams.transactional_loop import Totals
