@@ -54,11 +54,10 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
         _accept(cluster, settings, fence, recorded, now)
 
     def commit(connection: sa.Connection) -> int:
-        fence(connection)
         server_identity.check_identity(connection)
         return server_identity.beat(connection, store.clock(connection).wall_ms)
 
-    number, file_name = store.transact(commit), _file_of(cluster)
+    number, file_name = store.transact(commit, fence=fence), _file_of(cluster)
 
     def write(info: LogDirInfo) -> None:
         file = cluster.log_dir(info).replace(file_name)
@@ -71,12 +70,8 @@ def beat(cluster: Cluster, settings: ClusterSettings, fence: Fence) -> None:
 
 
 def _void_beat(store: Store, fence: Fence) -> None:
-    def void(connection: sa.Connection) -> None:
-        fence(connection)
-        server_identity.void_beat(connection)
-
     if store.read(server_identity.last_beat).at_ms is not None:
-        store.transact(void)
+        store.transact(server_identity.void_beat, fence=fence)
 
 
 def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded: Identity, now: Identity) -> None:
@@ -84,7 +79,6 @@ def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded:
     beats = _beats_of_log_dirs(cluster, now)
 
     def accept(connection: sa.Connection) -> tuple[Beat, str | None]:
-        fence(connection)
         if server_identity.of_server(connection) != now or server_identity.recorded(connection) != recorded:
             return Beat(0, None, False), "it has changed again"
         last, now_ms = server_identity.last_beat(connection), store.clock(connection).wall_ms
@@ -105,7 +99,7 @@ def _accept(cluster: Cluster, settings: ClusterSettings, fence: Fence, recorded:
             server_identity.accept_promotion(connection, now_ms)
         return last, why_not
 
-    last, why_not = store.transact(accept)
+    last, why_not = store.transact(accept, fence=fence)
     if why_not is not None:
         raise StoreChangedError(
             f"the metadata store was {recorded}, and is {now}: not accepted without a person, since {why_not}; clean-up"

@@ -46,7 +46,7 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
     due = store.read(lambda connection: _due_groups(connection, store.clock(connection), retention_ms))
     gone = 0
     for group_ids in _portions(due):
-        gone += store.transact(partial(_expire_of_empty, store, fence, retention_ms, group_ids))
+        gone += store.transact(partial(_expire_of_empty, store, retention_ms, group_ids), fence=fence)
     with FirstFailure() as failure:
         for group_id in store.read(lambda connection: _with_members(connection, store.clock(connection), retention_ms)):
             with failure.attempt():
@@ -78,17 +78,10 @@ def _portions(groups: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
         yield portion
 
 
-def _expire_of_empty(
-    store: Store,
-    fence: Fence,
-    retention_ms: int,
-    group_ids: Sequence[str],
-    connection: sa.Connection,
-) -> int:
+def _expire_of_empty(store: Store, retention_ms: int, group_ids: Sequence[str], connection: sa.Connection) -> int:
     """Delete the expired offsets of those of the groups that are still empty, and the groups that then have none.
     Return the number of deleted offsets.
     """
-    fence(connection)
     before_ms = store.clock(connection).wall_ms - retention_ms
     empty = sa.select(CONSUMER_GROUP.group_id).where(
         in_list(CONSUMER_GROUP.group_id, group_ids), _empty_since(before_ms)
@@ -111,14 +104,13 @@ def _expire_unsubscribed(store: Store, group_id: str, retention_ms: int, fence: 
         return 0
 
     def expire(connection: sa.Connection) -> int:
-        fence(connection)
         rows.read_group(connection, group_id, lock=True)
         now = store.clock(connection)
         topic_ids = _unsubscribed_by(connection, group_id, now, retention_ms)
         where = (GROUP_OFFSET.group_id == group_id) & GROUP_OFFSET.topic_id.in_(topic_ids)
         return connection.execute(t.group_offset.delete().where(where, _old(now.wall_ms - retention_ms))).rowcount
 
-    return store.transact(expire)
+    return store.transact(expire, fence=fence)
 
 
 def count_expired_offsets(store: Store, settings: ClusterSettings) -> int:

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class MaintenanceContext:
-    """The input of a maintenance task: it calls `fence` first in each transaction, and names its files with
+    """The input of a maintenance task: it gives `fence` to each transaction, and names its files with
     `writer`.
     """
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import sqlalchemy as sa
-
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.cluster.log_dir_failures import failures_of_log_dirs
 from spark_log.config import ClusterSettings
 from spark_log.errors import InvalidConfigurationError
@@ -85,14 +84,9 @@ _CLOCK_WAS_SET = (
 )
 
 
-def expire_commit_tokens(store: Store, fence: Callable[[sa.Connection], None] = lambda _: None) -> None:
-    """Delete the commit tokens that are too old to be asked for. `fence` raises if the caller has lost its lease."""
-
-    def body(connection: sa.Connection) -> None:
-        fence(connection)
-        commit_tokens.expire(connection, store.clock(connection).wall_ms)
-
-    store.transact(body)
+def expire_commit_tokens(store: Store, fence: Fence = unfenced) -> None:
+    """Delete the commit tokens that are too old to be asked for."""
+    store.transact(lambda c: commit_tokens.expire(c, store.clock(c).wall_ms), fence=fence)
 
 
 def _expire(context: MaintenanceContext) -> Iterator[Report]:

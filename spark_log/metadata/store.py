@@ -208,13 +208,15 @@ class Store(StoreTime):
         self,
         body: Callable[[sa.Connection], T],
         *,
+        fence: Callable[[sa.Connection], object] = lambda _: None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         durable: bool = True,
         announce: bool = False,
         unlimited: bool = False,
         as_primary: bool = False,
     ) -> T:
-        """Run `body` in one write transaction, commit it, and return the result of `body`.
+        """Run `body` in one write transaction, commit it, and return the result of `body`. `fence` is called first, and
+        raises if the lease has ended under which the caller acts.
 
         Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`, after which
         MetadataStoreUnavailableError is raised. `body` may therefore run more than once, but is committed at most once:
@@ -245,6 +247,7 @@ class Store(StoreTime):
                         connection = connection.execution_options(isolation_level="REPEATABLE READ")
                     transaction = connection.begin()
                     try:
+                        fence(connection)
                         result = body(connection)
                         if not self.sqlite:  # a SQLite commit has no connection to lose
                             pid = engines.pid_of(connection)

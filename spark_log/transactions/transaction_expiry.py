@@ -49,7 +49,7 @@ def abort_timed_out(cluster: Cluster, fence: Fence = unfenced) -> Iterator[str]:
             for producer_id, transactional_id in timed_out(store):
                 batches = None
                 with failure.attempt():
-                    batches = store.transact(partial(_time_out, store, fence, producer_id), announce=True)
+                    batches = store.transact(partial(_time_out, store, producer_id), fence=fence, announce=True)
                 if batches is not None:
                     dropped += batches
                     yield transactional_id
@@ -77,12 +77,11 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
     return store.read(late)
 
 
-def _time_out(store: Store, fence: Fence, producer_id: int, connection: sa.Connection) -> list[PendingBatch] | None:
+def _time_out(store: Store, producer_id: int, connection: sa.Connection) -> list[PendingBatch] | None:
     """Abort the transaction if it has timed out, and return its pending batches. Otherwise return None.
 
     With parts it waits while the store is not the recorded one: a restored home store may not know its commit.
     """
-    fence(connection)
     now = store.clock(connection)
     try:
         before = lock_transaction(connection, now, producer_id)
@@ -101,7 +100,6 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
     expiration_ms = (settings or store.settings).transactional_id_expiration_ms
 
     def expire(connection: sa.Connection) -> int:
-        fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         idle = _idle_ids(before_ms).order_by(PRODUCER.producer_id).limit(_IDS_A_TURN).with_for_update(of=t.producer)
         # checked again under the lock: a transaction may have begun while this one waited for the lock
@@ -121,7 +119,7 @@ def expire_ids(store: Store, settings: ClusterSettings | None = None, fence: Fen
         return len(gone)
 
     total = 0
-    while gone := store.transact(expire):
+    while gone := store.transact(expire, fence=fence):
         total += gone
     return total
 
@@ -143,13 +141,12 @@ def expire_parts(data: Cluster, settings: ClusterSettings | None = None, fence: 
     gone = sorted(set(ids) - home.read_as_primary(known))
 
     def delete(portion: Collection[int], connection: sa.Connection) -> None:
-        fence(connection)
         delete_parts(connection, portion)
         delete_producer_batches(connection, portion)
         delete_producers(connection, portion)
 
     for first in range(0, len(gone), _IDS_A_TURN):
-        store.transact(partial(delete, gone[first : first + _IDS_A_TURN]))
+        store.transact(partial(delete, gone[first : first + _IDS_A_TURN]), fence=fence)
     return len(gone)
 
 

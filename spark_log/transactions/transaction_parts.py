@@ -326,12 +326,11 @@ def abort_part(
     """Drop the part of a transaction that home has not committed, and will not."""
 
     def body(connection: sa.Connection) -> list[PendingBatch]:
-        fence(connection)
         now = data.store.clock(connection)
         before = lock_part(connection, now, producer_id)
         return save_part(connection, now, before, part_rules.abort(before, number))
 
-    delete_files(data, data.store.transact(body, timeout_ms=timeout_ms))
+    delete_files(data, data.store.transact(body, fence=fence, timeout_ms=timeout_ms))
 
 
 def find_unfollowed(home: Store, connection: sa.Connection, store_id: StoreId) -> dict[int, Transaction | None]:

@@ -129,7 +129,6 @@ def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> 
         return before, step(advance(before, now.lease_ms), now.lease_ms), now
 
     def write(connection: sa.Connection) -> tuple[ClassicGroup, ClassicGroup, StoreClock]:
-        fence(connection)
         rows.read_group(connection, group_id, lock=True)
         before, after, now = read(connection)
         save_classic(connection, before, after, now)
@@ -137,7 +136,7 @@ def change(store: Store, group_id: str, step: Step, fence: Fence = unfenced) -> 
 
     before, after, now = store.read(read)
     if after != before:
-        before, after, now = store.transact(write)
+        before, after, now = store.transact(write, fence=fence)
         _announce(store, before, after)
     return _seen(after, now)
 

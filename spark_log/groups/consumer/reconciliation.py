@@ -38,7 +38,6 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
         return bool(dead) or notice_topics(row.group, row.topics, facts, facts.keys() | row.topics) != row.group
 
     def change(connection: sa.Connection) -> None:
-        fence(connection)
         row = rows.read_group(connection, group_id, lock=True)
         if row is None or row.type == rows.CLASSIC:
             return
@@ -56,7 +55,7 @@ def reconcile_group(store: Store, group_id: str, assignors: Mapping[str, Assigno
             rows.save_group(connection, group_id, noticed)
 
     if store.read(read):
-        store.transact(change, announce=True)
+        store.transact(change, fence=fence, announce=True)
         failpoint("group.changed")
     refresh_targets(store, group_id, assignors, fence)
 
@@ -144,7 +143,6 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
     changed = {m.member_id: targets[m.member_id] for m in members if targets[m.member_id] != m.member.target}
 
     def write(connection: sa.Connection) -> bool:
-        fence(connection)
         current = rows.read_group(connection, group_id, lock=True)
         if current is None or current.group.generation != generation:
             return False
@@ -155,7 +153,7 @@ def refresh_targets(store: Store, group_id: str, assignors: Mapping[str, Assigno
         failpoint("group.target-decided")
         return True
 
-    written = store.transact(write, announce=True)
+    written = store.transact(write, fence=fence, announce=True)
     failpoint("group.target-written")
     return written
 

@@ -95,7 +95,6 @@ def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> l
     durable = any(poll.acknowledgements for poll in polls)
 
     def body(connection: sa.Connection) -> _Transaction:
-        fence(connection)
         transaction = _Transaction(store, connection, polls)
         transaction.read()
         for poll in polls:
@@ -103,7 +102,7 @@ def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> l
         transaction.write()
         return transaction
 
-    done = store.transact(body, durable=durable)
+    done = store.transact(body, fence=fence, durable=durable)
     if done.became_available:
         store.changes.announce()
     failpoint("share.acknowledged" if durable else "share.acquired")

@@ -251,9 +251,4 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: S
 
 def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
     """Force everything appended so far to disk (flush.messages). One durable commit does this for the whole store."""
-
-    def body(connection: sa.Connection) -> None:
-        fence(connection)
-        set_recovery_points(connection, keys)
-
-    store.transact(body)
+    store.transact(lambda connection: set_recovery_points(connection, keys), fence=fence)

@@ -41,7 +41,6 @@ def expire_producers(
     expiration_ms = (settings or store.settings).producer_id_expiration_ms
 
     def expire(connection: sa.Connection) -> tuple[int, int]:
-        fence(connection)
         before_ms = store.clock(connection).wall_ms - expiration_ms
         silent = (
             _silent(before_ms, completely=home is None)
@@ -74,7 +73,7 @@ def expire_producers(
 
     total = 0
     while True:
-        due, gone = store.transact(expire)
+        due, gone = store.transact(expire, fence=fence)
         total += gone
         if due < _PRODUCERS_A_TURN:
             break
@@ -103,12 +102,11 @@ def _expire_copies(data: Store, home: Store, expiration_ms: int, fence: Callable
         gone = set(found).difference(home.read(lambda c, q=known: c.execute(q).scalars().all()))  # type: ignore[misc]
 
         def delete(connection: sa.Connection, gone: Collection[int] = gone) -> None:
-            fence(connection)
             still = sa.select(PRODUCER.producer_id).where(PRODUCER.producer_id.in_(gone), empty).with_for_update()
             delete_producers(connection, connection.execute(still).scalars().all())
 
         if gone:
-            data.transact(delete)
+            data.transact(delete, fence=fence)
             total += len(gone)
 
 

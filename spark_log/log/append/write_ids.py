@@ -72,10 +72,9 @@ def expire(store: Store, fence: Fence = unfenced) -> int:
     """
 
     def delete(connection: sa.Connection) -> int:
-        fence(connection)
         return connection.execute(t.write_id.delete().where(store.clock(connection).has_expired(WRITE_ID))).rowcount
 
-    return store.transact(delete)
+    return store.transact(delete, fence=fence)
 
 
 def expired(store: Store) -> set[str]:

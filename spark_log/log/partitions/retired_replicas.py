@@ -128,7 +128,6 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
     unclaimed = [row for row in rows if not row.deleting]
 
     def claim(portion: Sequence[Any], connection: sa.Connection) -> set[tuple[int, int, int]]:
-        fence(connection)
         states = lock_partitions(connection, [(row.topic_id, row.partition) for row in portion])
         mine = set()
         for row in portion:
@@ -142,7 +141,7 @@ def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
 
     claimed: set[tuple[int, int, int]] = set()
     for first in range(0, len(unclaimed), _CLAIMED_MAX):  # appends wait for the locks of the partitions
-        claimed |= store.transact(partial(claim, unclaimed[first : first + _CLAIMED_MAX]))
+        claimed |= store.transact(partial(claim, unclaimed[first : first + _CLAIMED_MAX]), fence=fence)
     return [
         (LogDirId(row.log_dir_id), (row.topic_id, row.partition), row.folder)
         for row in rows
@@ -170,10 +169,9 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
     log_dir.delete_empty_folder(folder)
 
     def forget(connection: sa.Connection) -> None:
-        fence(connection)
         connection.execute(t.retired_replica.delete().where(_THIS, RETIRED_REPLICA.deleting), this)
 
-    cluster.store.transact(forget)
+    cluster.store.transact(forget, fence=fence)
 
 
 def _parameters(log_dir_id: int, key: Key) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from itertools import takewhile
 
 import sqlalchemy as sa
 
-from spark_log.cluster.lease import Fence
 from spark_log.cluster.topics import Topic
 from spark_log.errors import InvalidConfigurationError
 from spark_log.failpoints import failpoint
@@ -32,6 +31,7 @@ from spark_log.maintenance.rewrite.segment_rewrite import discard, swap
 from spark_log.maintenance.rewrite.tail_seal import runs, sealing
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import COMPACTION, PARTITION
+from spark_log.metadata.store import Store
 from spark_log.remembered import BoundedDict
 from spark_log.tables.publication import publish_above_tails, try_publish
 from spark_log.tables.seen_offsets import listed_above_tail, overlaps, seen_offsets
@@ -298,13 +298,8 @@ class Compacting:
         unread = any(each.written is None and not unit.dirty for each, unit in counted)
         tombstones = sum(each.tombstones_left for each, _ in counted) + (planned.carried if unread else 0)
         store, fence = self._context.cluster.store, self._context.fence
-
-        def note(connection: sa.Connection) -> bool:
-            now_ms = store.clock(connection).wall_ms
-            return _note(connection, planned, tombstones, now_ms, fence)
-
         self._completed = True
-        if planned.end_offset and not store.transact(note):
+        if planned.end_offset and not store.transact(lambda c: _note(c, store, planned, tombstones), fence=fence):
             self.note_conflict(planned)
         elif planned.read_up_to:
             key = planned.topic.uuid, planned.partition
@@ -325,14 +320,13 @@ class Compacting:
         return Report("compact", self._topic.name, len(self._changed), self._before, self._after, notes)
 
 
-def _note(connection: sa.Connection, planned: CompactionPass, tombstones: int, now_ms: int, fence: Fence) -> bool:
-    fence(connection)
+def _note(connection: sa.Connection, store: Store, planned: CompactionPass, tombstones: int) -> bool:
     state = lock_partitions(connection, [planned.key]).get(planned.key)
     # an election may have truncated the log, and other records have the offsets
     if state is None or state.partition_epoch != planned.partition_epoch:
         return False
     passes = read_passes(connection, planned.key)
-    done = Pass(planned.end_offset, now_ms, tombstones)
+    done = Pass(planned.end_offset, store.clock(connection).wall_ms, tombstones)
     kept = remember(passes, done, planned.topic.config.delete_retention_ms)
     gone = [each.end_offset for each in passes if each not in kept]
     new = [

@@ -39,7 +39,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True)
 class PeriodicTaskContext:
-    """The arguments of a periodic task. The task calls `fence` first in each of its transactions; a long task polls
+    """The arguments of a periodic task. The task gives `fence` to each of its transactions; a long task polls
     `stopping` and returns early.
     """
 

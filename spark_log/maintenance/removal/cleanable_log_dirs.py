@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.lease import Fence
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.errors import UnsafePathError, redact
@@ -161,10 +162,10 @@ class CleanableLogDirs:
         if not self.dry_run:
             try_publish(self.cluster, [topic], eager=True)
 
-    def forget(self, delete_rows: Callable[[sa.Connection], None]) -> None:
+    def forget(self, delete_rows: Callable[[sa.Connection], None], fence: Fence) -> None:
         """Delete the metadata rows of deleted files."""
         if not self.dry_run:
-            self.cluster.store.transact(lambda connection: delete_rows(connection))
+            self.cluster.store.transact(delete_rows, fence=fence)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], fence: Fence) 
     dropped = Dropped()
     while numbers:
         try:
-            more, numbers = cluster.store.transact(lambda c, n=numbers: _drop_some(c, cluster, topic, n, fence))  # type: ignore[misc]
+            more, numbers = cluster.store.transact(partial(_drop_some, cluster, topic, numbers), fence=fence)
         except (UnsafePathError, CorruptRecordError, MetadataConflictError) as error:
             if len(numbers) == 1:
                 return dropped + Dropped(failed={numbers[0]: error})
@@ -174,10 +174,9 @@ def _drop(cluster: Cluster, topic: Topic, numbers: Sequence[int], fence: Fence) 
 
 
 def _drop_some(
-    connection: sa.Connection, cluster: Cluster, topic: Topic, numbers: Sequence[int], fence: Fence
+    cluster: Cluster, topic: Topic, numbers: Sequence[int], connection: sa.Connection
 ) -> tuple[Dropped, list[int]]:
     """Return the dropped segments, and the partitions that may have more segments to drop."""
-    fence(connection)
     now = cluster.store.clock(connection)
     before = lock_partitions(connection, [(topic.topic_id, number) for number in numbers])
     current = find_topics(connection, [topic.name]).get(topic.name)  # with its current config

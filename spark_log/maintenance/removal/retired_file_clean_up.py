@@ -101,8 +101,7 @@ def delete_retired_files(
             where.setdefault(LogDirId(log_dir_id), []).append(path)
         return paths, where
 
-    def forget(connection: sa.Connection, paths: Sequence[str], away: Mapping[LogDirId, Sequence[str]]) -> None:
-        fence(connection)
+    def forget(paths: Sequence[str], away: Mapping[LogDirId, Sequence[str]], connection: sa.Connection) -> None:
         # a Delta table in an offline log dir still lists them: compare the whole table when it is back
         listed = sa.exists().where(
             RETIRED_FILE.path.in_(paths), RETIRED_FILE.partition == PUBLICATION_CURSOR.partition, RETIRED_FILE.change
@@ -122,7 +121,7 @@ def delete_retired_files(
             deleted += log_dirs.delete(log_dir_id, here)
         failpoint("clean_up.retired-deleted")
         away = {log_dir_id: here for log_dir_id, here in where.items() if log_dir_id in log_dirs.failures}
-        log_dirs.forget(lambda connection, paths=paths, away=away: forget(connection, paths, away))  # type: ignore[misc]
+        log_dirs.forget(partial(forget, paths, away), fence)
         failpoint("clean_up.retired-forgotten")
         after = paths[-1]
     waiting = store.read(count_listed)
@@ -154,10 +153,6 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
         query = sa.select(RETIRED_COPY.path).where(here).order_by(RETIRED_COPY.path).limit(_FILES_MAX)
         return list(connection.execute(query).scalars()) or None
 
-    def forget(connection: sa.Connection, log_dir_id: LogDirId, paths: Sequence[str]) -> None:
-        fence(connection)
-        forget_copies(connection, topic, log_dir_id, paths)
-
     back = [log_dir_id for log_dir_id in store.read(waiting) if log_dirs.open(log_dir_id) is not None]
     if not back or log_dirs.stopping():
         return Deleted()
@@ -173,7 +168,7 @@ def delete_left_copies(cluster: Cluster, log_dirs: CleanableLogDirs, topic: Topi
             deleted += log_dirs.delete(log_dir_id, paths)
             if log_dir_id in log_dirs.failures:
                 break
-            log_dirs.forget(lambda connection, one=log_dir_id, paths=paths: forget(connection, one, paths))  # type: ignore[misc]
+            log_dirs.forget(partial(forget_copies, topic=topic, log_dir_id=log_dir_id, paths=paths), fence)
             after = paths[-1]
     return deleted
 
@@ -201,10 +196,6 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
         deleted = [folder for folder in folders if folder.rpartition("-")[2] not in ids]
         return deleted, {topic.folder for topic in find_topics(connection).values()}
 
-    def forget(connection: sa.Connection, folder: str) -> None:
-        fence(connection)
-        forget_folder(connection, folder)
-
     deleted = Deleted()
     folders, live = log_dirs.decide(due) or ([], set())
     for folder in folders:
@@ -221,7 +212,7 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
         deleted += log_dirs.use_again()
         failpoint("clean_up.topic-deleted")
         if everywhere:
-            log_dirs.forget(lambda connection, folder=folder: forget(connection, folder))  # type: ignore[misc]
+            log_dirs.forget(partial(forget_folder, folder=folder), fence)
     return deleted
 
 

@@ -193,7 +193,9 @@ def swap(
     for broker_id in written.failed:
         report_failure(cluster.store, rewriting.log_dirs[broker_id], written.facts.bytes)
     try:
-        swapped = cluster.store.transact(lambda c: _swap(c, cluster, write_id, rewriting, written, fence, erases))
+        swapped = cluster.store.transact(
+            lambda connection: _swap(connection, cluster, write_id, rewriting, written, erases), fence=fence
+        )
     except WriteIdExpiredError:
         swapped = False
     if not swapped:
@@ -231,10 +233,8 @@ def _swap(
     write_id: str,
     rewriting: Rewriting,
     written: Written,
-    fence: Fence,
     erases: bool,
 ) -> bool:
-    fence(connection)
     topic, inputs = rewriting.topic, rewriting.inputs
     key = topic.topic_id, rewriting.partition
     before = lock_partitions(connection, [key])

@@ -1,6 +1,6 @@
 """Decides about leaders and ISRs as the controller, and writes the decisions to the store.
 
-Only the holder of the lease `controller` acts. Each of its transactions first calls `fence`, which raises if its term
+Only the holder of the lease `controller` acts. Each of its transactions is given `fence`, which raises if its term
 has ended (invariant 5). It keeps no state in memory: each run reads from the store which partitions need a change.
 """
 
@@ -72,7 +72,7 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
         return _partitions_to_change(connection, alive_log_dirs(connection, store.clock(connection)), unclean)
 
     def elect(chosen: list[Key]) -> None:
-        part = store.transact(lambda connection: _elect(connection, store, fence, chosen, unclean), announce=True)
+        part = store.transact(lambda c: _elect(c, store, chosen, unclean), fence=fence, announce=True)
         for name in ("elected", "shrunk", "offline", "truncations"):
             getattr(done, name).extend(getattr(part, name))
 
@@ -123,14 +123,13 @@ def _change(
     """Apply a rule to partitions, with the log dirs that are alive, in one transaction. Returns the changed ones."""
 
     def body(connection: sa.Connection) -> list[Key]:
-        fence(connection)
         alive = alive_log_dirs(connection, store.clock(connection))
         before = lock_partitions(connection, list(keys))
         after = {key: rule(key, state, alive) for key, state in before.items()}
         save_partitions(connection, before, after)
         return [key for key, state in after.items() if state is not before[key]]
 
-    return store.transact(body, announce=True)
+    return store.transact(body, fence=fence, announce=True)
 
 
 def _partitions_to_change(
@@ -162,10 +161,7 @@ def _partitions_to_change(
     return sorted(keys)
 
 
-def _elect(
-    connection: sa.Connection, store: Store, fence: Fence, keys: list[Key], unclean: Collection[Key]
-) -> Elections:
-    fence(connection)
+def _elect(connection: sa.Connection, store: Store, keys: list[Key], unclean: Collection[Key]) -> Elections:
     now = store.clock(connection)
     alive = alive_log_dirs(connection, now)
     before = lock_partitions(connection, keys)

@@ -264,11 +264,7 @@ def _has_other_marker(directory: LogDir, log_dir: RegisteredLogDir, cluster_id: 
 
 
 def _change(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId], **values: object) -> None:
-    def body(connection: sa.Connection) -> None:
-        fence(connection)
-        change_log_dirs(connection, log_dir_ids, **values)
-
-    store.transact(body, announce=True)
+    store.transact(lambda connection: change_log_dirs(connection, log_dir_ids, **values), fence=fence, announce=True)
 
 
 def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answer: LogDirAnswer) -> None:
@@ -281,7 +277,7 @@ def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answ
     if answer.empty:  # the store before the marker: a marker with an unknown id would count as a former one
         marker_uuid = str(uuid.uuid4())
         before = log_dir
-        store.transact(lambda connection: _set(connection, fence, before, uuid=marker_uuid))
+        store.transact(lambda connection: _set(connection, before, uuid=marker_uuid), fence=fence)
         log_dir = replace(log_dir, uuid=marker_uuid)
     directory = LogDir(log_dir.uri, log_dir.store_id)
     topics = store.read(lambda connection: _topics_in(connection, log_dir.log_dir_id))
@@ -289,17 +285,16 @@ def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answ
     counter = max(log_dir.counter, answer.counter) + 1
     directory.write_marker(Marker(cluster.cluster_id, log_dir.broker_id, marker_uuid, counter))
     back = {"counter": counter, "online": True, "failure": None, "suspect_bytes": None}
-    store.transact(lambda connection: _set(connection, fence, log_dir, **back), announce=True)
+    store.transact(lambda connection: _set(connection, log_dir, **back), fence=fence, announce=True)
     logger.warning(
         "log dir %s is back%s: %s of its replicas lack files", redact(log_dir.uri), ", empty" * answer.empty, fallen
     )
 
 
-def _set(connection: sa.Connection, fence: Fence, log_dir: RegisteredLogDir, **values: object) -> None:
+def _set(connection: sa.Connection, log_dir: RegisteredLogDir, **values: object) -> None:
     """Change the row of a log dir that is offline. Raises LogDirMismatchError if it has been online since it was read,
     or got another id: what was listed before that, perhaps by a thread that hung, is out of date.
     """
-    fence(connection)
     still_offline = ~LOG_DIR.online & (LOG_DIR.counter == log_dir.counter) & (LOG_DIR.uuid == log_dir.uuid)
     if change_log_dirs(connection, [log_dir.log_dir_id], still_offline, **values) != 1:
         raise LogDirMismatchError(f"log dir {redact(log_dir.uri)}: another process has changed it")
@@ -325,7 +320,7 @@ def _check_files(store: Store, fence: Fence, log_dir: RegisteredLogDir, director
         sizes = {}
 
     def body(connection: sa.Connection) -> int:
-        _set(connection, fence, log_dir, online=False)
+        _set(connection, log_dir, online=False)
         here = (REPLICA.topic_id == topic.topic_id) & (REPLICA.log_dir_id == log_dir_id)
         rows = connection.execute(sa.select(REPLICA.partition, REPLICA.broker_id).where(here)).all()
         before = lock_partitions(connection, [(topic.topic_id, row.partition) for row in rows])
@@ -344,7 +339,7 @@ def _check_files(store: Store, fence: Fence, log_dir: RegisteredLogDir, director
             compare_whole_tables(connection, topic.topic_id, PUBLICATION.log_dir_id == log_dir_id)
         return fallen
 
-    return store.transact(body)
+    return store.transact(body, fence=fence)
 
 
 def _first_missing(

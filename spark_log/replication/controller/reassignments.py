@@ -7,6 +7,7 @@ any process can continue after another one has died.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -113,12 +114,7 @@ def finish_reassignments(store: Store, fence: Fence) -> list[Key]:
     done: list[Key] = []
     for first in range(0, len(ready), _SWITCHED_PER_TRANSACTION):
         chosen = ready[first : first + _SWITCHED_PER_TRANSACTION]
-
-        def body(connection: sa.Connection, chosen: list[Key] = chosen) -> list[Key]:
-            fence(connection)
-            return _switch(connection, store, chosen)
-
-        switched = store.transact(body, announce=True)
+        switched = store.transact(partial(_switch, store=store, chosen=chosen), fence=fence, announce=True)
         if switched:
             failpoint("reassignment.switched")
         done += switched
