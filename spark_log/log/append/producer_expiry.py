@@ -1,9 +1,10 @@
 """Expires producers that have not appended for producer.id.expiration.ms, as in Kafka."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
+from spark_log.cluster.lease import Fence, unfenced
 from spark_log.config import ClusterSettings
 from spark_log.log.append.producer_rows import (
     delete_producer_batches,
@@ -23,7 +24,7 @@ _LAST_ID = sa.select(sa.func.max(_ALL.c.producer_id)).scalar_subquery()
 def expire_producers(
     store: Store,
     settings: ClusterSettings | None = None,
-    fence: Callable[[sa.Connection], None] = lambda _: None,
+    fence: Fence = unfenced,
     *,
     home: Store | None = None,
 ) -> int:
@@ -80,7 +81,7 @@ def expire_producers(
     return total + (0 if home is None else _expire_copies(store, home, expiration_ms, fence))
 
 
-def _expire_copies(data: Store, home: Store, expiration_ms: int, fence: Callable[[sa.Connection], None]) -> int:
+def _expire_copies(data: Store, home: Store, expiration_ms: int, fence: Fence) -> int:
     """Delete the rows of a data store without sequences whose producers home has deleted."""
     empty = ~sa.exists().where(PRODUCER_BATCH.producer_id == PRODUCER.producer_id)
     without_a_name = PRODUCER.transactional_id.is_(None)
