@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -39,6 +40,8 @@ class _Waiting(Generic[Q, R]):
     request: Q
     seen: int
     """The number of the last change that a read for this request has seen."""
+    read_at_s: float = math.inf
+    """The time at which there may be news without a change, unless a read for this request has begun."""
     woken: "asyncio.Future[R | None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -49,8 +52,12 @@ class _Watch(Generic[Q, R]):
     waiting: set[_Waiting[Q, R]] = field(default_factory=set)
     seen: int = -1
     """The task waits for the store to change after this change number."""
-    older: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Is done when a request begins to wait that has seen less than `seen`. The task then reads at once."""
+    read_at_s: float = 0.0
+    """The time at which the task reads without a change."""
+    sooner: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Is done when a request begins to wait that has seen less than `seen`, or whose time is before `read_at_s`. Then
+    the task reads at once.
+    """
     task: "asyncio.Task[None] | None" = None
     last: News[Q, R] | None = None
 
@@ -66,14 +73,20 @@ class _Watch(Generic[Q, R]):
 class SharedWatches(Generic[K, Q, R]):
     """One watch for each key. Used by one event loop."""
 
-    def __init__(self, changes: ChangeWatch, read: Callable[[K, Sequence[Q]], Awaitable[News[Q, R]]]) -> None:
-        """`read` reads the store for the waiting requests of a key."""
-        self._changes, self._read = changes, read
+    def __init__(
+        self,
+        changes: ChangeWatch,
+        read: Callable[[K, Sequence[Q]], Awaitable[News[Q, R]]],
+        pause_s_min: float = 0.0,
+    ) -> None:
+        """`read` reads the store for the waiting requests of a key. The pause after it is `pause_s_min` at least."""
+        self._changes, self._read, self._pause_s_min = changes, read, pause_s_min
         self._watches: dict[K, _Watch[Q, R]] = {}
 
-    async def wait(self, key: K, request: Q, seen: int, timeout_s: float) -> R | None:
+    async def wait(self, key: K, request: Q, seen: int, timeout_s: float, wait_ms: int | None = None) -> R | None:
         """Return the news for the request since change number `seen` of the store. None means the time-out, or that the
-        store could not be read: then the request itself reads it, and meets the error.
+        store could not be read: then the request itself reads it, and meets the error. After `wait_ms` there may be
+        news without a change.
         """
         watch = self._watches.setdefault(key, _Watch())
         if watch.last is not None and watch.last.change > seen:
@@ -81,11 +94,13 @@ class SharedWatches(Generic[K, Q, R]):
             if result is not None:  # the others were woken before this one waited
                 return result
         me: _Waiting[Q, R] = _Waiting(request, seen)
+        if wait_ms is not None:
+            me.read_at_s = clock.monotonic_s() + wait_ms / 1000
         watch.waiting.add(me)
         if watch.task is None:
             watch.task = asyncio.create_task(self._follow(key, watch))
-        elif seen < watch.seen and not watch.older.done():
-            watch.older.set_result(None)
+        elif (seen < watch.seen or me.read_at_s < watch.read_at_s) and not watch.sooner.done():
+            watch.sooner.set_result(None)
         try:
             await asyncio.wait([me.woken], timeout=timeout_s)
             return me.woken.result() if me.woken.done() else None
@@ -102,17 +117,18 @@ class SharedWatches(Generic[K, Q, R]):
             began_s = clock.monotonic_s()
             try:
                 watch.seen = min(each.seen for each in watch.waiting)
-                watch.older = asyncio.get_running_loop().create_future()
-                await self._changes.wait(watch.seen, wait_s, watch.older)
+                watch.read_at_s = min(began_s + wait_s, *(each.read_at_s for each in watch.waiting))
+                watch.sooner = asyncio.get_running_loop().create_future()
+                await self._changes.wait(watch.seen, max(0.0, watch.read_at_s - began_s), watch.sooner)
                 began_s = clock.monotonic_s()
                 read_for = list(watch.waiting)
                 news = await self._read(key, [each.request for each in read_for])
                 for each in read_for:
-                    each.seen = news.change
+                    each.seen, each.read_at_s = news.change, math.inf
                 watch.last = news
                 watch.wake(news.result_of)
                 wait_s = _WAIT_S_MAX if news.wait_ms is None else min(_WAIT_S_MAX, news.wait_ms / 1000 + 0.001)
-                pause_s = min(_PAUSE * (clock.monotonic_s() - began_s), _PAUSE_S_MAX)
+                pause_s = min(max(_PAUSE * (clock.monotonic_s() - began_s), self._pause_s_min), _PAUSE_S_MAX)
             except Exception as error:
                 if not isinstance(error, SparkLogError):
                     logger.exception("requests that wait for %r cannot be woken by a common read", key)

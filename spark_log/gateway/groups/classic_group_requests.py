@@ -13,6 +13,7 @@ from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 from spark_log.errors import GroupAssignmentTooLargeError
 from spark_log.failpoints import failpoint
 from spark_log.gateway.api import Client
+from spark_log.gateway.groups.classic_waits import WaitingMember
 from spark_log.gateway.groups.member_requests import (
     BEATS_PER_SESSION,
     MEMBER_ID_REQUIRED,
@@ -39,13 +40,17 @@ _SKIPS_ASSIGNMENT_SINCE = 9
 
 
 class _Progress(NamedTuple, Generic[T]):
-    """The answer to a request, or None if it has to wait, and the state of the group that it has seen."""
+    """The answer to a request, or None if it has to wait, and the group that it has seen: its state, how long it stays
+    the same without a request, and the number of the store's last change before it was read.
+    """
 
     answer: T | None
     state: State
     generation: int
     protocol_type: str
     protocol: str
+    wait_ms: int | None
+    change: int
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
@@ -53,7 +58,7 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     members. Raises GroupMaxSizeReachedError if the group has no room for the member.
     """
     joining = _joining(request, client)
-    store, group_id = services.cluster.store, request.group_id
+    store, changes, group_id = services.cluster.store, services.changes, request.group_id
     member_id = joining.member_id or joining.new_id
     instance_id, session_timeout_ms = joining.instance_id, joining.session_timeout_ms
     id_required = joining.id_required
@@ -65,12 +70,13 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
         return rules.with_session_renewed(group, member_id, instance_id, now_ms)
 
     def again() -> _Progress[JoinAnswer]:
+        before = changes.current()
         seen = change_own(store, group_id, member_id, wait)
         if rules.leads(seen.group, member_id):
             seen = change(store, group_id, wait)  # the leader gets all members
-        return _progress(seen, answer)
+        return _progress(before, seen, answer)
 
-    progress = await services.call(_begin_join, store, group_id, joining, None if id_required else answer)
+    progress = await services.call(_begin_join, services, group_id, joining, None if id_required else answer)
     if id_required:
         return join_refused(member_id, MEMBER_ID_REQUIRED)
     # the store has the metadata: a member that waits, for minutes perhaps, holds no copy of it
@@ -97,12 +103,13 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
 
 
 def _begin_join(
-    store: Store, group_id: str, joining: Joining, answer: Callable[[ClassicGroup], JoinAnswer | None] | None
+    services: Services, group_id: str, joining: Joining, answer: Callable[[ClassicGroup], JoinAnswer | None] | None
 ) -> _Progress[JoinAnswer]:
+    store, before = services.cluster.store, services.changes.current()
     check_group_id(group_id)
     check_instance_id(joining.instance_id)
     check_session_timeout(joining.session_timeout_ms, store.settings)
-    return _progress(join_classic(store, group_id, joining), answer or (lambda _: None))
+    return _progress(before, join_classic(store, group_id, joining), answer or (lambda _: None))
 
 
 async def sync_group(services: Services, request: Message, _client: Client) -> Message:
@@ -119,13 +126,14 @@ async def sync_group(services: Services, request: Message, _client: Client) -> M
         return rules.wait_for_assignment(group, member_id, instance_id, generation, now_ms)
 
     def again() -> _Progress[bytes]:
-        return _progress(change_own(store, group_id, member_id, wait), answer)
+        before = services.changes.current()
+        return _progress(before, change_own(store, group_id, member_id, wait), answer)
 
     def begin_again(group: ClassicGroup, now_ms: int) -> ClassicGroup:
         return rules.begin_again(group, generation, now_ms)
 
     try:
-        progress = await services.call(_begin_sync, store, request, answer)
+        progress = await services.call(_begin_sync, services, request, answer)
         request.assignments = []
         _give_frame_back()
         session_ms = store.settings.group_min_session_timeout_ms
@@ -143,7 +151,7 @@ async def sync_group(services: Services, request: Message, _client: Client) -> M
 
 
 def _begin_sync(
-    store: Store, request: Message, answer: Callable[[ClassicGroup], bytes | None]
+    services: Services, request: Message, answer: Callable[[ClassicGroup], bytes | None]
 ) -> _Progress[bytes]:  # fmt: skip
     instance_id = getattr(request, "group_instance_id", None)
     given = {each.member_id: bytes(each.assignment) for each in request.assignments}
@@ -154,9 +162,10 @@ def _begin_sync(
         check_assignment(group, after)
         return after
 
-    seen = change(store, request.group_id, sync)
+    before = services.changes.current()
+    seen = change(services.cluster.store, request.group_id, sync)
     failpoint("gateway.group-synced")
-    return _progress(seen, answer)
+    return _progress(before, seen, answer)
 
 
 async def heartbeat(services: Services, request: Message) -> bool:
@@ -191,9 +200,9 @@ def _joining(request: Message, client: Client) -> Joining:
     )
 
 
-def _progress(seen: Seen, answer: Callable[[ClassicGroup], T | None]) -> _Progress[T]:
-    group = seen.group
-    return _Progress(answer(group), group.state, group.generation, group.protocol_type, group.protocol)
+def _progress(change: int, seen: Seen, answer: Callable[[ClassicGroup], T | None]) -> _Progress[T]:
+    group, wait_ms = seen
+    return _Progress(answer(group), group.state, group.generation, group.protocol_type, group.protocol, wait_ms, change)
 
 
 def _give_frame_back() -> None:
@@ -210,6 +219,7 @@ async def _wait_for(
     """Wait until there is an answer, beginning with `progress`. Return the progress with the answer, and the answer."""
     beat_s = session_timeout_ms / 1000 / BEATS_PER_SESSION
     while (answer := progress.answer) is None:
-        await services.classic_waits.wait(group_id, member_id, progress.state, progress.generation, beat_s)
+        waiting = WaitingMember(group_id, member_id, progress.state, progress.generation)
+        await services.classic_waits.wait(waiting, progress.change, progress.wait_ms, beat_s)
         progress = await services.call(again)
     return progress, answer

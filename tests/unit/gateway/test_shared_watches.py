@@ -40,8 +40,8 @@ class Store:
         await self.may_read.wait()
         return News(change, lambda topic: read.count(topic) if topic in topics and topic in read else None)
 
-    def begin(self, topic, seen, key="k"):
-        return asyncio.create_task(self.watches.wait(key, topic, seen, WAIT_S))
+    def begin(self, topic, seen, key="k", wait_ms=None):
+        return asyncio.create_task(self.watches.wait(key, topic, seen, WAIT_S, wait_ms))
 
 
 async def settle():
@@ -88,6 +88,20 @@ async def test_a_request_that_has_seen_the_last_change_causes_no_read():
     await asyncio.sleep(0.05)
     assert store.reads == [("a",)]
     for task in (first, *others):
+        task.cancel()
+
+
+async def test_the_store_is_read_when_there_may_be_news_without_a_change():
+    store = Store()
+    first = store.begin("a", 0)
+    await settle()
+    second = store.begin("b", 0, wait_ms=1)
+    await asyncio.sleep(0.05)
+    assert store.reads == [("a", "b")], "once, for all that wait"
+    alone = store.begin("c", 0, key="other", wait_ms=1)
+    await asyncio.sleep(0.05)
+    assert store.reads[1:] == [("c",)]
+    for task in (first, second, alone):
         task.cancel()
 
 
