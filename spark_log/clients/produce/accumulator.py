@@ -9,6 +9,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from kafka.errors import IllegalStateError
 
@@ -21,15 +22,14 @@ CHUNK_BYTES_MAX = 16 * 1024 * 1024
 """Size above which a topic batch is closed, so that the sender encodes it while the next one is filled."""
 
 
+@dataclass(slots=True, eq=False)
 class Queue:
     """The waiting topic batches of one topic, in order. The next record is added to `open`."""
 
-    __slots__ = ("closed", "full_bytes", "name", "open")
-
-    def __init__(self, name: str, full_bytes: int) -> None:
-        self.name, self.full_bytes = name, full_bytes
-        self.open: TopicBatch | None = None
-        self.closed: deque[TopicBatch] = deque()
+    name: str
+    full_bytes: int
+    open: TopicBatch | None = None
+    closed: deque[TopicBatch] = field(default_factory=deque)
 
 
 class Accumulator:

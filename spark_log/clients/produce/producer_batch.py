@@ -13,6 +13,7 @@ import logging
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from spark_log.log.records.segment_write import own
 logger = logging.getLogger(__name__)
 
 _Longs = npt.NDArray[np.int64] | Sequence[int]
+_Data = bytes | None
 Headers = list[tuple[str, bytes]]
 RECORD_BYTES = 96
 """Bytes of a record in addition to its key and value: an upper bound for a record without headers, in which Kafka's
@@ -47,58 +49,34 @@ def call_logged(callback: Callback | None, argument: object) -> None:
             logger.exception("error in the callback %s of a future", callback)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProducerBatch:
     """The records of a topic batch for one partition, in order. It is appended, and retried, as a whole."""
 
-    __slots__ = (
-        "alone",
-        "attempts",
-        "base_offset",
-        "bytes",
-        "count",
-        "deadline_s",
-        "disk_full",
-        "done",
-        "error",
-        "in_doubt",
-        "last_error",
-        "number",
-        "owned",
-        "partition",
-        "position",
-        "retry_at_s",
-        "table",
-        "topic",
-        "topic_batch",
-    )  # fmt: skip
+    topic_batch: "TopicBatch"
+    number: int
+    topic: Topic
+    partition: int
+    table: pa.Table
+    bytes: int
+    deadline_s: float
+    count: int = field(init=False)
+    attempts: int = 0
+    retry_at_s: float = 0.0
+    alone: bool = False
+    in_doubt: bool = False
+    last_error: Exception | None = None
+    disk_full: Exception | None = None
+    """The last error of a full disk."""
+    error: Exception | None = None
+    done: bool = False
+    base_offset: int = -1
+    owned: bool = False
+    position: int = -1
+    """Its position among the batches of its transaction."""
 
-    def __init__(
-        self,
-        topic_batch: "TopicBatch",
-        number: int,
-        topic: Topic,
-        partition: int,
-        table: pa.Table,
-        size: int,
-        deadline_s: float,
-    ) -> None:
-        self.topic_batch, self.number, self.topic, self.partition, self.table = (
-            topic_batch,
-            number,
-            topic,
-            partition,
-            table,
-        )
-        self.count, self.bytes, self.deadline_s = table.num_rows, size, deadline_s
-        self.attempts, self.retry_at_s, self.alone, self.in_doubt = 0, 0.0, False, False
-        self.last_error: Exception | None = None
-        self.disk_full: Exception | None = None
-        """The last error of a full disk."""
-        self.error: Exception | None = None
-        self.done, self.base_offset = False, -1
-        self.owned = False
-        self.position = -1
-        """Its position among the batches of its transaction."""
+    def __post_init__(self) -> None:
+        self.count = self.table.num_rows
 
     @property
     def key(self) -> tuple[str, int]:
@@ -110,6 +88,7 @@ class ProducerBatch:
             self.table, self.owned = own([self.table]), True
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TopicBatch:
     """The records of `send` as columns, one row per record. The accumulator's lock guards them until the sender takes
     the batch.
@@ -118,53 +97,29 @@ class TopicBatch:
     first record by the monotonic clock.
     """
 
-    __slots__ = (
-        "batch_of",
-        "batches",
-        "bytes",
-        "callbacks",
-        "condition",
-        "error",
-        "faults",
-        "header_sizes",
-        "headers",
-        "key_sizes",
-        "keys",
-        "listener",
-        "made_s",
-        "open_batches",
-        "partitions",
-        "row_of",
-        "times_ms",
-        "timestamps",
-        "topic",
-        "unsettled",
-        "value_sizes",
-        "values",
-    )  # fmt: skip
-
-    def __init__(self, topic: str) -> None:
-        self.topic, self.made_s, self.bytes = topic, clock.monotonic_s(), 0
-        self.keys: list[bytes | None] = []
-        self.values: list[bytes | None] = []
-        self.headers: dict[int, Headers] = {}
-        self.partitions: dict[int, int] = {}
-        self.timestamps = array("q")
-        self.condition = threading.Condition(threading.Lock())
-        self.callbacks: dict[int | None, list[_CallbacksOfRecord]] = {}
-        """The callbacks of records whose outcome is open, by the number of their batch; None before the assembly."""
-        self.listener: Callable[[], None] | None = None
-        self.batches: Sequence[ProducerBatch] | None = None
-        self.open_batches = -1
-        self.unsettled = 0
-        self.error: Exception | None = None
-        self.faults: dict[int, Exception] = {}
-        self.header_sizes: dict[int, int] = {}
-        self.batch_of: _Longs = ()
-        self.row_of: _Longs = ()
-        self.times_ms: _Longs = ()
-        self.key_sizes: _Longs = ()
-        self.value_sizes: _Longs = ()
+    topic: str
+    made_s: float = field(default_factory=clock.monotonic_s)
+    bytes: int = 0
+    keys: list[_Data] = field(default_factory=list)
+    values: list[_Data] = field(default_factory=list)
+    headers: dict[int, Headers] = field(default_factory=dict)
+    partitions: dict[int, int] = field(default_factory=dict)
+    timestamps: "array[int]" = field(default_factory=lambda: array("q"))
+    condition: threading.Condition = field(default_factory=lambda: threading.Condition(threading.Lock()))
+    callbacks: dict[int | None, list[_CallbacksOfRecord]] = field(default_factory=dict)
+    """The callbacks of records whose outcome is open, by the number of their batch; None before the assembly."""
+    listener: Callable[[], None] | None = None
+    batches: Sequence[ProducerBatch] | None = None
+    open_batches: int = -1
+    unsettled: int = 0
+    error: Exception | None = None
+    faults: dict[int, Exception] = field(default_factory=dict)
+    header_sizes: dict[int, int] = field(default_factory=dict)
+    batch_of: _Longs = ()
+    row_of: _Longs = ()
+    times_ms: _Longs = ()
+    key_sizes: _Longs = ()
+    value_sizes: _Longs = ()
 
     @property
     def done(self) -> bool:
