@@ -15,15 +15,14 @@ from spark_log.clients.consume.consumer_settings import ConsumerSettings
 from spark_log.clients.consume.subscription import checked_partition
 from spark_log.clients.consume.topic_watch import partition_counts
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.each_store import by_store
+from spark_log.cluster.each_store import in_stores_of
 from spark_log.cluster.names import is_legal
-from spark_log.cluster.topics import Topic, find_topics
+from spark_log.cluster.topics import find_topics
 from spark_log.errors import IllegalStateError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed
-from spark_log.ids import StoreId
-from spark_log.log.segments.plan import PartitionSnapshot, TimeLookup, find_positions, plan_time_lookups
+from spark_log.log.segments.plan import TimeLookup, find_positions, plan_time_lookups
 from spark_log.log.segments.slices import Positions
-from spark_log.log.segments.timed_offsets import first_records
+from spark_log.log.segments.timed_offsets import TimedOffset, first_records
 
 
 class ConsumerQueries(ConsumerBase[ConsumerRecord]):
@@ -63,14 +62,20 @@ class ConsumerQueries(ConsumerBase[ConsumerRecord]):
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record of each partition with timestamp >= the given one (ms), or None if there is none.
 
-        All are from one snapshot. Raises ValueError for a timestamp below 0. UnknownTopicOrPartitionError names a
-        partition that does not exist.
+        All of a store are from one snapshot. Raises ValueError for a timestamp below 0. UnknownTopicOrPartitionError
+        names a partition that does not exist.
         """
-        wanted = {checked_partition(partition): int(timestamp) for partition, timestamp in timestamps.items()}
-        for partition, timestamp in wanted.items():
+        times_ms = {checked_partition(partition): int(timestamp) for partition, timestamp in timestamps.items()}
+        for partition, timestamp in times_ms.items():
             if timestamp < 0:
                 raise ValueError(f"The target time for partition {partition} is {timestamp}. It cannot be negative.")
-        return _offsets_for_times(self.cluster, wanted, self.settings.client_rack or None)
+        ours = {ids.TopicPartition(*partition): timestamp for partition, timestamp in times_ms.items()}
+        rack = self.settings.client_rack or None
+        records = in_stores_of(self.cluster, ours, partial(_first_records, rack=rack))
+        return {
+            partition: None if record is None else OffsetAndTimestamp(record.offset, record.timestamp_ms, -1)
+            for partition, record in ((partition, records[partition]) for partition in times_ms)
+        }
 
     @translated
     def committed(
@@ -104,7 +109,11 @@ class ConsumerQueries(ConsumerBase[ConsumerRecord]):
         """Do nothing: the constructor has opened the cluster."""
 
     def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
-        return _all_ends(self.cluster, [checked_partition(partition) for partition in partitions])
+        ours = dict.fromkeys(ids.TopicPartition(*checked_partition(partition)) for partition in partitions)
+        positions = in_stores_of(
+            self.cluster, ours, lambda view, here: view.store.read(partial(_positions, partitions=here))
+        )
+        return {TopicPartition(*partition): positions[partition] for partition in ours}
 
     def required_group(self) -> str:
         if self.settings.group_id is None:
@@ -117,68 +126,28 @@ def _partition_count(cluster: Cluster, topic: str) -> int:
     return partition_counts(cluster, [topic]).get(topic, 0) if is_legal(topic) else 0
 
 
-def _all_ends(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Positions]:
-    """Return log start offsets and high watermarks, in one snapshot of each store. UnknownTopicOrPartitionError names
-    an unknown partition.
-    """
-    wanted = [partition for partition in partitions if is_legal(partition.topic)]
-    positions = cluster.store.read(lambda connection: find_positions(connection, wanted))
-    missing = [partition for partition in wanted if partition not in positions]
-    if missing:
-        for store_id, topics in _elsewhere(cluster, missing).items():
-            names = {topic.name for topic in topics}
-            there = [partition for partition in missing if partition.topic in names]
-            find = partial(find_positions, partitions=there)
-            positions |= cluster.at(store_id).store.read(find)
-    return _checked(positions, partitions)
-
-
-def _elsewhere(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[StoreId, list[Topic]]:
-    """Return the topics of these partitions that are in data stores."""
-    topics = cluster.store.read(lambda connection: find_topics(connection, {topic for topic, _ in partitions}))
-    return by_store(topic for topic in topics.values() if topic.store_id != cluster.store_id)
-
-
-def _checked(
-    positions: Mapping[ids.TopicPartition, PartitionSnapshot], partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, Positions]:
+def _positions(
+    connection: sa.Connection, partitions: Collection[ids.TopicPartition]
+) -> dict[ids.TopicPartition, Positions]:
+    """Return log start offsets and high watermarks. UnknownTopicOrPartitionError names an unknown partition."""
+    found = find_positions(connection, [partition for partition in partitions if is_legal(partition.topic)])
     for partition in partitions:
-        if partition not in positions:
-            raise UnknownTopicOrPartitionError(
-                f"partition {partition.topic}-{partition.partition}: unknown topic or partition"
-            )
-    return {partition: positions[partition].positions for partition in partitions}
+        if partition not in found:
+            raise UnknownTopicOrPartitionError(f"partition {partition}: unknown topic or partition")
+    return {partition: found[partition].positions for partition in partitions}
 
 
-def _offsets_for_times(
-    cluster: Cluster, timestamps_ms: Mapping[TopicPartition, int], rack: str | None
-) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+def _first_records(
+    view: Cluster, times_ms: Mapping[ids.TopicPartition, int], rack: str | None
+) -> dict[ids.TopicPartition, TimedOffset | None]:
     """Return the first readable record of each partition with timestamp >= the given one, or None."""
 
-    elsewhere: dict[StoreId, list[Topic]] = {}
-
     def plan(connection: sa.Connection) -> dict[ids.TopicPartition, TimeLookup]:
-        topics = find_topics(connection, {topic for topic, _ in timestamps_ms})
-        away = by_store(topic for topic in topics.values() if topic.store_id != cluster.store_id)
-        elsewhere.clear()
-        elsewhere.update(away)
-        names = {topic.name for those in away.values() for topic in those}
-        here = [partition for partition in timestamps_ms if partition.topic not in names]
-        _checked(find_positions(connection, [each for each in here if is_legal(each.topic)]), here)
-        return plan_of(connection, [topic for topic in topics.values() if topic.name not in names])
-
-    def plan_of(connection: sa.Connection, topics: Collection[Topic]) -> dict[ids.TopicPartition, TimeLookup]:
+        _positions(connection, times_ms)
         lookups: dict[ids.TopicPartition, TimeLookup] = {}
-        for topic in topics:
-            wanted = {number: at_ms for (its, number), at_ms in timestamps_ms.items() if its == topic.name}
-            lookups |= plan_time_lookups(connection, topic, wanted, rack)
+        for topic in find_topics(connection, {name for name, _ in times_ms}, only_live=False).values():
+            times = {number: at_ms for (name, number), at_ms in times_ms.items() if name == topic.name}
+            lookups |= plan_time_lookups(connection, topic, times, rack)
         return lookups
 
-    records = first_records(cluster, cluster.store.read(plan))
-    for store_id, topics in elsewhere.items():
-        data = cluster.at(store_id)
-        records |= first_records(data, data.store.read(partial(plan_of, topics=topics)))
-    return {
-        partition: None if record is None else OffsetAndTimestamp(record.offset, record.timestamp_ms, -1)
-        for partition, record in ((partition, records[partition]) for partition in timestamps_ms)
-    }
+    return first_records(view, view.store.read(plan))
