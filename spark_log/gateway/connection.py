@@ -21,9 +21,8 @@ from spark_log.gateway.access.entry import Admitted
 from spark_log.gateway.access.login import KEYS, Login
 from spark_log.gateway.api import Api, Client, read_header
 from spark_log.gateway.client_reader import FrameStart, abort, read_rest, read_start
-from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.bulkheads import CpuTime, Lane, RequestContext, request_context
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES
-from spark_log.gateway.limits.request_context import CpuTime, RequestContext, request_context
 from spark_log.gateway.limits.request_memory import RequestMemory, ResponseTooLargeError
 from spark_log.gateway.protocol.request_limits import ELEMENT_BYTES, ON_LOOP_ELEMENTS
 from spark_log.gateway.protocol.wire import (

@@ -25,9 +25,8 @@ from spark_log.gateway.groups import (
     group_requests,
     streams_group_requests,
 )
-from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.bulkheads import Lane, RequestContext, request_context
 from spark_log.gateway.limits.networks import network_of
-from spark_log.gateway.limits.request_context import RequestContext, request_context
 from spark_log.gateway.live_gateways import GatewaySession
 from spark_log.gateway.records import fetch_requests, offset_requests, produce_requests
 from spark_log.gateway.services import Services

@@ -14,12 +14,10 @@ from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.groups.classic_waits import ClassicWaits
 from spark_log.gateway.groups.heartbeat_sharing import Heartbeats
-from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
+from spark_log.gateway.limits.bulkheads import Bulkheads, Lane, request_context
 from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 from spark_log.gateway.limits.quota_budgets import QuotaBudgets
-from spark_log.gateway.limits.request_context import request_context
 from spark_log.gateway.limits.request_memory import RequestMemory
-from spark_log.gateway.limits.response_sizes import size_of
 from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.appender import Appender
@@ -34,6 +32,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
 
+ELEMENT_BYTES = 240
+"""Memory of a struct of a response with a few numbers: its object, and its encoded bytes."""
+PARTITION_BYTES, TOPIC_BYTES = 600, 500
+"""Memory of the description of a partition and of a topic, including the rows that are read for it."""
+_VALUE_BYTES = 40
+"""Memory of a string or an array element in addition to its bytes, which exist twice while the response is encoded."""
 _PORTION_BYTES = 256 * 1024
 """The approximate size of the part of a response that is made before memory is held for it."""
 _INLINE_BYTES = 2 * 1024 * 1024, 16 * 1024 * 1024
@@ -167,3 +171,21 @@ def _memory() -> RequestMemory:
     memory = request_context.get().memory
     assert memory is not None
     return memory
+
+
+def size_of(element: Message) -> int:
+    """Return the bytes of a struct of a response, including the structs in it."""
+    size, left = 0, [element]
+    while left:
+        one = left.pop()
+        if isinstance(one, str | bytes):
+            size += _VALUE_BYTES + 2 * len(one)
+        elif isinstance(one, list):
+            if one and isinstance(one[0], int):
+                size += _VALUE_BYTES * len(one)
+            else:
+                left += one
+        elif hasattr(one, "_struct"):
+            size += ELEMENT_BYTES
+            left += (getattr(one, name) for name in type(one)._struct.fields)
+    return size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_log import clock
-from spark_log.cluster.security.acl_rules import CLUSTER_NAME, Operation, ResourceType, Rights
+from spark_log.cluster.security.acl_rules import CLUSTER_NAME, OPERATIONS, Operation, ResourceType, Rights
 from spark_log.cluster.security.acls import read_acls
 from spark_log.errors import MetadataStoreUnavailableError, redact
 from spark_log.gateway.access.sasl import Call
@@ -40,6 +40,14 @@ class Access:
         if self.rights is None:
             return True
         return self.rights.allows_any(self.principal, self.host, operation, ResourceType.TOPIC)
+
+    def operations_on(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> frozenset[int]:
+        """Return the operations that the client may perform on the resource, as numbers of AclOperation (KIP-430)."""
+        return frozenset(int(each) for each in OPERATIONS[resource_type] if self.allows(each, resource_type, name))
+
+    def operation_bits(self, resource_type: ResourceType, name: str) -> int:
+        """Return `operations_on` as a bit field, for responses whose set kafka-python does not encode itself."""
+        return sum(1 << operation for operation in self.operations_on(resource_type, name))
 
 
 EVERYTHING = Access()

@@ -21,7 +21,7 @@ from spark_log.gateway.groups.member_requests import (
     join_refused,
     rebalance_timeout_ms,
 )
-from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.limits.bulkheads import request_context
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.services import Services

@@ -20,12 +20,10 @@ from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GroupDescription, MemberDescription
 from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client, blocking
-from spark_log.gateway.limits.response_sizes import ELEMENT_BYTES
-from spark_log.gateway.protocol.authorized_operations import operations_on
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, error_code, outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
-from spark_log.gateway.services import Needed, Services
+from spark_log.gateway.services import ELEMENT_BYTES, Needed, Services
 from spark_log.groups.consumer_messages import encode_assignment
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.group_operations import delete_group, delete_offsets_of_each
@@ -76,7 +74,7 @@ async def describe_groups(services: Services, request: Message, client: Client) 
 
     def operations(group_id: str) -> Collection[int] | None:
         wanted = request.include_authorized_operations
-        return operations_on(client.access, ResourceType.GROUP, group_id) if wanted else None
+        return client.access.operations_on(ResourceType.GROUP, group_id) if wanted else None
 
     def describe(group_id: str) -> GroupDescription:
         check_group_id(group_id)

@@ -12,7 +12,6 @@ from spark_log.gateway.access.rights import TOPIC_REFUSED, each_named
 from spark_log.gateway.api import Api, Client
 from spark_log.gateway.groups.consumer_group_requests import by_topic, topics_of
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
 from spark_log.gateway.protocol.error_codes import Outcome, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.schemas import (
@@ -57,7 +56,7 @@ def _described(type_: str, kind: Any, services: Services, request: Message, clie
     members = [] if description is None else description.members
     topics_here = topics_of(services, (p for each in members for p in each.assignment | each.target))
     if description is not None and request.include_authorized_operations:
-        operations = bits_of(operations_on(client.access, ResourceType.GROUP, group_id))
+        operations = client.access.operation_bits(ResourceType.GROUP, group_id)
     return kind(
         error_code=outcome.code,
         error_message=outcome.message,

@@ -1,13 +1,17 @@
-"""Divides the threads of a gateway, so that slow work of one kind, group or client leaves threads for the others."""
+"""Divides the threads of a gateway, so that slow work of one kind, group or client leaves threads for the others. Holds
+the facts about the request that the current task answers.
+"""
 
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from time import thread_time
 from typing import ParamSpec, TypeVar
 
 from spark_log.gateway.limits.request_memory import RequestMemory
@@ -36,6 +40,39 @@ class Lane(Enum):
 
     def __init__(self, _name: str, threads: int, of_name: int, of_client: int) -> None:
         self.threads, self.of_name, self.of_client = threads, of_name, of_client
+
+
+class CpuTime:
+    """Counts CPU seconds of the threads that work for a request. The calls of `measure` do not overlap."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def measure(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call the function, and add the CPU time that this thread uses for it."""
+        began_s = thread_time()
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            self.seconds += thread_time() - began_s
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """The limits that apply to a request. Its blocking calls use threads of `lane`, `client` and `name` (`Bulkheads`).
+
+    `memory` is None for calls of the gateway itself. `cpu` is None if no quota request_percentage limits the client:
+    then CPU time is not measured.
+    """
+
+    lane: Lane = Lane.OWN
+    client: str = ""
+    name: str | None = None
+    memory: RequestMemory | None = None
+    cpu: CpuTime | None = None
+
+
+request_context: ContextVar[RequestContext] = ContextVar("request_context", default=RequestContext())  # noqa: B039
 
 
 @dataclass(frozen=True, eq=False)

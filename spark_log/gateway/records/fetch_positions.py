@@ -18,7 +18,7 @@ from spark_log.errors import (
     UnsupportedVersionError,
 )
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.limits.bulkheads import request_context
 from spark_log.gateway.protocol.error_codes import NONE, UNKNOWN_SERVER_ERROR, error_code
 from spark_log.gateway.records.record_streams import Version
 from spark_log.gateway.records.topic_cache import TopicCache

@@ -11,8 +11,7 @@ from spark_log.cluster.security.acl_rules import Operation
 from spark_log.errors import MetadataStoreUnavailableError, SparkLogError
 from spark_log.gateway.access.rights import each_topic
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.limits.bulkheads import Lane, request_context
 from spark_log.gateway.protocol.error_codes import NONE
 from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.fetch_positions import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from spark_log.errors import SparkLogError
-from spark_log.gateway.limits.request_context import CpuTime
+from spark_log.gateway.limits.bulkheads import CpuTime
 from spark_log.gateway.limits.shared_calls import SharedCalls
 from spark_log.groups.share.polling import Steps
 from spark_log.groups.share.service import Outcome, Poll, run_polls

@@ -11,8 +11,7 @@ from spark_log.cluster.security.acl_rules import Operation
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError
 from spark_log.gateway.access.rights import TOPIC_REFUSED, on_group
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.limits.request_context import request_context
+from spark_log.gateway.limits.bulkheads import Lane, request_context
 from spark_log.gateway.protocol.error_codes import NONE, client_message, error_code
 from spark_log.gateway.protocol.schemas import (
     ShareAcknowledgeRequest,

@@ -17,7 +17,6 @@ from spark_log.gateway.access.rights import on_cluster
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
 from spark_log.gateway.live_gateways import choose_gateway
-from spark_log.gateway.protocol.authorized_operations import operations_on
 from spark_log.gateway.protocol.error_codes import NONE, outcome_of
 from spark_log.gateway.protocol.request_limits import TINY
 from spark_log.gateway.protocol.wire import Message
@@ -58,9 +57,7 @@ async def describe_cluster(services: Services, request: Message, client: Client)
         controller_id=min((each.gateway_id for each in gateways), default=-1),
         brokers=[kind(broker_id=each.gateway_id, host=each.host, port=each.port, rack=each.zone) for each in gateways],
         authorized_operations=(
-            operations_on(client.access, ResourceType.CLUSTER)
-            if request.include_cluster_authorized_operations
-            else None
+            client.access.operations_on(ResourceType.CLUSTER) if request.include_cluster_authorized_operations else None
         ),
     )
 

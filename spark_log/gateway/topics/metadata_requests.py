@@ -24,14 +24,12 @@ from spark_log.gateway.access.access import Access
 from spark_log.gateway.access.rights import SHOWN_TOPICS, TOPIC_REFUSED, Each, Resource, Whole, each_topic
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.limits.response_sizes import PARTITION_BYTES, TOPIC_BYTES
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
-from spark_log.gateway.protocol.authorized_operations import operations_on
 from spark_log.gateway.protocol.error_codes import NONE, error_code
 from spark_log.gateway.protocol.request_limits import TINY
 from spark_log.gateway.protocol.schemas import ApiVersionsRequest
 from spark_log.gateway.protocol.wire import Message
-from spark_log.gateway.services import Needed, Services
+from spark_log.gateway.services import PARTITION_BYTES, TOPIC_BYTES, Needed, Services
 from spark_log.ids import HOME, StoreId
 from spark_log.metadata.sql_columns import PARTITION
 from spark_log.replication.controller.topic_operations import create_topic
@@ -48,7 +46,6 @@ _NAMES_CLUSTER = 5
 """The first version of ApiVersions that names the cluster and the broker that the client believes to reach."""
 _INVALID_REQUEST, _REBOOTSTRAP_REQUIRED = 42, 129
 _NO_ID = uuid.UUID(int=0)
-GROUP, TRANSACTION = 0, 1
 _CREATED_TOGETHER_MAX = 100
 """The number of topics that one request creates. The client asks again for the others."""
 
@@ -157,7 +154,7 @@ def _metadata(
     if request.include_topic_authorized_operations:
         for answer in answers:
             answer.authorized_operations = (
-                operations_on(client.access, ResourceType.TOPIC, answer.name)
+                client.access.operations_on(ResourceType.TOPIC, answer.name)
                 if answer.error_code == NONE
                 else frozenset()
             )
@@ -174,9 +171,7 @@ def _metadata(
         controller_id=min((gateway.gateway_id for gateway in facts.gateways), default=-1),
         topics=answers,
         authorized_operations=(
-            operations_on(client.access, ResourceType.CLUSTER)
-            if request.include_cluster_authorized_operations
-            else None
+            client.access.operations_on(ResourceType.CLUSTER) if request.include_cluster_authorized_operations else None
         ),
     )
     return response, [name for name in names if name not in facts.by_name]

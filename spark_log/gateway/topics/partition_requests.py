@@ -28,13 +28,11 @@ from spark_log.gateway.access.refusals import refusal
 from spark_log.gateway.access.rights import SHOWN_TOPICS, each_topic, on_cluster
 from spark_log.gateway.api import Api, Client, blocking
 from spark_log.gateway.limits.bulkheads import Lane
-from spark_log.gateway.limits.response_sizes import PARTITION_BYTES, TOPIC_BYTES
 from spark_log.gateway.live_gateways import LiveGateway, choose_gateway, partition_fields, read_live_gateways
-from spark_log.gateway.protocol.authorized_operations import bits_of, operations_on
 from spark_log.gateway.protocol.error_codes import NONE, client_message, error_code, outcome_of
 from spark_log.gateway.protocol.request_limits import TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
-from spark_log.gateway.services import Needed, Services
+from spark_log.gateway.services import PARTITION_BYTES, TOPIC_BYTES, Needed, Services
 from spark_log.gateway.topic_stores import CHANGE_S
 from spark_log.gateway.topics.metadata_requests import add_epochs_of_data_stores, leader_epochs
 from spark_log.ids import TopicPartition
@@ -144,7 +142,7 @@ def _describe_topic_partitions(services: Services, request: Message, client: Cli
                 topic_id=_NO_ID if topic is None else uuid.UUID(hex=topic.uuid),
                 is_internal=is_internal(name),
                 partitions=partitions,
-                topic_authorized_operations=bits_of(operations_on(client.access, ResourceType.TOPIC, name)),
+                topic_authorized_operations=client.access.operation_bits(ResourceType.TOPIC, name),
             )
         )
     cursor = None

@@ -15,11 +15,10 @@ from spark_log.cluster.security.acl_rules import Operation, ResourceType
 from spark_log.facts import transactions as inspection
 from spark_log.gateway.access.rights import Shown, each_named, each_topic
 from spark_log.gateway.api import Api, Client
-from spark_log.gateway.limits.response_sizes import ELEMENT_BYTES
 from spark_log.gateway.protocol.error_codes import outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
-from spark_log.gateway.services import Needed, Services
+from spark_log.gateway.services import ELEMENT_BYTES, Needed, Services
 from spark_log.groups.consumer.topic_patterns import compile_pattern
 from spark_log.ids import TopicPartition, numbers_by_topic
 from spark_log.transactions.rules import TransactionState

@@ -9,9 +9,8 @@ import pytest
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway import shared_watches
 from spark_log.gateway.gateway_settings import GatewaySettings
-from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.bulkheads import Lane, RequestContext, request_context
 from spark_log.gateway.limits.memory_budget import MemoryBudget
-from spark_log.gateway.limits.request_context import RequestContext, request_context
 from spark_log.gateway.limits.request_memory import RequestMemory
 from spark_log.gateway.records import fetch_positions, fetch_requests
 from spark_log.gateway.records.fetch_positions import FetchWatches

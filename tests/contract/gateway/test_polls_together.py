@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_log.errors import UnknownTopicOrPartitionError
-from spark_log.gateway.limits.request_context import CpuTime
+from spark_log.gateway.limits.bulkheads import CpuTime
 from spark_log.gateway.shares import polls_together, share_requests
 from spark_log.gateway.shares.polls_together import PollsTogether
 from spark_log.groups.share import looks, rows

@@ -6,12 +6,10 @@ from types import SimpleNamespace
 import pytest
 from kafka.protocol.admin import ListGroupsResponse
 
-from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
+from spark_log.gateway.limits.bulkheads import Bulkheads, Lane, RequestContext, request_context
 from spark_log.gateway.limits.memory_budget import MemoryBudget
-from spark_log.gateway.limits.request_context import RequestContext, request_context
 from spark_log.gateway.limits.request_memory import RequestMemory, ResponseTooLargeError
-from spark_log.gateway.limits.response_sizes import size_of
-from spark_log.gateway.services import Needed, Services
+from spark_log.gateway.services import Needed, Services, size_of
 from tests.support.waiting import LIMIT_S
 
 RESPONSES_BYTES = 2_000_000

@@ -12,9 +12,8 @@ from spark_log.config.topic_configs import TopicConfig
 from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway.access.access import Access
 from spark_log.gateway.access.authorization import authorized
-from spark_log.gateway.limits.bulkheads import Lane
+from spark_log.gateway.limits.bulkheads import Lane, RequestContext, request_context
 from spark_log.gateway.limits.memory_budget import MemoryBudget
-from spark_log.gateway.limits.request_context import RequestContext, request_context
 from spark_log.gateway.limits.request_memory import RequestMemory
 from spark_log.gateway.protocol.wire import encode_response
 from spark_log.gateway.records import fetch_requests
