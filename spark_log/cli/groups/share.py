@@ -44,7 +44,7 @@ def config(
     - `spark-log share config workers --set share.auto.offset.reset=earliest --set share.delivery.count.limit=3`
     """
     from spark_log.clients.admin.audit import local_user
-    from spark_log.clients.admin.group_configs import alter_recorded
+    from spark_log.clients.admin.configs import alter_recorded
     from spark_log.facts.share_groups import group_config_entries
 
     changes = parse_changes(set_, unset)

@@ -4,8 +4,7 @@
     access_calls.py    its methods for users and ACLs
     admin_settings.py  its settings, and the calls of kafka-python that are not supported
     topics.py          topics, partitions, offsets, records
-    configs.py         configs of topics and of the cluster
-    group_configs.py   configs of share groups
+    configs.py         configs of topics, of groups and of the cluster
     partitions.py      elections, reassignments, log dirs, brokers
     groups.py          consumer groups and their offsets
     share_groups.py    its methods for share groups

@@ -9,8 +9,7 @@ from typing import Any
 
 from kafka.admin import AlterConfigOp, ConfigFilterType, ConfigResource, ConfigResourceType, ConfigSourceType
 
-from spark_log.clients.admin import group_configs
-from spark_log.clients.admin.audit import local_user
+from spark_log.clients.admin.audit import local_user, recorded
 from spark_log.clients.admin.outcomes import outcome_of
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
@@ -18,6 +17,7 @@ from spark_log.cluster.settings import alter_settings, read_settings
 from spark_log.cluster.topics import Topic, find_topic, list_topics
 from spark_log.config import ClusterSettings, TopicConfig, canonical, definitions, group_definitions
 from spark_log.errors import InvalidConfigurationError, InvalidTopicError, MetadataConflictError
+from spark_log.facts.share_groups import ConfigOrigin, group_config_entries
 from spark_log.groups.group_names import check_group_id
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rows import groups_with_configs
@@ -25,6 +25,11 @@ from spark_log.replication.controller import topic_operations
 
 _TRIES = 100
 """The number of attempts at a change of a topic's configs, of which each follows the change of another client."""
+_GROUP_SOURCES = {
+    ConfigOrigin.GROUP: ConfigSourceType.DYNAMIC_GROUP_CONFIG,
+    ConfigOrigin.CLUSTER: ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG,
+    ConfigOrigin.DEFAULT: ConfigSourceType.DEFAULT_CONFIG,
+}
 _SETTING_TYPES = {bool: "BOOLEAN", int: "LONG", str: "STRING"}
 """Kafka's types of cluster settings, by the type of their defaults."""
 
@@ -34,7 +39,7 @@ def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, d
     if _is_cluster(resource):
         return _cluster_entries(read_settings(cluster))
     if _is_group(resource):
-        return group_configs.config_entries(cluster, check_group_id(resource.name))
+        return _group_entries(cluster, check_group_id(resource.name))
     return entries_of(_topic_of(cluster, resource).overrides, everything=True)
 
 
@@ -58,6 +63,21 @@ def _cluster_entries(overrides: Mapping[str, str]) -> dict[str, dict[str, Any]]:
             "documentation": "",
         }
         for name, text in defaults.as_text().items()
+    }
+
+
+def _group_entries(cluster: Cluster, group_id: str) -> dict[str, dict[str, Any]]:
+    """Return the facts of all configs of a group, as a broker describes them."""
+    return {
+        entry.definition.name: {
+            "value": entry.value,
+            "read_only": False,
+            "is_sensitive": False,
+            "config_source": _GROUP_SOURCES[entry.origin].name,
+            "config_type": entry.definition.kind.upper(),
+            "documentation": entry.definition.doc,
+        }
+        for entry in group_config_entries(cluster.store, group_id)
     }
 
 
@@ -99,7 +119,7 @@ def alter_resource(
         if validate_only:
             alter_group_configs(cluster.store, group_id, texts, replace_all=not incremental, validate_only=True)
         else:
-            group_configs.alter_recorded(cluster, who, source, group_id, texts, replace_all=not incremental)
+            alter_recorded(cluster, who, source, group_id, texts, replace_all=not incremental)
         return
     for attempt in range(_TRIES):  # values may depend on present ones, which another client may change in between
         topic = _topic_of(cluster, resource)
@@ -113,6 +133,20 @@ def alter_resource(
         except MetadataConflictError:
             if attempt == _TRIES - 1:
                 raise
+
+
+def alter_recorded(
+    cluster: Cluster,
+    who: str,
+    source: str,
+    group_id: str,
+    changes: Mapping[str, str | None],
+    *,
+    replace_all: bool = False,
+) -> None:
+    """Set configs of a group as `alter_group_configs`. `who` and `source` are for the audit."""
+    with recorded(cluster, who, "IncrementalAlterConfigs", f"group {group_id}", changes, source):
+        alter_group_configs(cluster.store, group_id, changes, replace_all=replace_all)
 
 
 def _each(resources: Sequence[ConfigResource], action: Any) -> dict[str, dict[str, str]]:

@@ -75,8 +75,8 @@ def with_unknown(
 def commit_outcomes(
     request: Message, of_topic: type, of_partition: type, code: int, codes: Mapping[TopicPartition, int]
 ) -> list[Message]:
-    """Make the topics of a commit's response from its classes. All partitions have the error `code` if it is one;
-    otherwise a partition has its code in `codes`, or none.
+    """Make the topics of a response about committed offsets from its classes. All partitions have the error `code` if
+    it is one; otherwise a partition has its code in `codes`, or none.
     """
     return [
         of_topic(

@@ -20,6 +20,7 @@ from spark_log.facts import groups as group_inspection
 from spark_log.facts.groups import GroupDescription, MemberDescription
 from spark_log.gateway.access.rights import Shown, each_named, each_topic, on_group
 from spark_log.gateway.api import Api, Client, blocking
+from spark_log.gateway.groups.committed_offset_requests import commit_outcomes
 from spark_log.gateway.protocol.error_codes import NONE, Outcome, error_code, outcome_of
 from spark_log.gateway.protocol.request_limits import TINY, TRANSACTIONS
 from spark_log.gateway.protocol.wire import Message
@@ -158,19 +159,7 @@ def delete_committed_offsets(services: Services, request: Message, _client: Clie
         return OffsetDeleteResponse(error_code=outcome.code, throttle_time_ms=0, topics=[])
     codes = {partition: NONE if error is None else error_code(error) for partition, error in outcome.result.items()}
     kind = OffsetDeleteResponse.OffsetDeleteResponseTopic
-    topics = [
-        kind(
-            name=topic.name,
-            partitions=[
-                kind.OffsetDeleteResponsePartition(
-                    partition_index=requested.partition_index,
-                    error_code=codes[TopicPartition(topic.name, requested.partition_index)],
-                )
-                for requested in topic.partitions
-            ],
-        )
-        for topic in request.topics
-    ]
+    topics = commit_outcomes(request, kind, kind.OffsetDeleteResponsePartition, NONE, codes)
     return OffsetDeleteResponse(error_code=NONE, throttle_time_ms=0, topics=topics)
 
 
