@@ -1,5 +1,6 @@
 """Waits for conditions, for the end of a process, and for the end of its input; and threads that run until a stop."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -20,6 +21,13 @@ def wait_until(condition: Callable[[], T], what: str = "", pause_s: float = 0.01
         assert time.monotonic() < deadline_s, what
         time.sleep(pause_s)
     return value
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait in an event loop until the function returns a true value."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def ended(process: "subprocess.Popen[Any]", within_s: float) -> int | None:

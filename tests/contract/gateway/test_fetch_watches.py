@@ -20,7 +20,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.gateway_wire import fetch_request
 from tests.support.stores import topics_view
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until
 
 FETCHES = 40
 WAIT_MS = int(2 * LIMIT_S * 1000)
@@ -79,12 +79,6 @@ async def fetches_of(cluster):
         services.bulkheads.close()
         services.stores.close()
         services.log.close()
-
-
-async def until(condition):
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def quiet(reads):

@@ -18,7 +18,7 @@ from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.share_members import ShareMember
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until
 
 MEMBERS = 20
 WAIT_S = 2 * LIMIT_S
@@ -92,13 +92,6 @@ def has_seen_records(watch, member):
     return (
         watch.last is not None and watch.last.result_of(WaitingShareFetch("", frozenset(member.assigned))) is not None
     )
-
-
-async def until(condition):
-    deadline_s = clock.monotonic_s() + LIMIT_S
-    while not condition():
-        assert clock.monotonic_s() < deadline_s
-        await asyncio.sleep(0.005)
 
 
 async def test_one_read_after_a_commit_serves_all_waiting_fetches(cluster, member, looks, produce):
