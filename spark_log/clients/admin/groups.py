@@ -1,6 +1,7 @@
 """Manages consumer groups, with kafka-python's arguments and results."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import kafka.errors
@@ -42,6 +43,12 @@ def reset_target(cluster: Cluster, partition: TopicPartition, spec: Any) -> grou
             f"Unsupported reset target for {partition}: {spec!r} (expected OffsetSpec, OffsetTimestamp, or int offset)"
         )
     return group_operations.Latest() if spec < 0 else group_operations.Exactly(spec)
+
+
+def deletions(group_ids: Iterable[str], delete: Callable[[str], None]) -> dict[str, str]:
+    """Delete groups, and return 'OK' or the name of the error for each."""
+    errors = {group_id: outcome_of(delete, group_id)[1] for group_id in group_ids}
+    return {group_id: "OK" if error is None else type(error).__name__ for group_id, error in errors.items()}
 
 
 class GroupCalls:
@@ -170,11 +177,7 @@ class GroupCalls:
     @kafka_errors()
     def delete_groups(self, group_ids: Iterable[str], group_coordinator_id: Any = None) -> dict[str, str]:
         """Delete groups; return 'OK' or the name of the error for each."""
-        result = {}
-        for group_id in group_ids:
-            _, error = outcome_of(group_operations.delete_group, self._cluster.store, group_id)
-            result[group_id] = "OK" if error is None else type(error).__name__
-        return result
+        return deletions(group_ids, partial(group_operations.delete_group, self._cluster.store))
 
     @kafka_errors()
     def remove_group_members(

@@ -4,13 +4,14 @@ Changes are recorded in `__audit`; `who` and `source` are for it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import kafka.errors
 from kafka.errors import NoError
 
 from spark_log.clients.admin.audit import local_user, recorded
-from spark_log.clients.admin.groups import by_topic, reset_target
+from spark_log.clients.admin.groups import by_topic, deletions, reset_target
 from spark_log.clients.admin.outcomes import outcome_of
 from spark_log.clients.kafka_errors import kafka_errors
 from spark_log.cluster.cluster import Cluster
@@ -148,11 +149,7 @@ class ShareGroupCalls:
     @kafka_errors()
     def delete_share_groups(self, group_ids: Iterable[str]) -> dict[str, str]:
         """Delete share groups without members; return 'OK' or the name of the error for each. Their configs stay."""
-        result = {}
-        for group_id in group_ids:
-            _, error = outcome_of(delete_group, self._cluster, local_user(), _SOURCE, group_id)
-            result[group_id] = "OK" if error is None else type(error).__name__
-        return result
+        return deletions(group_ids, partial(delete_group, self._cluster, local_user(), _SOURCE))
 
 
 def _class_of(error: SparkLogError | None) -> type[Exception]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import KafkaConfigurationError
 from kafka.structs import TopicPartition
 
 from spark_log import clock
@@ -61,8 +62,6 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
     _polling: SharePolling
 
     def __init__(self, *topics: str, **configs: Any) -> None:
-        from kafka.errors import KafkaConfigurationError
-
         address, self.settings = parse_settings(ShareConsumerSettings, configs, {}, KafkaConfigurationError)
         with kafka_errors():
             self.cluster = Cluster.open(address)
