@@ -112,10 +112,10 @@ AcknowledgementBatch = tuple[int, int, Sequence[int]]
 
 
 class WireShareMember:
-    """Reads partition 0 of a topic in group "workers". `epoch` is that of the next request of its share session."""
+    """Reads partition 0 of a topic in a group. `epoch` is that of the next request of its share session."""
 
-    def __init__(self, connection: WireConnection, topic: Topic, member: str = "m1") -> None:
-        self.connection, self.topic, self.group, self.member = connection, topic, "workers", member
+    def __init__(self, connection: WireConnection, topic: Topic, member: str = "m1", group: str = "workers") -> None:
+        self.connection, self.topic, self.group, self.member = connection, topic, group, member
         self.epoch = 0
 
     def join(self, topics: Sequence[str] = ()) -> None:
@@ -127,35 +127,41 @@ class WireShareMember:
         answer = self.connection.exchange(request, 1)
         assert answer.error_code == 0, answer
 
-    def fetch_request(self, acks: Sequence[AcknowledgementBatch] = (), max_wait_ms: int = 0, **changes: Any) -> Message:
-        topic = ShareFetchRequest.FetchTopic
-        part = topic.FetchPartition
+    def fetch_request(
+        self, acks: Sequence[AcknowledgementBatch] = (), max_wait_ms: int = 0, partitions: Sequence[int] = (0,),
+        topic_id: UUID | None = None, **changes: Any,
+    ) -> Message:  # fmt: skip
+        """The acknowledgements are of the first partition."""
         fields: dict[str, Any] = {
             "group_id": self.group, "member_id": self.member, "share_session_epoch": self.epoch,
             "max_wait_ms": max_wait_ms, "min_bytes": 1, "max_bytes": 1_000_000, "max_records": 500, "batch_size": 500,
             "share_acquire_mode": 0, "is_renew_ack": False, "forgotten_topics_data": [],
-            "topics": [
-                topic(
-                    topic_id=UUID(self.topic.uuid),
-                    partitions=[part(partition_index=0, acknowledgement_batches=_batches(part, acks))],
-                )
-            ],
+            "topics": self._topics(ShareFetchRequest.FetchTopic, "FetchPartition", partitions, acks, topic_id),
         }  # fmt: skip
         return ShareFetchRequest(**{**fields, **changes})
 
-    def acknowledge_request(self, acks: Sequence[AcknowledgementBatch], **changes: Any) -> Message:
-        topic = ShareAcknowledgeRequest.AcknowledgeTopic
-        part = topic.AcknowledgePartition
+    def acknowledge_request(
+        self, acks: Sequence[AcknowledgementBatch], partition: int = 0, topic_id: UUID | None = None, **changes: Any
+    ) -> Message:
+        kind = ShareAcknowledgeRequest.AcknowledgeTopic
         fields: dict[str, Any] = {
             "group_id": self.group, "member_id": self.member, "share_session_epoch": self.epoch, "is_renew_ack": False,
-            "topics": [
-                topic(
-                    topic_id=UUID(self.topic.uuid),
-                    partitions=[part(partition_index=0, acknowledgement_batches=_batches(part, acks))],
-                )
-            ],
+            "topics": self._topics(kind, "AcknowledgePartition", [partition] if acks else [], acks, topic_id),
         }  # fmt: skip
         return ShareAcknowledgeRequest(**{**fields, **changes})
+
+    def _topics(
+        self, kind: Any, part_name: str, partitions: Sequence[int], acks: Sequence[AcknowledgementBatch],
+        topic_id: UUID | None,
+    ) -> list[Message]:  # fmt: skip
+        part = getattr(kind, part_name)
+        parts = [
+            part(
+                partition_index=number, acknowledgement_batches=_batches(part, acks if number == partitions[0] else ())
+            )
+            for number in partitions
+        ]
+        return [kind(topic_id=topic_id or UUID(self.topic.uuid), partitions=parts)] if parts else []
 
     def send(self, request: Message) -> Message:
         """Return the answer, and count the session's epoch on."""

@@ -17,7 +17,6 @@ from spark_log.gateway.protocol.schemas import (
     AlterShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequest,
-    ShareAcknowledgeRequest,
     ShareFetchRequest,
     ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest,
@@ -32,7 +31,7 @@ from spark_log.replication.controller.topic_operations import add_partitions, cr
 from tests.support.costly_requests import HOSTILE_ADDRESS
 from tests.support.gateway_wire import WireConnection
 from tests.support.server_processes import GatewayProcess
-from tests.support.share_members import session_of
+from tests.support.share_members import SHARE_VERSION, WireShareMember, acquired, session_of
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.on_sqlite
@@ -68,11 +67,12 @@ def client(gateway):
         yield Client(connection, gateway.topic_id)
 
 
-class Client:
-    """Requests of one member, as text-free facts."""
+class Client(WireShareMember):
+    """Requests of one member, as text-free facts. Each names the epoch of its session."""
 
     def __init__(self, connection, topic_id, group="g", member="m"):
-        self.connection, self.topic_id, self.group, self.member = connection, topic_id, group, member
+        super().__init__(connection, SimpleNamespace(name="jobs", uuid=topic_id.hex), member, group)
+        self.topic_id = topic_id
 
     def heartbeat(self, epoch, topics=None, **fields):
         request = ShareGroupHeartbeatRequest(
@@ -83,51 +83,26 @@ class Client:
 
     def fetch(self, epoch, partitions=(0,), acks=(), *, records=500, mode=0, renews=False, wait_ms=0, topic_id=None,
               forget=()):  # fmt: skip
-        kind = ShareFetchRequest.FetchTopic
-        parts = [
-            kind.FetchPartition(
-                partition_index=number,
-                acknowledgement_batches=[
-                    kind.FetchPartition.AcknowledgementBatch(first_offset=a, last_offset=b, acknowledge_types=types)
-                    for a, b, types in (acks if number == partitions[0] else ())
-                ],
-            )
-            for number in partitions
-        ]
+        limits = {"max_records": records}
+        if renews:
+            limits = dict.fromkeys(("min_bytes", "max_bytes", "max_records", "batch_size"), 0)
         forgotten = ShareFetchRequest.ForgottenTopic(topic_id=self.topic_id, partitions=list(forget))
-        request = ShareFetchRequest(
-            group_id=self.group, member_id=self.member, share_session_epoch=epoch, max_wait_ms=wait_ms,
-            min_bytes=0 if renews else 1, max_bytes=0 if renews else 1 << 20, max_records=0 if renews else records,
-            batch_size=0 if renews else 500, share_acquire_mode=mode, is_renew_ack=renews,
-            topics=[kind(topic_id=topic_id or self.topic_id, partitions=parts)] if parts else [],
-            forgotten_topics_data=[forgotten] if forget else [],
+        request = self.fetch_request(
+            acks, wait_ms, partitions, topic_id, share_session_epoch=epoch, share_acquire_mode=mode,
+            is_renew_ack=renews, forgotten_topics_data=[forgotten] if forget else [], **limits,
         )  # fmt: skip
-        return self.connection.exchange(request, 2)
+        return self.connection.exchange(request, SHARE_VERSION)
 
     def acquired(self, epoch, *arguments, **keywords):
         """The acquired ranges of the first partition: (first, last, deliveries)."""
         answer = self.fetch(epoch, *arguments, **keywords)
         assert answer.error_code == NONE
-        return [
-            (r.first_offset, r.last_offset, r.delivery_count)
-            for topic in answer.responses
-            for part in topic.partitions
-            for r in part.acquired_records
-        ]
+        return acquired(answer)
 
     def acknowledge(self, epoch, *acks, partition=0, renews=False, topic_id=None):
         """The error of the request, and those of its partitions."""
-        kind = ShareAcknowledgeRequest.AcknowledgeTopic
-        batches = [
-            kind.AcknowledgePartition.AcknowledgementBatch(first_offset=a, last_offset=b, acknowledge_types=types)
-            for a, b, types in acks
-        ]
-        part = kind.AcknowledgePartition(partition_index=partition, acknowledgement_batches=batches)
-        request = ShareAcknowledgeRequest(
-            group_id=self.group, member_id=self.member, share_session_epoch=epoch, is_renew_ack=renews,
-            topics=[kind(topic_id=topic_id or self.topic_id, partitions=[part])] if acks else [],
-        )  # fmt: skip
-        answer = self.connection.exchange(request, 2)
+        request = self.acknowledge_request(acks, partition, topic_id, share_session_epoch=epoch, is_renew_ack=renews)
+        answer = self.connection.exchange(request, SHARE_VERSION)
         return answer.error_code, [each.error_code for topic in answer.responses for each in topic.partitions]
 
 
