@@ -187,6 +187,16 @@ class LogDir(LogDirFolder):
                 while count := file.readinto(buffer):
                     yield buffer[:count]
 
+    def read(self, relative: str) -> bytes:
+        """Return the content of a small file. Raises as `read_blocks`."""
+        return b"".join(map(bytes, self.read_blocks(relative)))
+
+    def put(self, relative: str, content: bytes) -> None:
+        """Write a small file, in place of one that exists."""
+        file = self.replace(relative)
+        file.write(content)
+        file.commit()
+
     def open(self, relative: str) -> Any:
         """Return an argument for pyarrow.parquet: a checked local path, or an open file of the object store.
 
@@ -214,10 +224,7 @@ class LogDir(LogDirFolder):
                 self.in_time(Use.WRITES, lambda: os.utime(self._resolve(relative)))
             return
         with contextlib.suppress(CorruptRecordError):  # it is missing
-            content = b"".join(map(bytes, self.read_blocks(relative)))
-            file = self.replace(relative)
-            file.write(content)
-            file.commit()
+            self.put(relative, self.read(relative))
 
     def sync(self, relative: str, *, ancestors: bool = False) -> None:
         """Force a file that another process wrote, and its folder, to disk. Object stores do that themselves.

@@ -119,7 +119,7 @@ def _beats_of_log_dirs(cluster: Cluster, now: Identity) -> list[int | None]:
         try:
             log_dir = cluster.log_dir(info)
             log_dir.verify(info.uuid)
-            return int(b"".join(map(bytes, log_dir.read_blocks(file_name))))
+            return int(log_dir.read(file_name))
         except CorruptRecordError:
             return None
 

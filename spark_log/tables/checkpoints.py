@@ -214,6 +214,6 @@ def _checkpointed_version(log_dir: LogDir, folder: str) -> int:
     if log_dir.sizes([path]) == [None]:
         return -1
     try:
-        return int(json.loads(b"".join(bytes(block) for block in log_dir.read_blocks(path)))["version"])
+        return int(json.loads(log_dir.read(path))["version"])
     except (ValueError, KeyError, TypeError):  # torn by a power loss: it is written again
         return -1

@@ -103,9 +103,7 @@ def repair(log_dir: LogDir, folder: str) -> bool:
     for name in plan.delete:
         log_dir.delete(f"{folder}/{name}")
     for name in plan.empty:
-        file = log_dir.replace(f"{folder}/{name}")
-        file.write(_empty_commit())
-        file.commit()
+        log_dir.put(f"{folder}/{name}", _empty_commit())
     return bool(plan)
 
 
@@ -164,4 +162,4 @@ def _is_whole_parquet(content: bytes) -> bool:
 def _content(log_dir: LogDir, folder: str, name: str) -> bytes:
     """Return the content of a file whose completeness is judged by its content; empty for other files."""
     judged = name == _HINT or _COMMIT.fullmatch(name) or _CHECKPOINT.fullmatch(name)
-    return b"".join(map(bytes, log_dir.read_blocks(f"{folder}/{name}"))) if judged else b""
+    return log_dir.read(f"{folder}/{name}") if judged else b""

@@ -271,8 +271,8 @@ class OpenDelta(OpenTable):
     def _actions(self, version: int) -> list[dict[str, Any]] | None:
         """Return the actions of a commit, None if its file is not there any more."""
         try:
-            blocks = self._table.log_dir.read_blocks(commit_path(self._table.folder, version))
-            return [json.loads(line) for line in b"".join(map(bytes, blocks)).splitlines()]
+            content = self._table.log_dir.read(commit_path(self._table.folder, version))
+            return [json.loads(line) for line in content.splitlines()]
         except CorruptRecordError:
             return None
 

@@ -122,7 +122,7 @@ def commits(log_dir: LogDir, topic: Topic) -> Iterator[tuple[int, list[dict[str,
     for path in sorted(log_dir.list_files(f"{topic.folder}/_delta_log")):
         name = path.rpartition("/")[2]
         if name.endswith(".json") and name[:-5].isdigit():
-            text = b"".join(bytes(block) for block in log_dir.read_blocks(path)).decode()
+            text = log_dir.read(path).decode()
             yield int(name[:-5]), [json.loads(line) for line in text.splitlines()]
 
 

@@ -139,7 +139,7 @@ def _bounds_in_tables(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDir
     for target, (what, folder, retention) in _BOUNDS.items():
         files = log_dir.list_files(table_folder(topic, target) + folder)
         contents = (
-            b"".join(map(bytes, log_dir.read_blocks(file)))
+            log_dir.read(file)
             for file in files
             if file.endswith((".json", ".parquet") if target != ICEBERG else "-m0.avro")
         )

@@ -225,9 +225,7 @@ def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
     if folder.creates_whole:
         folder.create_whole(_COMMIT, content)
     elif folder.sizes([_COMMIT]) == [None]:
-        file = folder.replace(_COMMIT)
-        file.write(content)
-        file.commit()
+        folder.put(_COMMIT, content)
     failpoint("stream.history-written")
 
 
@@ -274,7 +272,7 @@ def _read(folder: LogDir) -> dict[str, Any] | None:
         if folder.exists() and any(not each.name.startswith(".") for each in folder.entries("_delta_log")):
             raise InvalidOptionError(_FOREIGN.format(redact(folder.uri)))
         return None
-    content = b"".join(map(bytes, folder.read_blocks(_COMMIT)))
+    content = folder.read(_COMMIT)
     try:
         actions = [json.loads(line) for line in content.splitlines() if not line.startswith(b'{"add"')]
         commit = {kind: value for action in actions for kind, value in action.items()}

@@ -193,8 +193,7 @@ class OpenCurrent(OpenTable):
         if vector is None:
             return np.zeros(file.record_count, bool)
         if vector.name not in self._contents:
-            blocks = self._table.log_dir.read_blocks(f"{self._table.folder}/{vector.name}")
-            self._contents[vector.name] = b"".join(map(bytes, blocks))
+            self._contents[vector.name] = self._table.log_dir.read(f"{self._table.folder}/{vector.name}")
         return decode(self._contents[vector.name], vector, file.record_count)
 
     def _write(self, masks: Mapping[str, Mask], removed: Collection[str]) -> dict[str, Vector]:
@@ -242,7 +241,6 @@ def _is_as_left(table: TopicTable, version: int, content: bytes) -> bool:
     if not is_newest(table.log_dir, table.folder, version):
         return False
     try:
-        blocks = table.log_dir.read_blocks(commit_path(table.folder, version))
-        return b"".join(map(bytes, blocks)) == content
+        return table.log_dir.read(commit_path(table.folder, version)) == content
     except CorruptRecordError:  # it has been deleted meanwhile
         return False

@@ -163,7 +163,7 @@ def _checkpoint(content: bytes) -> Iterator[Mapping[str, Any]]:
 
 def _content(log_dir: LogDir, path: str) -> bytes:
     try:
-        return b"".join(map(bytes, log_dir.read_blocks(path)))
+        return log_dir.read(path)
     except CorruptRecordError as error:  # it is missing
         raise TornLogError(str(error)) from error
 

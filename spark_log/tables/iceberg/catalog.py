@@ -237,7 +237,7 @@ def _is_torn(log_dir: LogDir, location: str) -> bool:
     if not log_dir.local or not location.startswith(ours) or location.endswith(".gz.metadata.json"):
         return False
     try:
-        json.loads(b"".join(map(bytes, log_dir.read_blocks(location.removeprefix(ours)))))
+        json.loads(log_dir.read(location.removeprefix(ours)))
     except (CorruptRecordError, ValueError):
         return True
     return False
@@ -273,9 +273,7 @@ def create_table(
     # one file, however often a catalog refuses it
     path = f"metadata/00000-{folder.rpartition('-')[2]}.metadata.json"
     log_dir.make_folder(f"{folder}/metadata")
-    file = log_dir.replace(f"{folder}/{path}")
-    file.write(json.dumps(metadata).encode())
-    file.commit()
+    log_dir.put(f"{folder}/{path}", json.dumps(metadata).encode())
 
     def register() -> None:
         catalog = load_catalog(name.name)

@@ -26,8 +26,8 @@ def open_table(log_dir: LogDir, folder: str, table_id: str) -> IcebergTable:
     version = newest_version(log_dir, folder)
     if version == 0:
         return IcebergTable(log_dir, folder, table_id, 0, None)
-    content = b"".join(map(bytes, log_dir.read_blocks(_metadata_path(folder, version))))
-    return IcebergTable(log_dir, folder, table_id, version, json.loads(content))
+    metadata = json.loads(log_dir.read(_metadata_path(folder, version)))
+    return IcebergTable(log_dir, folder, table_id, version, metadata)
 
 
 def commit(table: IcebergTable, metadata: Mapping[str, Any]) -> bool:
@@ -66,9 +66,7 @@ def point_readers(log_dir: LogDir, folder: str, version: int = 0) -> int:
     hinted = _hinted(log_dir, folder)
     newest = newest_version(log_dir, folder) if hinted >= version else _last_from(log_dir, folder, version)
     while newest > hinted:
-        hint = log_dir.replace(f"{folder}/metadata/version-hint.text")
-        hint.write(str(newest).encode())
-        hint.commit()
+        log_dir.put(f"{folder}/metadata/version-hint.text", str(newest).encode())
         # this process may have been stopped meanwhile, and the versions after `newest` cleaned up
         hinted, newest = newest, _last_listed(log_dir, folder)
     return newest
@@ -105,7 +103,7 @@ def _exists(log_dir: LogDir, folder: str, version: int) -> bool:
 def _hinted(log_dir: LogDir, folder: str) -> int:
     """Return the version of the hint, 0 if there is none or it is damaged."""
     try:
-        content = b"".join(map(bytes, log_dir.read_blocks(f"{folder}/metadata/version-hint.text")))
+        content = log_dir.read(f"{folder}/metadata/version-hint.text")
     except CorruptRecordError:  # there is none
         return 0
     return int(content) if content.isdigit() else 0

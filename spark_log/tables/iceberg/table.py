@@ -104,7 +104,7 @@ class IcebergTable:
                 f"the Iceberg table at {self.location} names {location}: it was written at another location. Write it"
                 " anew with `spark-log table rebuild TOPIC --target iceberg`"
             )
-        return b"".join(map(bytes, self.log_dir.read_blocks(f"{self.folder}/{relative}")))
+        return self.log_dir.read(f"{self.folder}/{relative}")
 
     def _listed(self, entry: Entry) -> ListedFile:
         file = entry["data_file"]

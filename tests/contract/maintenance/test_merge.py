@@ -79,7 +79,7 @@ def data_changes(cluster, topic, kind):
     actions = [
         action[kind]
         for path in commits
-        for action in map(json.loads, b"".join(map(bytes, log_dir.read_blocks(path))).splitlines())
+        for action in map(json.loads, log_dir.read(path).splitlines())
         if kind in action
     ]
     return [action for action in actions if action["dataChange"]]
