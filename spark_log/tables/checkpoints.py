@@ -8,7 +8,6 @@ A reader loads the last checkpoint and every commit after it. Files that no kept
 import json
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,16 +15,15 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.files.log_dir_folder import Entry
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
-from spark_log.errors import SparkLogError, StorageUnavailableError, redact
+from spark_log.errors import SparkLogError, redact
 from spark_log.remembered import BoundedDict
 from spark_log.tables import publication_state, table_work, topic_tables
 from spark_log.tables.current.clean_up import clean_up as clean_up_vectors
-from spark_log.tables.delta_log_repair import TornLogError
 from spark_log.tables.delta_table import CHECKPOINT_COMMITS
 from spark_log.tables.iceberg.open_iceberg import OpenIceberg
 from spark_log.tables.log_clean_up import clean_up
 from spark_log.tables.publication_state import CURRENT, DELTA, ICEBERG, TableKey
-from spark_log.tables.table_changes import TopicTable
+from spark_log.tables.table_changes import TopicTable, storage_errors
 from spark_log.tables.unfinished_files import delete_unfinished
 from spark_log.tables.unopened_commit import is_newest
 
@@ -97,7 +95,8 @@ def maintain_logs(cluster: Cluster, topic: Topic, *, catalogs: bool = True) -> I
         if key.target == ICEBERG and in_catalog and not catalogs:
             continue
         try:
-            done = _tidy(cluster, key, info, topic)
+            with storage_errors(f"table of topic {topic.name} in {info.uri}"):
+                done = _tidy(cluster, key, info, topic)
         except (SparkLogError, OSError) as error:
             failed = failed or error
             continue
@@ -116,7 +115,7 @@ def due_for_checkpoint(cluster: Cluster, topic: Topic) -> list[int]:
     for key, info in _tables(cluster, topic).items():
         if key.target == ICEBERG:
             continue
-        with _delta_errors(topic, info):
+        with storage_errors(f"table of topic {topic.name} in {info.uri}"):
             table = _due_table(cluster, cluster.log_dir(info), key, info, topic)
             versions += [] if table is None else [table.version()]
     return versions
@@ -154,58 +153,39 @@ def _due_table(cluster: Cluster, log_dir: LogDir, key: TableKey, info: LogDirInf
 def _tidy(cluster: Cluster, key: TableKey, info: LogDirInfo, topic: Topic) -> LogFiles | None:
     log_dir, table_folder = cluster.log_dir(info), publication_state.table_folder(topic, key.target)
     if cluster.store.clock_is_steady():
+        now_ms = cluster.store.now().wall_ms
         folders = [table_folder + each for each in _METADATA_FOLDERS[key.target]]
-        counts = delete_unfinished(log_dir, folders, cluster.store.now().wall_ms)
+        counts = delete_unfinished(log_dir, folders, now_ms)
         if counts.get(folders[-1]):  # the last one is that of the log
             table_work.maintained(topic, key.target, key.log_dir_id, counts[folders[-1]])
-    if key.target != DELTA and cluster.store.clock_is_steady():
-        now_ms = cluster.store.now().wall_ms
-        with _delta_errors(topic, info):
-            if key.target == ICEBERG:
-                opened = OpenIceberg.open(
-                    TopicTable(topic, info, log_dir, ICEBERG, True, cluster.store.settings, cluster.log_dirs()),
-                    create=False,
-                )
-                if opened is not None:
-                    opened.clean_up(now_ms)
-            else:
-                clean_up_vectors(log_dir, topic, now_ms)
+        if key.target == ICEBERG:
+            settings, log_dirs = cluster.store.settings, cluster.log_dirs()
+            opened = OpenIceberg.open(TopicTable(topic, info, log_dir, ICEBERG, True, settings, log_dirs), create=False)
+            if opened is not None:
+                opened.clean_up(now_ms)
+        elif key.target == CURRENT:
+            clean_up_vectors(log_dir, topic, now_ms)
     if key.target == ICEBERG:
         return None
     folder = f"{table_folder}/_delta_log"
-    with _delta_errors(topic, info):
-        table = _due_table(cluster, log_dir, key, info, topic)
-        if table is None:
-            return None
-        version = table.version()
-        table.create_checkpoint()
-        # deltalake does not force it to disk, and a torn checkpoint stops every reader
-        for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint"):
-            log_dir.sync(f"{folder}/{name}")  # before the log files that it replaces are deleted
-        # listed once: the log of a table that changes all the time has tens of thousands of files
-        before = after = [entry for entry in log_dir.entries(folder) if not entry.folder]
-        if cluster.store.clock_is_steady():
-            after = clean_up(log_dir, before, topic.config, cluster.store.now().wall_ms)
+    table = _due_table(cluster, log_dir, key, info, topic)
+    if table is None:
+        return None
+    version = table.version()
+    table.create_checkpoint()
+    # deltalake does not force it to disk, and a torn checkpoint stops every reader
+    for name in (f"{version:020d}.checkpoint.parquet", "_last_checkpoint"):
+        log_dir.sync(f"{folder}/{name}")  # before the log files that it replaces are deleted
+    # listed once: the log of a table that changes all the time has tens of thousands of files
+    before = after = [entry for entry in log_dir.entries(folder) if not entry.folder]
+    if cluster.store.clock_is_steady():
+        after = clean_up(log_dir, before, topic.config, cluster.store.now().wall_ms)
     table_work.maintained(topic, key.target, key.log_dir_id, len(after))
     return LogFiles(version, len(before), _bytes(before), len(after), _bytes(after))
 
 
 def _bytes(files: Iterable[Entry]) -> int:
     return sum(file.bytes for file in files)
-
-
-@contextmanager
-def _delta_errors(topic: Topic, info: LogDirInfo) -> Iterator[None]:
-    from deltalake.exceptions import DeltaError
-
-    try:
-        yield
-    except BaseException as error:
-        # An object store that does not complete its answer raises OSError. deltalake panics, with an exception class of
-        # its own, in a forked child of a process that has used it.
-        if not (isinstance(error, DeltaError | TornLogError | OSError) or type(error).__name__ == "PanicException"):
-            raise
-        raise StorageUnavailableError(redact(f"table of topic {topic.name} in {info.uri}: {error}")) from error
 
 
 def _checkpointed_version(log_dir: LogDir, folder: str) -> int:

@@ -97,15 +97,11 @@ def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
     Returns whether it lacked any. Raises CommitFailedError if another process committed first. A stream over the table
     stops once at this commit, as at every change of a Delta schema.
     """
-    from deltalake import CommitProperties, PostCommitHookProperties, Schema
+    from deltalake import Schema
 
     if contains(pa.struct(list(pa.schema(table.schema()))), typed):
         return False
-    table.alter.add_columns(
-        list(Schema.from_arrow(pa.schema(list(typed))).fields),
-        commit_properties=CommitProperties(max_commit_retries=0),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
-    )
+    table.alter.add_columns(list(Schema.from_arrow(pa.schema(list(typed))).fields), **_one_commit())
     return True
 
 
@@ -115,16 +111,23 @@ def shorten_tombstones(table: "DeltaTable") -> bool:
 
     Returns whether it did. Raises CommitFailedError if another process committed first.
     """
-    from deltalake import CommitProperties, PostCommitHookProperties
-
     if table.metadata().configuration.get(TOMBSTONES) != _EARLIER_TOMBSTONES:
         return False
-    table.alter.set_table_properties(
-        {TOMBSTONES: TOMBSTONES_KEPT},
-        commit_properties=CommitProperties(max_commit_retries=0),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
-    )
+    table.alter.set_table_properties({TOMBSTONES: TOMBSTONES_KEPT}, **_one_commit())
     return True
+
+
+def _one_commit(applications: Sequence[str] = (), version: int = 0) -> dict[str, Any]:
+    """Return the options of a commit on exactly the version that was read, with app transactions of this version, and
+    without deltalake's own maintenance of the log.
+    """
+    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+
+    transactions = [Transaction(each, version) for each in applications]
+    return {
+        "commit_properties": CommitProperties(app_transactions=transactions, max_commit_retries=0),
+        "post_commithook_properties": PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+    }
 
 
 def active_files(table: "DeltaTable") -> list[tuple[str, dict[str, Any]]]:
@@ -156,7 +159,6 @@ def commit_changes(
     has an app transaction of each of the `applications` with `transaction_version`. Raises CommitFailedError if another
     process committed first.
     """
-    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
     from deltalake.transaction import AddAction, RemoveAction
 
     now_ms = clock.wall_ms()
@@ -181,10 +183,7 @@ def commit_changes(
         mode="append",
         schema=table.schema(),
         partition_by=PARTITION_COLUMNS,
-        commit_properties=CommitProperties(
-            app_transactions=[Transaction(each, transaction_version) for each in applications], max_commit_retries=0
-        ),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+        **_one_commit(applications, transaction_version),
     )
 
 

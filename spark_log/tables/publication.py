@@ -10,7 +10,6 @@ not opened again (`unopened_publication`).
 """
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +41,8 @@ from spark_log.tables.table_changes import (
     OpenTable,
     TopicTable,
     find_changes,
+    storage_error,
+    storage_errors,
 )
 from spark_log.tables.unopened_publication import opened, publish_unopened, report_hang, settle, withdraw_if_absent
 
@@ -218,12 +219,8 @@ def tables_of(cluster: Cluster, topic: Topic) -> list[TopicTable]:
 
 def open_as_is(table: TopicTable) -> OpenTable | None:
     """Open a table, or return None if it does not exist. Raises StorageUnavailableError if it cannot be read."""
-    try:
+    with storage_errors(table.title):
         return _open(table, create=False)
-    except BaseException as error:
-        if not _is_of_storage(error):
-            raise
-        raise StorageUnavailableError(redact(f"{table.title}: {_one_line(error)}")) from error
 
 
 def check_publication(cluster: Cluster, topic: Topic) -> None:
@@ -294,29 +291,16 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
             )
             made_anew = True
         except BaseException as error:
-            if not _is_of_storage(error):
+            unavailable = storage_error(f"{table.title} in {uri}", error)
+            if unavailable is None:
                 raise
             if isinstance(error, DeltaError | TornLogError) and repair(log_dir, table.folder):
                 logger.warning("topic %s: the torn Delta log in %s was repaired", topic.name, uri)
                 continue
-            raise StorageUnavailableError(redact(f"{table.title} in {uri}: {_one_line(error)}")) from error
+            raise unavailable from error
     raise StorageUnavailableError(
         f"{table.title}: {_ATTEMPTS} commits conflicted with those of other writers; the next publication tries again"
     )
-
-
-def _is_of_storage(error: BaseException) -> bool:
-    """Whether a table could not be read or written. An object store that does not complete its answer raises OSError.
-    deltalake panics, with an exception class of its own, in a forked child of a process that has used it.
-    """
-    from deltalake.exceptions import DeltaError
-
-    return isinstance(error, DeltaError | TornLogError | OSError) or type(error).__name__ == "PanicException"
-
-
-def _one_line(error: BaseException) -> str:
-    """Format an error of deltalake, which is a coloured tree of lines, as one line."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
 
 
 def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int | None:

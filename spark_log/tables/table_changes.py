@@ -1,6 +1,8 @@
 """Finds the changes that a table of a topic needs: the difference between the metadata and the table."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,12 +13,14 @@ import sqlalchemy as sa
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
+from spark_log.errors import StorageUnavailableError, redact
 from spark_log.ids import LogDirId
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.partitions.partition_rows import topic_here
 from spark_log.metadata.connections.server_identity import check_identity
 from spark_log.tables import publication_intent, publication_state
 from spark_log.tables.current.cut import Cut, due_below_cut
+from spark_log.tables.delta_log_repair import TornLogError
 from spark_log.tables.iceberg.catalog import CatalogName
 from spark_log.tables.publication_state import CURRENT, Cursor, Due, ListedFile, PublishedFile, TableKey
 
@@ -136,6 +140,32 @@ class ConflictingCommitError(Exception):
     """Another process has committed to the table since it was opened."""
 
 
+def storage_error(what: str, error: BaseException) -> StorageUnavailableError | None:
+    """Return the error of a table that could not be read or written, in one line; None for an error of another kind.
+
+    An object store that does not complete its answer raises OSError. deltalake panics, with an exception class of its
+    own, in a forked child of a process that has used it. Its errors are coloured trees of lines.
+    """
+    from deltalake.exceptions import DeltaError
+
+    if not (isinstance(error, DeltaError | TornLogError | OSError) or type(error).__name__ == "PanicException"):
+        return None
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
+    return StorageUnavailableError(redact(f"{what}: {text}"))
+
+
+@contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """Raise `storage_error` in place of an error of the block."""
+    try:
+        yield
+    except BaseException as error:
+        unavailable = storage_error(what, error)
+        if unavailable is None:
+            raise
+        raise unavailable from error
+
+
 class OpenTable(Protocol):
     """A table of some format, as of the version that was opened."""
 
@@ -229,5 +259,4 @@ def find_changes(
         segments = publication_state.all_segments(connection, key) if reads_all and table.listing else []
     if table.target == CURRENT:
         segments = [file for file in segments if _is_due(file, cursors.get(file.partition, Cursor()), due)]
-    columns = None if now is None else now.all_columns
-    return Changes(recorded, in_doubt, due, cursors, incremental, segments, gone, columns)
+    return Changes(recorded, in_doubt, due, cursors, incremental, segments, gone, now.all_columns)

@@ -41,20 +41,15 @@ def clean_up(table: IcebergTable, of_catalog: Collection[str], now_ms: int) -> i
         if entry.modified_ms > now_ms - _KEPT_MS:  # a commit may be about to name it
             continue
         if match := _METADATA.fullmatch(entry.name):
-            if int(match[1]) < table.version - METADATA_FILES:
-                log_dir.delete(entry.path)
-                deleted += 1
-            continue
-        if _METADATA_OF_CATALOG.fullmatch(entry.name):
-            if entry.name not in of_catalog:
-                log_dir.delete(entry.path)
-                deleted += 1
-            continue
-        if match := _SNAPSHOT_LIST.fullmatch(entry.name):
-            needed = int(match[1]) in ids
+            needed = int(match[1]) >= table.version - METADATA_FILES
+        elif _METADATA_OF_CATALOG.fullmatch(entry.name):
+            needed = entry.name in of_catalog
+        elif not entry.name.endswith(".avro") or entry.modified_ms > oldest_ms - _KEPT_MS:
+            needed = True
         else:
-            needed = entry.name in manifests or not entry.name.endswith(".avro")
-        if not needed and entry.modified_ms <= oldest_ms - _KEPT_MS:
+            match = _SNAPSHOT_LIST.fullmatch(entry.name)
+            needed = entry.name in manifests if match is None else int(match[1]) in ids
+        if not needed:
             log_dir.delete(entry.path)
             deleted += 1
     return deleted
