@@ -13,6 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
+from spark_log.spark.jobs.options.run_options import Every, Shared
+from spark_log.spark.jobs.queries import query_runner
 from spark_log.spark.jobs.queries.measurement import bytes_of, measured
 from spark_log.spark.jobs.queries.query_runner import run_to_end
 from tests.support.topics import append, make, read_stream
@@ -53,7 +55,7 @@ class BatchBeginsAfterStatus:
 
 @pytest.mark.parametrize("trigger", ["0 seconds", "1 hour"])
 def test_every_written_record_is_counted(
-    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path, trigger: str
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path, trigger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 0 seconds a batch can begin at any time; with 1 hour the query waits when the signal comes."""
     make(cluster, "in")
@@ -74,6 +76,8 @@ def test_every_written_record_is_counted(
     def start() -> Any:
         return BatchBeginsAfterStatus(writer.start(), lambda: append(log, "in", "second"), second_begun, stopping)
 
-    totals = run_to_end(spark, start, lambda _batch: os.kill(os.getpid(), signal.SIGTERM), (), None)
+    monkeypatch.setattr(query_runner, "print_lines", lambda _batch: os.kill(os.getpid(), signal.SIGTERM))
+    shared = Shared("", Every(0), None, json=False, metrics=False)
+    totals = run_to_end(spark, start, shared, ())
     assert written[:1] == [b"first"]
     assert totals.counted.records == len(written)

@@ -10,11 +10,12 @@ and a sink needs to know the cluster of the offsets. Spark does not store where 
 replays batch 0: so its start is kept with its end.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spark_log.errors import InvalidOptionError
+from spark_log.errors import InvalidOptionError, SparkLogError
 from spark_log.ids import TopicId, TopicPartition
 from spark_log.spark.datasource.options.offset_json import offsets_from_dict, offsets_to_dict
 
@@ -82,6 +83,16 @@ class StreamOffset:
         if self.cluster_id is not None:
             shown[_CLUSTER] = self.cluster_id
         return shown
+
+    @classmethod
+    def of_text(cls, text: str | None) -> "StreamOffset | None":
+        """Return the offset that Spark shows in the progress of a query; None without one, or if it cannot be that of a
+        source of this kind. (That of Kafka's source has topics and offsets too.)
+        """
+        try:
+            return cls.from_json(json.loads(text or "null"))
+        except (ValueError, TypeError, AttributeError, SparkLogError):  # of files, a rate, or a newer spark-log
+            return None
 
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> "StreamOffset":

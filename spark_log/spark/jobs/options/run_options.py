@@ -57,10 +57,6 @@ class Shared:
     metrics: bool = True
     """Whether the streaming query is reported in `__metrics` of the cluster."""
 
-    @property
-    def reports_to(self) -> str | None:
-        return self.cluster if self.metrics else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:

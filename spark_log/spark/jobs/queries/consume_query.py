@@ -25,7 +25,7 @@ from spark_log.spark.jobs.queries.measurement import Measured
 from spark_log.spark.jobs.queries.query_runner import Totals, offsets_around, run_to_end, triggered
 from spark_log.spark.jobs.queries.stopwatch import Stopwatch
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
-from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
+from spark_log.spark.jobs.summary import Summary, print_lines, summary_lines
 
 logger = logging.getLogger(__name__)
 
@@ -159,10 +159,7 @@ def _stream(spark: SparkSession, arguments: ConsumeArguments) -> Totals:
     writer = triggered(_to_sink(shaped(source, arguments, None), arguments), arguments.shared)
     sink = arguments.sink
     written = [(sink.cluster, sink.topic)] if isinstance(sink, OtherTopic) else []
-    shared = arguments.shared
-    return run_to_end(
-        spark, writer.start, lambda batch: print_lines(progress_line(batch, shared.json)), written, shared.reports_to
-    )
+    return run_to_end(spark, writer.start, arguments.shared, written)
 
 
 def _to_sink(frame: DataFrame, arguments: ConsumeArguments) -> DataStreamWriter:

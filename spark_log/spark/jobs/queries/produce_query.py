@@ -34,7 +34,7 @@ from spark_log.spark.jobs.queries.measurement import Measured, bytes_of, measure
 from spark_log.spark.jobs.queries.query_runner import Totals, run_to_end, triggered
 from spark_log.spark.jobs.queries.stopwatch import Stopwatch
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
-from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
+from spark_log.spark.jobs.summary import Summary, print_lines, summary_lines
 from spark_log.spark.streams.formats.json_text import json_text
 from spark_log.spark.streams.formats.typed_records import typed_records
 
@@ -175,7 +175,4 @@ def _stream(spark: SparkSession, records: DataFrame, arguments: ProduceArguments
     writer = observed.writeStream.format("spark_log").options(**options).outputMode("append")
     writer = triggered(writer, arguments.shared)
     written = [(arguments.shared.cluster, arguments.topic)]
-    shared = arguments.shared
-    return run_to_end(
-        spark, writer.start, lambda batch: print_lines(progress_line(batch, shared.json)), written, shared.reports_to
-    )
+    return run_to_end(spark, writer.start, arguments.shared, written)

@@ -1,8 +1,7 @@
 """Runs a streaming query to its end, or until SIGTERM or SIGINT, and reports the progress of each batch."""
 
 import contextlib
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +16,10 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.process import Stop
+from spark_log.spark.datasource.checkpoint.stream_offsets import Positions, StreamOffset
 from spark_log.spark.jobs.options.run_options import AvailableNow, Batch, Every, Shared
 from spark_log.spark.jobs.queries.measurement import NAME, Measured
-from spark_log.spark.jobs.summary import BatchProgress, Stages
+from spark_log.spark.jobs.summary import BatchProgress, Stages, print_lines, progress_line
 from spark_log.spark.streams.query_listener import observing_queries
 from spark_log.spark.streams.windows import late_in
 
@@ -67,22 +67,21 @@ class Totals:
 def run_to_end(
     spark: SparkSession,
     start: Callable[[], StreamingQuery],
-    on_progress: Callable[[BatchProgress], None],
+    shared: Shared,
     topics: Iterable[tuple[str, str]],
-    reports_to: str | None,
 ) -> Totals:
-    """Start a query and wait for its end. After a signal, its current batch is the last one.
+    """Start a query, print its progress, and wait for its end. After a signal, its current batch is the last one.
 
     `topics` (cluster address, name) are the topics that the query writes. Their Delta tables are complete at the end.
-    `reports_to` is the cluster in whose `__metrics` the query is reported. Raises StreamingQueryException.
+    Raises StreamingQueryException.
     """
     stop = stop_on_signals(spark)  # before the start: a signal never finds a query without a handler
     totals = Totals()
     deadline: float | None = None
-    with nullcontext() if reports_to is None else observing_queries(spark, reports_to):
+    with observing_queries(spark, shared.cluster) if shared.metrics else nullcontext():
         query = start()
         while not query.awaitTermination(_POLL_S):
-            totals = _take_new(query, totals, on_progress)
+            totals = _take_new(query, totals, shared.json)
             if stop.is_set():
                 deadline = clock.monotonic_s() + STOP_WAIT_S if deadline is None else deadline
                 if _is_after_last_batch(query) or clock.monotonic_s() >= deadline:
@@ -92,7 +91,7 @@ def run_to_end(
             log = ClientLog(cluster, holder=f"job {query.name or query.id}")
             log.seal_at_close([log.find_topic(topic)])
             log.close()
-    return _take_new(query, totals, on_progress)
+    return _take_new(query, totals, shared.json)
 
 
 def _is_after_last_batch(query: StreamingQuery) -> bool:
@@ -121,8 +120,8 @@ def measured_in(progress: Any) -> Measured:
     return total
 
 
-def _take_new(query: StreamingQuery, totals: Totals, on_progress: Callable[[BatchProgress], None]) -> Totals:
-    """Return `totals` with the batches since. Spark keeps the last 100 progresses, oldest first."""
+def _take_new(query: StreamingQuery, totals: Totals, as_json: bool) -> Totals:
+    """Print the batches since, and return `totals` with them. Spark keeps the last 100 progresses, oldest first."""
     for progress in query.recentProgress:
         counted = measured_in(progress)
         if not counted.records or (totals.last is not None and progress.batchId <= totals.last.batchId):
@@ -131,7 +130,8 @@ def _take_new(query: StreamingQuery, totals: Totals, on_progress: Callable[[Batc
         seconds = (progress.durationMs.get("triggerExecution") or 0) / 1000
         rate = counted.records / seconds if seconds else 0.0
         behind, late = _behind(progress), late_in(progress)
-        on_progress(BatchProgress(progress.batchId, counted.records, counted.bytes, rate, behind, late))
+        batch = BatchProgress(progress.batchId, counted.records, counted.bytes, rate, behind, late)
+        print_lines(progress_line(batch, as_json))
     return totals
 
 
@@ -158,25 +158,21 @@ def offsets_around(totals: Totals) -> tuple[dict[TopicPartition, int], dict[Topi
     after: dict[TopicPartition, int] = {}
     if totals.first is not None:
         for source in totals.first.sources:
-            before.update(_offsets_in(source.startOffset) or _offsets_in(source.endOffset, "@start"))
+            end = StreamOffset.of_text(source.endOffset)
+            before.update(_offsets_in(source.startOffset) or _offsets(None if end is None else end.start))
         for source in totals.last.sources:
             after.update(_offsets_in(source.endOffset))
     return before, after
 
 
-def _offsets_in(text: str | None, field: str | None = None) -> dict[TopicPartition, int]:
+def _offsets_in(text: str | None) -> Mapping[TopicPartition, int]:
     """Return the offsets from the JSON of a progress; empty for a source of another kind (files, rate)."""
-    try:
-        shown = json.loads(text or "null")
-        shown = shown.get(field) if field else shown
-        named = {topic: partitions for topic, partitions in shown.items() if not topic.startswith("@")}
-        return {
-            TopicPartition(topic, int(partition)): int(offset)
-            for topic, partitions in named.items()
-            for partition, offset in partitions.items()
-        }
-    except (ValueError, AttributeError, TypeError):
-        return {}
+    offset = StreamOffset.of_text(text)
+    return _offsets(None if offset is None else offset.positions)
+
+
+def _offsets(positions: Positions | None) -> Mapping[TopicPartition, int]:
+    return {} if positions is None else positions.offsets
 
 
 def stop_on_signals(spark: SparkSession) -> Stop:

@@ -19,7 +19,7 @@ from spark_log.spark.jobs.queries.measurement import bytes_of, measured
 from spark_log.spark.jobs.queries.query_runner import offsets_around, run_to_end
 from spark_log.spark.jobs.queries.stopwatch import Stopwatch
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
-from spark_log.spark.jobs.summary import Summary, print_lines, progress_line, summary_lines
+from spark_log.spark.jobs.summary import Summary, print_lines, summary_lines
 from spark_log.spark.streams.bad_records import dead_letters
 from spark_log.spark.streams.formats import codecs
 from spark_log.spark.streams.formats.json_text import json_text
@@ -69,9 +69,7 @@ def run_stream_job(
         name=job,
     )
     written = [(output.cluster, output.topic) for output in _topics_written(arguments)]
-    totals = run_to_end(
-        spark, start, lambda batch: print_lines(progress_line(batch, shared.json)), written, shared.reports_to
-    )
+    totals = run_to_end(spark, start, shared, written)
     before, after = offsets_around(totals)
     counted = totals.counted
     stages = stopwatch.stages_of(totals)
