@@ -41,8 +41,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Spark stores the offsets as the JSON of `StreamOffset`: `{"t":{"0":5}}` and the facts that a restart needs.
     """
 
-    def __init__(self, options: Callable[[], ReadOptions], columns: ReadColumns) -> None:
-        self._options: Callable[[], ReadOptions] | None = options
+    def __init__(self, options: Callable[[], ReadOptions] | None, columns: ReadColumns) -> None:
+        self._options = options
         self._columns = columns
         self._planner: ReadPlanner | None = None
         self._target: Positions | None = None
@@ -253,20 +253,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner.cluster.store.read_timeout_ms = DEFAULT_TIMEOUT_MS  # a failover ends no query
         return self._planner
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the pickled state for executors, without the address of the metadata store."""
-        return {
-            "_columns": self._columns,
-            "_options": None,
-            "_planner": None,
-            "_target": None,
-            "_last_trigger_ms": None,
-            "_committed": None,
-            "_again_s": 0.0,
-            "_refused": "",
-            "_no_start": None,
-            "_credit": {},
-        }
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the reader of executors, without the address of the metadata store."""
+        return StreamReader, (None, self._columns)
 
 
 def _is_still(begin: Positions, ends: Mapping[TopicPartition, int], available: "Available") -> bool:
