@@ -20,7 +20,7 @@ from spark_log.log.partitions.truncations import read_truncations
 from spark_log.log.segments import plan as planner
 from spark_log.log.segments.slices import Positions
 from spark_log.metadata import tables as t
-from spark_log.metadata.insert import insert_if_missing
+from spark_log.metadata.insert import insert_or_replace
 from spark_log.metadata.sql_columns import MIRROR_POSITION
 from spark_log.metadata.store_clock import StoreClock
 
@@ -179,17 +179,19 @@ def read_target(connection: sa.Connection, topic_id: int) -> dict[int, TargetPar
 
 def write_positions(connection: sa.Connection, positions: Mapping[Key, MirrorPosition]) -> None:
     """Store the positions, by topic id and partition of the target."""
-    for (topic_id, number), position in sorted(positions.items()):
-        values = {
+    rows = [
+        {
+            "topic_id": topic_id,
+            "partition": number,
             "source_cluster_id": position.cluster_id,
             "source_topic_uuid": position.topic_uuid,
             "leader_epoch": position.leader_epoch,
             "end_offset": position.end_offset,
             "target_leader_epoch": position.target_leader_epoch,
         }
-        insert_if_missing(connection, t.mirror_position, {"topic_id": topic_id, "partition": number, **values})
-        here = (MIRROR_POSITION.topic_id == topic_id) & (MIRROR_POSITION.partition == number)
-        connection.execute(t.mirror_position.update().where(here).values(values))
+        for (topic_id, number), position in sorted(positions.items())
+    ]
+    insert_or_replace(connection, t.mirror_position, rows)
 
 
 def save_positions_hook(positions: Mapping[Key, MirrorPosition]) -> CommitHook:
