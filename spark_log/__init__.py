@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from spark_log.registry.registry import Registry as Registry
     from spark_log.replication.controller.topic_operations import create_topic as create_topic
     from spark_log.spark.datasource.read.read_topic import read_topic as read_topic
-    from spark_log.spark.datasource.write.active_session import activate_session as activate_session
+    from spark_log.spark.datasource.write.topic_write import activate_session as activate_session
     from spark_log.spark.datasource.write.topic_write import write_topic as write_topic
     from spark_log.spark.delta_jars import DELTA_SETTINGS as DELTA_SETTINGS
     from spark_log.spark.streams.topic_stream import stream_topic as stream_topic
@@ -37,7 +37,7 @@ _HOME = {
     "Coordinator": "spark_log.maintenance.coordinator.coordinator",
     "Registry": "spark_log.registry.registry",
     "ShareConsumer": "spark_log.clients.consume.share_consumer",
-    "activate_session": "spark_log.spark.datasource.write.active_session",
+    "activate_session": "spark_log.spark.datasource.write.topic_write",
     "create_topic": "spark_log.replication.controller.topic_operations",
     "read_topic": "spark_log.spark.datasource.read.read_topic",
     "stream_topic": "spark_log.spark.streams.topic_stream",

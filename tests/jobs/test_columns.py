@@ -10,7 +10,7 @@ from spark_log.errors import InvalidOptionError
 from spark_log.spark.jobs.failures import one_line
 from spark_log.spark.jobs.options.job_arguments import Columns, ConsumeArguments, Files
 from spark_log.spark.jobs.options.run_options import Batch, Shared
-from spark_log.spark.jobs.queries.consume_columns import shaped
+from spark_log.spark.jobs.queries.consume_query import shaped
 from spark_log.spark.jobs.queries.measurement import Measured
 from spark_log.spark.jobs.queries.produce_query import shape
 from spark_log.spark.jobs.queries.stream_query import as_records

@@ -132,7 +132,9 @@ def test_failed_batches_are_aborted_and_fenced_drivers_write_nothing(
     address, folder = str(cluster.store.address), checkpoint.parent / "cluster"
 
     def another_driver(batch: DataFrame) -> None:
-        init_producer(cluster, f"spark-{checkpoint_of_batch(batch.sparkSession).batch.query_id}", 60_000)
+        init_producer(
+            cluster, f"spark-{checkpoint_of_batch(batch.sparkSession, BatchLocation()).batch.query_id}", 60_000
+        )
 
     def trips(batch: DataFrame, transaction: BatchTransaction) -> None:
         transaction.write(batch, topic="b")

@@ -17,8 +17,7 @@ from spark_log.replication.controller.topic_operations import add_partitions
 from spark_log.spark.streams import live_table, outputs
 from spark_log.spark.streams.compacted_tables import last_in_partitions, last_values, read_table
 from spark_log.spark.streams.formats.codecs import Json
-from spark_log.spark.streams.live_table import Table
-from spark_log.spark.streams.live_table_rows import OTHERS, changed_row, newest_rows
+from spark_log.spark.streams.live_table import OTHERS, Table, changed_row, newest_rows
 from spark_log.spark.streams.outputs import TopicOutput, write_stream
 from tests.support.records import append_keyed
 from tests.support.replicas import truncate

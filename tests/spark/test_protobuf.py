@@ -230,7 +230,7 @@ def test_a_value_that_no_message_can_hold_is_an_error_not_a_record(spark, codec,
 
 
 def test_without_the_package_the_error_says_how_to_install_it(spark, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("spark_log.spark.streams.formats.protobuf_")]:
+    for name in [name for name in sys.modules if name.startswith("spark_log.spark.streams.formats.protobuf")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "google.protobuf.descriptor", None)
     frame = spark.createDataFrame([(b"",)], "value BINARY")

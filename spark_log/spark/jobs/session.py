@@ -13,7 +13,7 @@ from pyspark.util import default_api_mode
 
 from spark_log.errors import ClassicSessionRequiredError
 from spark_log.spark import delta_jars, launcher
-from spark_log.spark.datasource.write.active_session import activate_session
+from spark_log.spark.datasource.write.topic_write import activate_session
 
 _DEFAULTS = {
     # every machine prints and parses instants in the same way

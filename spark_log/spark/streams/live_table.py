@@ -8,6 +8,7 @@ changes or after compaction.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
@@ -24,12 +25,10 @@ from spark_log.ids import OffsetRange
 from spark_log.maintenance.client_log import TaskReader
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS
 from spark_log.spark.datasource.read.read_topic import read_plan
-from spark_log.spark.streams.batch_notes import Notes
 from spark_log.spark.streams.compacted_tables import check_compacted, last_in_partitions
 from spark_log.spark.streams.formats.codecs import ERROR, RAW, Codec, decode
 from spark_log.spark.streams.formats.parsing import column_named
-from spark_log.spark.streams.live_table_rows import OTHERS, changed_row, newest_rows
-from spark_log.spark.streams.micro_batch import MicroBatch, current_batch
+from spark_log.spark.streams.micro_batch import MicroBatch, Notes, current_batch
 from spark_log.spark.streams.table_version import TableVersion, plan_at, read_version
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,9 @@ _CHANGED_MAX = 100_000
 _KEY, _BASE, _CHANGED = "_table_key", "_base_", "_changed_"
 _RECORDS_PER_TASK = 250_000
 JOIN_KINDS = ("inner", "left")
+
+OTHERS = "others"
+"""Column with the last records of the key's other partitions; null if there are none, as a rule."""
 
 
 @dataclass(frozen=True)
@@ -180,14 +182,14 @@ class Table:
         noted = None if notes is None else notes.read()
         if noted is not None:
             version = TableVersion.from_text(noted)
-            if read_version(self._log, self.topic, version)[1] == version:
+            if read_version(self._log, self.topic, version) == version:
                 return version
             logger.warning(
                 "table %s: records of the version that this batch used before have been compacted, erased, truncated"
                 " or expired: it uses the current version",
                 self.topic,
             )
-        version = read_version(self._log, self.topic)[1]
+        version = read_version(self._log, self.topic)
         if self._state is not None and version.diverges_from(self._state.version):
             logger.warning(
                 "table %s: an unclean leader election truncated records of the table, or the topic was deleted and"
@@ -261,3 +263,44 @@ def _row(state: _State) -> Column:
     if state.changed is not None:
         return changed_row(fields, _BASE, _CHANGED)
     return sf.struct(*(sf.col(_BASE + name).alias(name) for name in fields))
+
+
+# The row of each key, by the rule of `last_values`: the last record of the key's partition. If partitions were added to
+# the topic and a key has records in several, it is the last record with the largest timestamp. A record that is
+# appended later replaces that of its own partition only. Therefore the rows keep the last records of the other
+# partitions, and deletions: all expressions depend on the log alone.
+
+
+def newest_rows(in_partitions: DataFrame) -> DataFrame:
+    """Return one row for each key, with column `others`, from the last records of each key of each partition."""
+    record = sf.struct(*(name for name in in_partitions.columns if name != "key"))
+    newest = in_partitions.groupBy("key").agg(
+        sf.max_by(record, sf.struct("timestamp", "partition")).alias("newest"), sf.collect_list(record).alias("all")
+    )
+    others = sf.filter("all", lambda each: each["partition"] != sf.col("newest.partition"))
+    return newest.select("key", "newest.*", sf.when(sf.size("all") > 1, others).alias(OTHERS))
+
+
+def changed_row(fields: Sequence[str], base: str, changed: str) -> Column:
+    """Return the current record of a key as a struct of `fields`, from its row in a table and its row in the records
+    that were appended since. Each is null without such a row. `base` and `changed` are the prefixes of their columns.
+    """
+
+    def is_replaced(partition: Column) -> Column:
+        among_others = sf.exists(f"{changed}{OTHERS}", lambda each: each["partition"] == partition)
+        return (partition == sf.col(f"{changed}partition")) | sf.coalesce(among_others, sf.lit(False))
+
+    old, new = (sf.struct(*(sf.col(prefix + name).alias(name) for name in fields)) for prefix in (base, changed))
+    others = sf.filter(f"{base}{OTHERS}", lambda each: ~is_replaced(each["partition"]))
+    latest = sf.array_max(sf.transform(others, _order))
+    other = sf.get(sf.filter(others, lambda each: _order(each) == latest), sf.lit(0))
+    kept = sf.when(~is_replaced(sf.col(f"{base}partition")), old).otherwise(other)
+    return (
+        sf.when(sf.col(f"{changed}offset").isNull(), old)
+        .when(kept.isNull() | (_order(new) > _order(kept)), new)
+        .otherwise(kept)
+    )
+
+
+def _order(record: Column) -> Column:
+    return sf.struct(record["timestamp"].alias("timestamp"), record["partition"].alias("partition"))

@@ -19,6 +19,10 @@ _QUERY_ID = "sql.streaming.queryId"
 """Spark's local property with the query's id, which the checkpoint keeps: it is the same after a restart."""
 _BATCH_ID = "streaming.sql.batchId"
 
+_NOTES = "spark-log-notes"
+_NOTES_KEPT = 100
+"""The number of batches whose notes are kept, which is Spark's default (spark.sql.streaming.minBatchesToRetain)."""
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -33,9 +37,6 @@ class BatchLocation(NamedTuple):
 
     batch_id: int | None = None
     checkpoint: str | None = None
-
-
-NO_LOCATION = BatchLocation()
 
 
 class Checkpoint(ABC):
@@ -69,7 +70,7 @@ def current_batch(spark: SparkSession) -> MicroBatch | None:
     return MicroBatch(query_id, int(batch_id)) if query_id is not None and batch_id is not None else None
 
 
-def checkpoint_of_batch(spark: SparkSession, location: BatchLocation = NO_LOCATION) -> Checkpoint:
+def checkpoint_of_batch(spark: SparkSession, location: BatchLocation) -> Checkpoint:
     """Return the checkpoint at the micro-batch of the foreachBatch in this thread.
 
     Raises InvalidOptionError outside of foreachBatch, and over Spark Connect if `location` lacks something, or its
@@ -124,6 +125,26 @@ class JvmCheckpoint(Checkpoint):
 
     def _file(self, folder: tuple[str, ...], batch_id: int) -> Any:
         return self._path(self._root, "/".join((*folder, str(batch_id))))
+
+
+class Notes:
+    """Notes on micro-batches of a query about one topic of a cluster, in the query's checkpoint folder.
+
+    A note has an input that Spark's own checkpoint lacks: a batch that is replayed after a crash uses it again.
+    """
+
+    def __init__(self, spark: SparkSession, batch: MicroBatch, cluster_id: str, topic: str) -> None:
+        self._checkpoint, self._folder = JvmCheckpoint(spark, batch), (_NOTES, cluster_id, topic)
+
+    def read(self) -> str | None:
+        """Return the note that an earlier run of the batch wrote, or None if there is none."""
+        return self._checkpoint.read(*self._folder)
+
+    def write(self, text: str) -> None:
+        """Write the batch's note, in place of an earlier one, and delete a note that is no longer retained."""
+        self._checkpoint.write(text, *self._folder)
+        if self._checkpoint.batch.batch_id >= _NOTES_KEPT:
+            self._checkpoint.forget(self._checkpoint.batch.batch_id - _NOTES_KEPT, *self._folder)
 
 
 class _ConnectCheckpoint(Checkpoint):

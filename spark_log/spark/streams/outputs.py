@@ -21,7 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_log.errors import InvalidOptionError, redact
 from spark_log.failpoints import failpoint
 from spark_log.spark.datasource.options.source_options import WriteOptions
-from spark_log.spark.datasource.write.active_session import activate_session
+from spark_log.spark.datasource.write.topic_write import activate_session
 from spark_log.spark.datasource.write.write_schema import check_write_schema
 from spark_log.spark.delta_jars import check_loaded
 from spark_log.spark.streams.micro_batch import BatchLocation, MicroBatch, checkpoint_of_batch

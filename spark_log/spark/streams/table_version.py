@@ -110,15 +110,15 @@ class TableVersion:
         return cls(str(fields["topic"]), partitions)
 
 
-def read_version(log: LogReader, name: str, at: TableVersion | None = None) -> tuple[Topic, TableVersion]:
-    """Return the topic, and its version up to the high watermarks or up to the end offsets of `at`.
+def read_version(log: LogReader, name: str, at: TableVersion | None = None) -> TableVersion:
+    """Return the version of a topic up to the high watermarks or up to the end offsets of `at`.
 
     The version equals `at` if all records of `at` are still there. Raises UnknownTopicOrPartitionError.
     """
     topic, version = log.cluster.store.read(lambda connection: _read_version(connection, name, at))
     if topic.store_id != log.cluster.store_id:  # this store does not have its partitions
         return read_version(log.at(topic.store_id), name, at)
-    return topic, version
+    return version
 
 
 class _GoneError(Exception):

@@ -114,12 +114,12 @@ class TableOf:
         self.log, self.version, self.seen = log, None, []
 
     def act(self):
-        version = read_version(self.log.log, "t")[1]
+        version = read_version(self.log.log, "t")
         new = None
         if self.version is not None:
             new = version.since(self.version)
             lost = self.seen != self.log.records[: len(self.seen)]
-            assert lost == (read_version(self.log.log, "t", self.version)[1] != self.version) or not self.seen
+            assert lost == (read_version(self.log.log, "t", self.version) != self.version) or not self.seen
             assert lost == version.diverges_from(self.version) or not self.seen
         if new is None:
             self.seen = []

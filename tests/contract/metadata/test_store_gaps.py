@@ -108,7 +108,7 @@ def _append(opened: Open) -> Any:
 
 def _table_version(opened: Open) -> Any:
     """A table updated to its current version, as a micro-batch does."""
-    version = read_version(opened.log, "t")[1]
+    version = read_version(opened.log, "t")
     ranges = {number: OffsetRange(each.start, each.end) for number, each in version.partitions.items()}
     plan = plan_at(opened.log, "t", version, ranges)
     return None if plan is None else _read(plan)

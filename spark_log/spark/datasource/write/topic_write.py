@@ -1,10 +1,8 @@
 """`write_topic` writes a batch to a topic, from any thread. Driver."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
-
-from spark_log.spark.datasource.write.active_session import activate_session
+from pyspark.sql import DataFrame, SparkSession
 
 if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
@@ -36,3 +34,19 @@ def save(frame: DataFrame, options: dict[str, str]) -> None:
     """Append the rows with these options of `format("spark_log")`."""
     activate_session(frame.sparkSession)
     frame.write.format("spark_log").options(**options).mode("append").save()
+
+
+def activate_session(spark: SparkSession) -> None:
+    """Make `spark` the active session of the calling thread, unless the thread has one.
+
+    `write.format("spark_log")` and `writeStream.format("spark_log")` need an active session: Spark searches for a
+    Python data source in the active session of the thread, and raises DATA_SOURCE_NOT_FOUND if there is none. Only the
+    thread that created the session and the threads of foreachBatch have one. Other threads call this before they write:
+
+        ThreadPoolExecutor(8, initializer=activate_session, initargs=(spark,))
+
+    Does nothing for a session of Spark Connect, whose server activates it.
+    """
+    if isinstance(spark, SparkSession) and SparkSession.getActiveSession() is None:
+        jvm: Any = spark._jvm
+        jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)

@@ -82,7 +82,7 @@ class Avro:
 @dataclass(frozen=True)
 class Protobuf:
     """Protobuf messages. `message`: its full name, as "shop.Order". `descriptor`: a descriptor set (protoc
-    --include_imports --descriptor_set_out), its path or its bytes. `protobuf_types.py` lists the types of the columns.
+    --include_imports --descriptor_set_out), its path or its bytes. `protobuf.py` lists the types of the columns.
     """
 
     message: str
@@ -203,7 +203,7 @@ def _parser(codec: Codec) -> Parser:
             return avro_parser(codec.schema)
         case Protobuf():
             with needing("Protobuf", "protobuf"):
-                from spark_log.spark.streams.formats.protobuf_decoding import protobuf_parser
+                from spark_log.spark.streams.formats.protobuf import protobuf_parser
             return protobuf_parser(codec.message, codec.descriptor_set)
 
 
@@ -232,7 +232,7 @@ def encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
             return to_avro(payload, codec.schema)
         case Protobuf():
             with needing("Protobuf", "protobuf"):
-                from spark_log.spark.streams.formats.protobuf_encoding import protobuf_payload
+                from spark_log.spark.streams.formats.protobuf import protobuf_payload
             return protobuf_payload(frame, payload, codec.message, codec.descriptor_set)
 
 

@@ -114,7 +114,7 @@ def _plan(topic: "Topic", part: TypedPart) -> _Plan:
         return _Plan(Avro(columns.schema), _avro_struct(kind, part.source))
     with needing("Protobuf", "protobuf"):
         from spark_log.log.columns.protobuf.schema import message_of
-        from spark_log.spark.streams.formats.protobuf_types import schema_of
+        from spark_log.spark.streams.formats.protobuf import schema_of
     message, name, descriptor_set = message_of(columns.schema)
     return _Plan(Protobuf(name, descriptor_set), schema_of(message.DESCRIPTOR))
 

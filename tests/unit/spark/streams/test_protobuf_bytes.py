@@ -9,8 +9,7 @@ from pyspark.sql.types import StringType, StructType
 
 from spark_log.log.columns.protobuf.columns import structs_of
 from spark_log.log.columns.protobuf.messages import message_class
-from spark_log.spark.streams.formats.protobuf_encoding import messages_of
-from spark_log.spark.streams.formats.protobuf_types import schema_of
+from spark_log.spark.streams.formats.protobuf import messages_of, schema_of
 from tests.support.schemas import FLIGHT_DESCRIPTOR_SET, Order, flight_bytes
 
 STRICT = message_class("Strict", FLIGHT_DESCRIPTOR_SET)
