@@ -1,5 +1,5 @@
-"""Remembers values of a function, as `functools.lru_cache` does, with a limit of their size instead of their number;
-and facts about topics, which may be deleted, with a limit of their number.
+"""Remembers values of a function, as `functools.lru_cache` does, with a limit of their size instead of their number, or
+of their age; and facts about topics, which may be deleted, with a limit of their number.
 
 Clients choose the texts that such a function parses, or the server that it reads.
 """
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
+
+from spark_log import clock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,6 +70,33 @@ class BoundedDict(OrderedDict[K, V]):
             self.move_to_end(key)
             if len(self) > self._entries_max:
                 self.popitem(last=False)
+
+
+class Cached(Generic[T]):
+    """A cached value. It is read again when it is older than both `age_s_max` and `reads_per_age` times the duration of
+    its read.
+
+    Concurrent callers share one read.
+    """
+
+    def __init__(self, age_s_max: float, read: Callable[[], T], reads_per_age: float = 0) -> None:
+        self._age_s_max, self._read, self._reads_per_age = age_s_max, read, reads_per_age
+        self._lock = threading.Lock()
+        self._last: tuple[float, T] | None = None
+        """The time until which the value is used, and the value."""
+
+    def get(self) -> T:
+        with self._lock:
+            if self._last is None or clock.monotonic_s() > self._last[0]:
+                began_s = clock.monotonic_s()
+                value = self._read()
+                now_s = clock.monotonic_s()
+                self._last = (now_s + max(self._age_s_max, self._reads_per_age * (now_s - began_s)), value)
+            return self._last[1]
+
+    def forget(self) -> None:
+        with self._lock:
+            self._last = None
 
 
 _every: WeakSet[Remembered[Any, Any]] = WeakSet()

@@ -9,9 +9,9 @@ from typing import TypeVar
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.usage import by_topic, cluster_usage
 from spark_log.console.access.roles import Role
-from spark_log.facts.metrics.cached import Cached
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, read_cluster
 from spark_log.facts.metrics.history import DAY_MS, latest_rates, read_task_runs
+from spark_log.remembered import Cached
 from spark_log.replication.controller.balance import load_balance
 
 AGE_S_MAX = 2.0

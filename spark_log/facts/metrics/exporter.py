@@ -14,12 +14,12 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ASK_TIMEOUT_MS
 from spark_log.errors import SparkLogError
-from spark_log.facts.metrics.cached import Cached
 from spark_log.facts.metrics.cluster_metrics import cluster_metrics, size_metrics
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.facts.metrics.size_snapshot import read_sizes
 from spark_log.facts.metrics.table_metrics import work_metrics
 from spark_log.facts.metrics.task_runs import TaskRuns
+from spark_log.remembered import Cached
 from spark_log.tables.table_work import of_this_process
 
 CACHED_S = 15.0
