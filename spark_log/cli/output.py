@@ -68,6 +68,15 @@ def print_rows(
         print_table(title, columns, rows)
 
 
+def print_result(as_json: bool, document: object, *lines: str) -> None:
+    """Print the JSON document, or else the lines."""
+    if as_json:
+        print_json(document)
+    else:
+        for line in lines:
+            say(line)
+
+
 def cell(value: object) -> "Text":
     """Return a cell of a table of rich. A list or tuple has a line for each of its items."""
     from rich.text import Text

@@ -35,6 +35,16 @@ def open_cluster(address: str) -> "Cluster":
     return Cluster.open(address)
 
 
+def topics_option(help_: str) -> Any:
+    """Return the option `--topic TOPIC`, which may be repeated."""
+    return typer.Option("--topic", "-t", metavar="TOPIC", help=help_, autocompletion=completion.topics)
+
+
+def setting_option(help_: str) -> Any:
+    """Return the option `--setting NAME=VALUE` of a process that has a cluster setting of its own."""
+    return typer.Option("--setting", metavar="NAME=VALUE", help=help_, autocompletion=completion.cluster_settings)
+
+
 def set_option(help_: str, complete: Callable[[str], Any]) -> Any:
     """Return the option `--set NAME=VALUE` of a command that changes configs or settings."""
     return typer.Option("--set", metavar="NAME=VALUE", help=f"{help_}; repeatable.", autocompletion=complete)

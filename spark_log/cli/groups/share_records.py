@@ -10,7 +10,7 @@ import typer
 from spark_log import clock
 from spark_log.cli import completion
 from spark_log.cli.output import count_of, json_of, note, print_json, print_table, say
-from spark_log.cli.records.consume import print_row, rows_of
+from spark_log.cli.records.consume import MaxMessages, Values, print_row, rows_of
 from spark_log.cli.records.record_lines import show_json
 from spark_log.cli.shared_options import Cluster_, Json, TopicNames, open_cluster
 from spark_log.spark.jobs.options.arguments import usage_error
@@ -35,13 +35,11 @@ def consume(
     reject: Annotated[
         bool, typer.Option("--reject", help="Reject the records: they become dead letters, if the group has a topic.")
     ] = False,
-    max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after this number of records.")
-    ] = None,
+    max_messages: MaxMessages = None,
     timeout_ms: Annotated[
         int | None, typer.Option("--timeout-ms", min=0, help="Stop after this time without a record.")
     ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Print only the bytes of the values, one per line.")] = False,
+    values: Values = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per record, with its delivery_count.")
     ] = False,

@@ -8,7 +8,7 @@ import typer
 from spark_log.cli import completion
 from spark_log.cli.output import note, print_json, print_table, say
 from spark_log.cli.servers.metrics_options import MetricsHost_, MetricsPort_, metrics_of_coordinator
-from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_pairs
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_pairs, setting_option
 from spark_log.errors import redact
 
 app = typer.Typer(no_args_is_help=True, help="Add, show, serve, relocate and remove brokers.")
@@ -103,12 +103,7 @@ def start(
     cluster: Cluster_,
     setting: Annotated[
         list[str] | None,
-        typer.Option(
-            "--setting",
-            metavar="NAME=VALUE",
-            help="A cluster setting for this process, such as broker.session.timeout.ms=9000; repeatable.",
-            autocompletion=completion.cluster_settings,
-        ),
+        setting_option("A cluster setting for this process, such as broker.session.timeout.ms=9000; repeatable."),
     ] = None,
     metrics_port: MetricsPort_ = None,
     metrics_host: MetricsHost_ = "127.0.0.1",

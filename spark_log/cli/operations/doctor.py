@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_log.cli import completion
 from spark_log.cli.output import count_of, print_json, say
-from spark_log.cli.shared_options import Cluster_, Json
+from spark_log.cli.shared_options import Cluster_, Json, topics_option
 
 if TYPE_CHECKING:
     from spark_log.cluster.cluster import Cluster
@@ -21,13 +20,7 @@ def doctor(
     cluster: Cluster_,
     topic: Annotated[
         list[str] | None,
-        typer.Option(
-            "--topic",
-            "-t",
-            metavar="TOPIC",
-            help="Limit the checks of topics, their tables and groups to this topic; repeatable.",
-            autocompletion=completion.topics,
-        ),
+        topics_option("Limit the checks of topics, their tables and groups to this topic; repeatable."),
     ] = None,
     timeout: Annotated[
         float,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, note, print_table, say
-from spark_log.cli.shared_options import Cluster_, open_cluster
+from spark_log.cli.shared_options import Cluster_, open_cluster, topics_option
 from spark_log.errors import SparkLogError, UnknownTopicOrPartitionError, redact
 
 if TYPE_CHECKING:
@@ -27,17 +26,7 @@ def maintenance(
         list[str] | None,
         typer.Argument(metavar="TASK", help="Task to run. [default: all but columns]", show_default=False),
     ] = None,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--topic",
-            "-t",
-            metavar="TOPIC",
-            help="Only this topic; repeatable.",
-            show_default=False,
-            autocompletion=completion.topics,
-        ),
-    ] = None,
+    topic: Annotated[list[str] | None, topics_option("Only this topic; repeatable.")] = None,
     now: Annotated[bool, typer.Option("--now", help="Seal every inline tail, whatever its age.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing; show what would be done and deleted, and why.")

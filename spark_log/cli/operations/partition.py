@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_log.cli import completion
 from spark_log.cli.output import bytes_of, count_of, note, print_json, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_bytes
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_bytes, topics_option
 from spark_log.ids import TopicPartition
 from spark_log.text import some_of
 
@@ -18,10 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Elect leaders, move replicas, show balance and truncations.")
 
-TopicNames = Annotated[
-    list[str] | None,
-    typer.Option("--topic", "-t", metavar="TOPIC", help="Repeatable.", autocompletion=completion.topics),
-]
+TopicNames = Annotated[list[str] | None, topics_option("Repeatable.")]
 
 
 @app.command()

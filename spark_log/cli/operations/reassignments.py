@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from spark_log.cli.output import bytes_of, count_of, note, print_json, print_rows, say
+from spark_log.cli.output import bytes_of, count_of, note, print_json, print_result, print_rows
 from spark_log.cluster.cluster import Cluster
 from spark_log.ids import TopicPartition
 from spark_log.replication.controller.reassignment_rows import ReassignmentStatus, list_all_reassignments
@@ -73,7 +73,7 @@ def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_
         note(f"The plan changes {what}.")
         return
     if not plan:
-        print_json([]) if as_json else say("All replicas are in place already.")
+        print_result(as_json, [], "All replicas are in place already.")
         return
     note(f"Moving {what}. To cancel: spark-log partition reassign --cancel")
     begin_reassignments(cluster, plan, throttle_bytes_per_s)
@@ -86,7 +86,7 @@ def continue_reassignments(cluster: Cluster, partitions: Collection[TopicPartiti
         tp: status.reassignment.target for tp, status in list_all_reassignments(cluster).items() if tp in chosen
     }
     if not under_way:
-        print_json([]) if as_json else say("No reassignment is in progress.")
+        print_result(as_json, [], "No reassignment is in progress.")
         return
     _carry_out(cluster, under_way, as_json)
 
@@ -96,10 +96,8 @@ def cancel(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bo
 
     under_way = [tp for tp in list_all_reassignments(cluster) if tp in set(partitions)]
     begin_reassignments(cluster, dict.fromkeys(under_way))
-    if as_json:
-        print_json([tp._asdict() for tp in under_way])
-    else:
-        say(f"Cancelled the reassignment of {count_of(len(under_way), 'partition')}.")
+    line = f"Cancelled the reassignment of {count_of(len(under_way), 'partition')}."
+    print_result(as_json, [tp._asdict() for tp in under_way], line)
 
 
 def show(cluster: Cluster, partitions: Collection[TopicPartition], as_json: bool) -> None:
@@ -156,11 +154,9 @@ def _carry_out(cluster: Cluster, targets: Plan, as_json: bool) -> None:
             note("Stopped copying. To continue: spark-log partition reassign; to cancel: add --cancel.")
             raise typer.Exit(130) from None
     now = _assignments(cluster, partitions)
-    if as_json:
-        print_json([{**tp._asdict(), "replicas": list(now[tp])} for tp in partitions if tp in now])
     elsewhere = [tp for tp in partitions if now[tp] != tuple(targets[tp])]
-    if not as_json:
-        say(f"Moved {count_of(len(partitions) - len(elsewhere), 'partition')}.")
+    document = [{**tp._asdict(), "replicas": list(now[tp])} for tp in partitions]
+    print_result(as_json, document, f"Moved {count_of(len(partitions) - len(elsewhere), 'partition')}.")
     for tp in elsewhere:
         note(
             f"spark-log: partition {tp} is on brokers {_ids(now[tp])}, not on {_ids(targets[tp])}: its reassignment was"

@@ -5,8 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_log.cli.output import bytes_of, count_of, note, print_facts, print_json, print_rows, print_table, say
-from spark_log.cli.shared_options import Cluster_, Json, open_cluster
+from spark_log.cli.output import (
+    bytes_of,
+    count_of,
+    note,
+    print_facts,
+    print_json,
+    print_result,
+    print_rows,
+    print_table,
+    say,
+)
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, topics_option
 
 app = typer.Typer(no_args_is_help=True, help="Show and change metadata stores, and accept one that was restored.")
 
@@ -78,10 +88,8 @@ def add(
 
     with open_cluster(cluster) as opened:
         info = add_store(opened, name, address)
-    if as_json:
-        print_json({"store": info.name, "store_id": info.store_id, "address": info.address})
-    else:
-        say(f"Added store {info.name} (number {info.store_id}).")
+    document = {"store": info.name, "store_id": info.store_id, "address": info.address}
+    print_result(as_json, document, f"Added store {info.name} (number {info.store_id}).")
 
 
 @app.command()
@@ -120,12 +128,8 @@ def remove(
             deleted = remove_lost_store(opened, name)
         else:
             remove_store(opened, name)
-    if as_json:
-        print_json({"store": name, "deleted": deleted})
-    else:
-        say(f"Removed store {name}.")
-        for topic in deleted:
-            say(f"Deleted topic {topic}.")
+    lines = [f"Removed store {name}.", *(f"Deleted topic {topic}." for topic in deleted)]
+    print_result(as_json, {"store": name, "deleted": deleted}, *lines)
 
 
 @app.command()
@@ -175,9 +179,7 @@ def drain(
 @app.command("verify-files")
 def verify_files_(
     cluster: Cluster_,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable.")
-    ] = None,
+    topic: Annotated[list[str] | None, topics_option("Only this topic; repeatable.")] = None,
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read all files, and compare their checksums.")
     ] = False,
@@ -260,13 +262,12 @@ def accept(
             _print_unnamed(find_unnamed_files(opened))
             typer.confirm("Accept it?", abort=True, err=True)
         accept_store(view)
-    if as_json:
-        print_json({"before": str(before) if before else None, "now": str(now) if now else None})
-    else:
-        say(
-            f"Accepted{f' {now}' if now else ''}. Clean-up and publication continue. Files that the store does not name"
-            " are kept for file.delete.delay.ms."
-        )
+    print_result(
+        as_json,
+        {"before": str(before) if before else None, "now": str(now) if now else None},
+        f"Accepted{f' {now}' if now else ''}. Clean-up and publication continue. Files that the store does not name"
+        " are kept for file.delete.delay.ms.",
+    )
 
 
 @app.command("unnamed-files")
@@ -286,11 +287,7 @@ def unnamed_files_(
 
     with open_cluster(cluster) as opened:
         unnamed = find_unnamed_files(opened, topic)
-    if as_json:
-        print_json([vars(each) for each in unnamed.files])
-    else:
-        for each in unnamed.files:
-            say(each.location)
+    print_result(as_json, [vars(each) for each in unnamed.files], *(each.location for each in unnamed.files))
     if unnamed.stores_away:
         note(_left_out(unnamed.stores_away))
         raise typer.Exit(1)

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from spark_log.groups.group_operations import ResetTo
 
 
+MaxMessages = Annotated[
+    int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after this number of records.")
+]
+Values = Annotated[bool, typer.Option("--values", help="Print only the bytes of the values, one per line.")]
+
+
 class IsolationLevel(StrEnum):
     read_committed = "read_committed"
     read_uncommitted = "read_uncommitted"
@@ -38,9 +44,7 @@ def consume(
     partition: Annotated[
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; repeatable.")
     ] = None,
-    max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after this number of records.")
-    ] = None,
+    max_messages: MaxMessages = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more at the end; Ctrl-C stops.")] = False,
     idle: Annotated[
         float | None,
@@ -59,7 +63,7 @@ def consume(
         IsolationLevel,
         typer.Option(help="Both levels read committed records only, and neither waits for an open transaction."),
     ] = IsolationLevel.read_committed,
-    values: Annotated[bool, typer.Option("--values", help="Print only the bytes of the values, one per line.")] = False,
+    values: Values = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per record, as `produce --format json` reads it.")
     ] = False,

@@ -4,10 +4,9 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli import completion
 from spark_log.cli.output import note, print_facts, print_json, say
 from spark_log.cli.servers.metrics_options import MetricsHost_, MetricsPort_, metrics_of_coordinator
-from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_pairs
+from spark_log.cli.shared_options import Cluster_, Json, open_cluster, parse_pairs, setting_option
 
 
 def coordinator(
@@ -17,12 +16,9 @@ def coordinator(
     ] = False,
     setting: Annotated[
         list[str] | None,
-        typer.Option(
-            "--setting",
-            metavar="NAME=VALUE",
-            help="A cluster setting for this process alone, such as log.merge.interval.ms=60000; repeatable. Later "
-            "changes of the cluster's settings then have no effect on this process.",
-            autocompletion=completion.cluster_settings,
+        setting_option(
+            "A cluster setting for this process alone, such as log.merge.interval.ms=60000; repeatable. Later changes"
+            " of the cluster's settings then have no effect on this process."
         ),
     ] = None,
     metrics_port: MetricsPort_ = None,

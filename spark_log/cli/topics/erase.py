@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from spark_log.cli.output import count_of, note, print_json, say
+from spark_log.cli.output import count_of, note, print_result
 from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster, parse_before
 
 _PURGE = """\
@@ -74,8 +74,4 @@ def erase(
                 f"Erase all records of {count_of(len(keys.unique()), 'key')} from {name}?", abort=True, err=True
             )
         erased = erase_records(opened, name, keys, ends=ends, purge=purge)
-    if as_json:
-        print_json(erased.as_dict())
-    else:
-        for line in erased.lines():
-            say(line)
+    print_result(as_json, erased.as_dict(), *erased.lines())

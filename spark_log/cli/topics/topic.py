@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_log.cli import completion
-from spark_log.cli.output import count_of, print_json, say
+from spark_log.cli.output import count_of, print_result
 from spark_log.cli.shared_options import Cluster_, Json, TopicName, TopicNames, open_cluster, parse_before
 from spark_log.cli.topics import topic_output as show
 from spark_log.cli.topics.bad_records import bad_records
@@ -58,14 +58,14 @@ def create(
         if not existing:
             operation = check_new_topic if validate_only else create_topic
             made = operation(opened, name, partitions, replication_factor, configs, store=store)
-    if as_json:
-        print_json({"topic": name, "created": made is not None, "topic_id": made.uuid if made else None})
-    elif existing:
-        say(f"Topic {name} exists already with {count_of(existing[name].partition_count, 'partition')}.")
+    if existing:
+        line = f"Topic {name} exists already with {count_of(existing[name].partition_count, 'partition')}."
     elif made is None:
-        say(f"Topic {name} can be created.")
+        line = f"Topic {name} can be created."
     else:
-        say(f"Created topic {name} with {count_of(partitions, 'partition')}.")
+        line = f"Created topic {name} with {count_of(partitions, 'partition')}."
+    document = {"topic": name, "created": made is not None, "topic_id": made.uuid if made else None}
+    print_result(as_json, document, line)
 
 
 @app.command("list")
@@ -116,10 +116,8 @@ def alter(
         raise typer.BadParameter("expected at least one --config or --delete-config")
     with open_cluster(cluster) as opened:
         overrides = dict(alter_configs(opened, name, changes).overrides)
-    if as_json:
-        print_json({"topic": name, "configs": overrides})
-    else:
-        say(f"Configs of {name} now: {show.configs_of(overrides) or 'the defaults'}.")
+    line = f"Configs of {name} now: {show.configs_of(overrides) or 'the defaults'}."
+    print_result(as_json, {"topic": name, "configs": overrides}, line)
 
 
 @app.command()
@@ -134,10 +132,8 @@ def add_partitions(
 
     with open_cluster(cluster) as opened:
         count = add(opened, name, total).partition_count
-    if as_json:
-        print_json({"topic": name, "partitions": count})
-    else:
-        say(f"Topic {name} now has {count_of(count, 'partition')}.")
+    line = f"Topic {name} now has {count_of(count, 'partition')}."
+    print_result(as_json, {"topic": name, "partitions": count}, line)
 
 
 @app.command()
@@ -157,10 +153,7 @@ def delete(
             typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
         for name in dict.fromkeys(names):
             delete_topic(opened, name)
-    if as_json:
-        print_json({"deleted": names})
-    else:
-        say(f"Deleted {', '.join(names)}.")
+    print_result(as_json, {"deleted": names}, f"Deleted {', '.join(names)}.")
 
 
 @app.command()
@@ -193,11 +186,8 @@ def delete_records(
             typer.confirm(f"Delete the oldest records of {name}?", abort=True, err=True)
         low = delete_before(opened, {TopicPartition(name, number): offset for number, offset in offsets.items()})
     starts = {str(topic_partition.partition): offset for topic_partition, offset in sorted(low.items())}
-    if as_json:
-        print_json({"topic": name, "log_start_offsets": starts})
-    else:
-        for number, offset in starts.items():
-            say(f"{name}-{number} now starts at offset {offset:,}.")
+    lines = (f"{name}-{number} now starts at offset {offset:,}." for number, offset in starts.items())
+    print_result(as_json, {"topic": name, "log_start_offsets": starts}, *lines)
 
 
 app.command()(erase)
