@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Show and change the settings of the cluster.")
 
 
-@app.callback()
-def _group() -> None:
-    """Show and change the settings of the cluster."""
-
-
 @app.command()
 def config(
     cluster: Cluster_,

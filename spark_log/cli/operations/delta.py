@@ -10,11 +10,6 @@ from spark_log.cli.output import count_of, note, say
 app = typer.Typer(no_args_is_help=True, help='Install what Spark needs for format("delta").')
 
 
-@app.callback()
-def _group() -> None:
-    """Install what Spark needs for format("delta"). Topics do not need it: format("spark_log") works without."""
-
-
 @app.command()
 def install(
     jars_dir: Annotated[

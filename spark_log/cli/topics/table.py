@@ -28,11 +28,6 @@ class Rebuilt(StrEnum):
     current = "current"
 
 
-@app.callback()
-def _group() -> None:
-    """Show, verify and rebuild the tables of a topic: its Delta table, and those of table.formats and table.current."""
-
-
 @app.command()
 def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
     """Show the tables of a topic: where they are, their versions, how many files they list, and what they lack.
