@@ -29,13 +29,21 @@ from spark_log.console.access.request_rules import BODY_BYTES_MAX, METRICS
 from spark_log.console.access.roles import User
 from spark_log.console.audit import audited
 from spark_log.console.downloads import DownloadResponse, RunningDownloads
-from spark_log.console.errors import error_text, status_of
 from spark_log.console.paths import decode_segment
 from spark_log.console.rendering import environment, to_json
-from spark_log.console.routes import Call, Change, Done, Forbidden, Preference, Preview, Stream, View
+from spark_log.console.routes import Call, Change, Done, Forbidden, NotFound, Preference, Preview, Stream, View
 from spark_log.console.settings import ConsoleSettings
 from spark_log.console.snapshots import Snapshots
-from spark_log.errors import InvalidConfigurationError
+from spark_log.errors import (
+    GroupIdNotFoundError,
+    InvalidConfigurationError,
+    MetadataStoreUnavailableError,
+    RetriableError,
+    SparkLogError,
+    TransactionalIdNotFoundError,
+    UnknownTopicOrPartitionError,
+    redact,
+)
 from spark_log.facts.metrics.exposition import CONTENT_TYPE, exposition
 from spark_log.gateway.http.requests import LOOPBACK
 
@@ -45,6 +53,7 @@ _MESSAGE_LENGTH_MAX = 1000
 _PAGES_WITHOUT_USER_MAX = 64
 _YEAR_S = 365 * 24 * 3600
 _NAVIGATION = ("/", "/topics", "/groups", "/transactions", "/brokers", "/maintenance", "/queries", "/audit")
+_NOT_FOUND = (NotFound, UnknownTopicOrPartitionError, GroupIdNotFoundError, TransactionalIdNotFoundError)
 _LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
@@ -130,11 +139,11 @@ class _Console:
             except ClientDisconnect:
                 return Response()
             except Exception as error:
-                status = status_of(error)
+                status = _status_of(error)
                 if status is None:  # a bug, whose text may contain secrets
                     _LOGGER.exception("%s %s failed", method, path)
                     return await self.error(request, user, 500, f"An error of the console: {type(error).__name__}")
-                return await self.error(request, user, status, error_text(error))
+                return await self.error(request, user, status, _error_text(error))
             assert isinstance(response, Response)
             return response
 
@@ -304,3 +313,25 @@ async def _watched(request: Request, call: Call, function: Callable[[Call], _Res
         return await run_in_threadpool(function, call)
     finally:
         watcher.cancel()
+
+
+def _status_of(error: Exception) -> int | None:
+    """Return the HTTP status of an error, or None for a bug.
+
+    The status is 404 for an unknown object, 403 for a change that is not allowed, 503 for an error after which a retry
+    may succeed, that of an HTTPException, and 400 for every other error of spark-log.
+    """
+    if isinstance(error, _NOT_FOUND):
+        return 404
+    if isinstance(error, Forbidden):
+        return 403
+    if isinstance(error, MetadataStoreUnavailableError | RetriableError):
+        return 503
+    if isinstance(error, HTTPException):
+        return error.status_code
+    return 400 if isinstance(error, SparkLogError) else None
+
+
+def _error_text(error: Exception) -> str:
+    """Return the message of an error without secrets."""
+    return redact(str(error.detail if isinstance(error, HTTPException) else error))

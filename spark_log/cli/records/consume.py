@@ -79,7 +79,7 @@ def consume(
     - `spark-log consume events --from latest --follow`
     - `spark-log consume events --group readers --follow`
     """
-    from spark_log.cli.records.position import parse_position
+    from spark_log.cli.topics.topic_reader import parse_position
 
     try:
         position = parse_position(from_)

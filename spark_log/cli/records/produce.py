@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from spark_log.cli.output import bytes_of, count_of, note, print_json, say
-from spark_log.cli.records.line_batches import BATCH_BYTES, line_batches
-from spark_log.cli.records.record_lines import LineFormat, Record, parse_json
+from spark_log.cli.records.record_lines import BATCH_BYTES, LineFormat, Record, line_batches, parse_json
 from spark_log.cli.shared_options import Cluster_, Json, TopicName, open_cluster, parse_headers
 from spark_log.config.values import INT32_MAX
 from spark_log.text import rate_of

@@ -8,16 +8,45 @@ import pyarrow as pa
 from kafka.structs import MemberState
 
 from spark_log import clock
-from spark_log.cli.records.position import start_offset
 from spark_log.cluster.topics import Topic
 from spark_log.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
-from spark_log.groups.group_operations import AtTime, ResetTo
+from spark_log.groups.group_operations import AtTime, Exactly, ResetTo, ShiftBy, parse_reset, reset_offset
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
 from spark_log.log.segments.slices import Positions
 
 POLL_S = 1.0
 """Longest pause between two polls, in case a notification of a change is lost."""
+
+
+def parse_position(text: str) -> ResetTo:
+    """Return the position of option `--from`: earliest, latest, an offset, -10 (the last ten of each partition), a time
+    such as 2026-01-31T12:00:00Z (UTC without a zone), or @1769860800000. Raises ValueError that says what is expected.
+    """
+    try:
+        position = parse_reset(text)
+    except ValueError:
+        position = None
+    if position is None or (isinstance(position, ShiftBy) and position.records >= 0):
+        raise ValueError(
+            f"expected earliest, latest, an offset, -N (the last N), a time as 2026-01-31T12:00:00Z, or @milliseconds;"
+            f" got {text!r}"
+        )
+    return position
+
+
+def _start_offset(position: ResetTo, partition: str, limits: Positions, at_time: int | None) -> int:
+    """Return the first offset to read of `partition` with these limits.
+
+    `at_time` is the first offset with the requested timestamp, or None if every record is older. Raises
+    OffsetOutOfRangeError for an offset outside the limits.
+    """
+    low, high = limits.log_start_offset, limits.high_watermark
+    if isinstance(position, Exactly) and not low <= position.offset <= high:
+        raise OffsetOutOfRangeError(
+            f"--from: {partition} has no offset {position.offset}: it starts at {low} and ends before {high}"
+        )
+    return reset_offset(position, limits, high, at_time)
 
 
 @dataclass
@@ -40,7 +69,7 @@ class TopicReader:
             wanted = {tp.partition: position.timestamp_ms for tp in limits}
             times = self.log.offsets_for_times(self.topic, wanted)
         self.next_offsets = {
-            tp: start_offset(position, str(tp), limit, times.get(tp.partition)) for tp, limit in limits.items()
+            tp: _start_offset(position, str(tp), limit, times.get(tp.partition)) for tp, limit in limits.items()
         }
 
     def read_available(self) -> Iterator[pa.RecordBatch]:

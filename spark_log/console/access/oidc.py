@@ -22,8 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from spark_log.console.access.access_file import Provider
 from spark_log.console.access.authentication import Refused, user_with_role
 from spark_log.console.access.logins import LOGIN_S_MAX, Login, Logins
-from spark_log.console.access.provider_metadata import ProviderMetadata
-from spark_log.console.access.provider_requests import ProviderError, fetch_json
+from spark_log.console.access.provider import ProviderError, ProviderMetadata, fetch_json
 from spark_log.console.access.roles import Role, User
 from spark_log.console.access.sessions import Sessions
 from spark_log.errors import InvalidConfigurationError

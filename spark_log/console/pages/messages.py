@@ -20,8 +20,7 @@ from spark_log.console.messages.request import (
     position,
 )
 from spark_log.console.routes import Allow, Call, Download, Forbidden, NotFound, Stream, View
-from spark_log.console.search.running import RunningSearches
-from spark_log.console.search.search import Budget, Search
+from spark_log.console.search.search import Budget, RunningSearches, Search
 from spark_log.errors import OffsetOutOfRangeError
 from spark_log.ids import OffsetRange
 from spark_log.log.columns.envelope import DEBEZIUM

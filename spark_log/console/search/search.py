@@ -8,11 +8,14 @@ The budget is checked after each step of at most STEP_RECORDS records. It may be
 once, which is a row group, and in a backward search by the CHUNK_BYTES of files that are read at once.
 """
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from starlette.exceptions import HTTPException
 
 from spark_log import clock
 from spark_log.cluster.topics import Topic
@@ -245,6 +248,40 @@ class Search:
             steps = _steps(batch)
             del batch
             yield from steps
+
+
+class RunningSearches:
+    """The searches that run, by name. A new search of a name stops the previous one. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, threading.Event] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of names with a running search."""
+        with self._lock:
+            return len(self._running)
+
+    @contextmanager
+    def of(self, name: str, most: int | None = None) -> Iterator[Callable[[], bool]]:
+        """Begin a search. Yields a function that returns whether a later search has begun and this one must stop.
+
+        `most` is the maximum number of names with a running search. Raises HTTPException 503 if it is reached.
+        """
+        superseded = threading.Event()
+        with self._lock:
+            if most is not None and len(self._running.keys() - {name}) >= most:
+                raise HTTPException(503, f"There are {most} searches at the moment: try again later.")
+            if name in self._running:
+                self._running[name].set()
+            self._running[name] = superseded
+        try:
+            yield superseded.is_set
+        finally:
+            with self._lock:
+                if self._running.get(name) is superseded:
+                    del self._running[name]
 
 
 def _steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

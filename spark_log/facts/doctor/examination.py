@@ -31,7 +31,6 @@ from spark_log.facts.doctor.findings import Finding, Severity, error
 from spark_log.facts.doctor.host_rules import HOSTS, check_hosts
 from spark_log.facts.doctor.log_dir_rules import LOG_DIR, check_log_dir
 from spark_log.facts.doctor.log_dirs import local_path, measure
-from spark_log.facts.doctor.missing_files import find_missing_file
 from spark_log.facts.doctor.version_rules import CHECK as VERSIONS
 from spark_log.facts.doctor.version_rules import check_versions
 from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, PartitionFacts, read_cluster
@@ -291,7 +290,7 @@ def _check_partitions(
     missing = None
     if first is not None:
         with contextlib.suppress(SparkLogError, OSError):  # it is an example: without it, the findings are complete
-            missing = find_missing_file(cluster, snapshot.topics[first.topic_id], first)
+            missing = stores.find_missing_file(cluster, snapshot.topics[first.topic_id], first)
     return cluster_rules.check_partitions(partitions, missing)
 
 

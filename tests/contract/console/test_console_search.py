@@ -10,8 +10,7 @@ from starlette.exceptions import HTTPException
 
 from spark_log.console.search.filter import compile_filter
 from spark_log.console.search.position import Position
-from spark_log.console.search.running import RunningSearches
-from spark_log.console.search.search import STEP_RECORDS, Budget, Conditions, Search
+from spark_log.console.search.search import STEP_RECORDS, Budget, Conditions, RunningSearches, Search
 from spark_log.errors import InvalidOptionError
 from tests.support.records import ranges_of
 from tests.support.schemas import document, typed

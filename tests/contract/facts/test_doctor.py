@@ -24,7 +24,7 @@ from spark_log.facts.doctor import examination, limits
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
 from spark_log.facts.doctor.machine import read_modes
-from spark_log.facts.doctor.missing_files import find_missing_file
+from spark_log.facts.doctor.stores import find_missing_file
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.facts.metrics.history import read_task_runs
 from spark_log.groups.share.administration import alter_group_configs

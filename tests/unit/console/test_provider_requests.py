@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_log.console.access.provider_requests import ProviderError, fetch_json
+from spark_log.console.access.provider import ProviderError, fetch_json
 from spark_log.registry import bounded_requests
 from tests.support.loopback import endless_answer
 
