@@ -79,7 +79,15 @@ def describe_topics(cluster: Cluster, names: Sequence[str]) -> list[TopicDescrip
     """Return the topics with their partitions and replicas, in the requested order. Raises UnknownTopicOrPartitionError
     if one is missing.
     """
-    return with_data_stores(cluster, cluster.store.read(lambda c: describe_named(c, names, cluster.store.clock(c))))
+
+    def read(connection: sa.Connection) -> list[TopicDescription]:
+        found = find_topics(connection, names)
+        for name in names:
+            if name not in found:
+                raise unknown_topic(connection, name)
+        return describe(connection, [found[name] for name in names], cluster.store.clock(connection))
+
+    return with_data_stores(cluster, cluster.store.read(read))
 
 
 def with_data_stores(cluster: Cluster, described: Sequence[TopicDescription]) -> list[TopicDescription]:
@@ -96,15 +104,6 @@ def with_data_stores(cluster: Cluster, described: Sequence[TopicDescription]) ->
     answers = ask_stores(cluster, describe_there, elsewhere)
     there = {topic_id: description for found in answers.results.values() for topic_id, description in found.items()}
     return [there.get(description.topic.topic_id, description) for description in described]
-
-
-def describe_named(connection: sa.Connection, names: Sequence[str], now: StoreClock) -> list[TopicDescription]:
-    """Return the same as `describe_topics`, from the snapshot of `connection`, in which the caller reads more."""
-    found = find_topics(connection, names)
-    for name in names:
-        if name not in found:
-            raise unknown_topic(connection, name)
-    return describe(connection, [found[name] for name in names], now)
 
 
 def describe(connection: sa.Connection, topics: Sequence[Topic], now: StoreClock) -> list[TopicDescription]:

@@ -109,9 +109,7 @@ class PartitionProducer:
 
 def list_transactions(cluster: Cluster, states: Collection[str] = ()) -> list[TransactionListing]:
     """Return the transactions of all transactional ids, by id; with `states`, only those in one of the states."""
-    store, where = cluster.store, [TRANSACTION.state.in_(states)] if states else []
-    listings = store.read(lambda connection: _listings(connection, store.clock(connection), *where))
-    return [each.transaction for each in _with_parts(cluster, [TransactionDescription(each, ()) for each in listings])]
+    return _listed(cluster, *([TRANSACTION.state.in_(states)] if states else ()))
 
 
 def describe_open_transactions(cluster: Cluster) -> list[TransactionDescription]:
@@ -130,7 +128,11 @@ def describe_open_transactions(cluster: Cluster) -> list[TransactionDescription]
 
 def find_unfinished(cluster: Cluster) -> list[TransactionListing]:
     """Return the committed transactions with a part that a data store has not appended yet, by transactional id."""
-    store, where = cluster.store, (TRANSACTION.state == COMMITTED.value, TRANSACTION.part_stores != "")
+    return _listed(cluster, TRANSACTION.state == COMMITTED.value, TRANSACTION.part_stores != "")
+
+
+def _listed(cluster: Cluster, *where: sa.ColumnElement[bool]) -> list[TransactionListing]:
+    store = cluster.store
     listings = store.read(lambda connection: _listings(connection, store.clock(connection), *where))
     return [each.transaction for each in _with_parts(cluster, [TransactionDescription(each, ()) for each in listings])]
 
@@ -245,32 +247,22 @@ def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnEleme
         sa.select(
             PRODUCER.transactional_id, PRODUCER.producer_id, PRODUCER.epoch, TRANSACTION.state,
             PRODUCER.transaction_timeout_ms, TRANSACTION.began_ms,
-            TRANSACTION.until_ms, TRANSACTION.clock_epoch, pending, TRANSACTION.part_stores,
+            TRANSACTION.until_ms, TRANSACTION.clock_epoch, pending.label("batches"), TRANSACTION.part_stores,
         )
         .join(t.transaction, TRANSACTION.producer_id == PRODUCER.producer_id)
         .where(*where)
         .order_by(PRODUCER.transactional_id)
     )  # fmt: skip
     listings = []
-    for (
-        name,
-        producer_id,
-        epoch,
-        word,
-        timeout_ms,
-        began_ms,
-        until_ms,
-        clock_epoch,
-        batches,
-        part_stores,
-    ) in connection.execute(query):
-        state = TransactionState(word)
-        is_open, stores = state is ONGOING, tuple(part_stores.split())
+    for row in connection.execute(query):
+        state = TransactionState(row.state)
+        is_open, stores = state is ONGOING, tuple(row.part_stores.split())
         listings.append(
             TransactionListing(
-                name, producer_id, epoch, state, timeout_ms, None if state is EMPTY else began_ms,
-                max(0, now.wall_ms - began_ms) if is_open else None, is_open and now.expired(until_ms, clock_epoch),
-                batches, stores, state is COMMITTED and bool(stores),
+                row.transactional_id, row.producer_id, row.epoch, state, row.transaction_timeout_ms,
+                None if state is EMPTY else row.began_ms, max(0, now.wall_ms - row.began_ms) if is_open else None,
+                is_open and now.expired(row.until_ms, row.clock_epoch), row.batches, stores,
+                state is COMMITTED and bool(stores),
             )
         )  # fmt: skip
     return listings

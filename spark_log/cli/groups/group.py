@@ -1,6 +1,5 @@
 """The commands `spark-log group …`, which show groups of all types and their lag, and reset and delete groups."""
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -309,7 +308,7 @@ def _as_json(described: "GroupDescription", lag: Sequence["PartitionLag"]) -> An
         for member in described.members
     ]
     partitions = [{**vars(row), "member": row.member.member_id if row.member else None} for row in lag]
-    return json.loads(json.dumps({**vars(described), "members": members, "partitions": partitions}))
+    return {**vars(described), "members": members, "partitions": partitions}
 
 
 def _share_json(share: "ShareGroupDescription") -> list[dict[str, Any]]:

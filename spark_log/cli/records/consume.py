@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,16 +106,8 @@ def consume(
         reader = TopicReader(log, log.find_topic(topic), sorted(set(partition)) if partition else None)
         reader.seek(position)
         batches = reader.follow(idle) if follow else reader.read_available()
-        count = 0
-        try:
-            for row in rows_of(batches, max_messages):
-                print_row(row, values, as_json)
-                count += 1
-        except KeyboardInterrupt:
-            pass
-        finally:
-            log.close()
-        sys.stdout.flush()
+        with closing(log):
+            count = _print_all(rows_of(batches, max_messages), values, as_json)
     for lost_partition, lost in reader.lost.items():
         note(f"{topic}-{lost_partition.partition}: {count_of(lost, 'offset')} deleted before they could be read")
     if not values and not as_json:
@@ -159,18 +152,21 @@ def _consume_as_member(
         enable_auto_commit=False,
         allow_auto_create_topics=False,
     )
-    count = 0
-    try:
-        for row in rows_of(member_batches(consumer, max_messages, follow, idle), None):
-            print_row(row, values, as_json)
-            count += 1
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.stdout.flush()
-        consumer.close()
+    with closing(consumer):
+        count = _print_all(rows_of(member_batches(consumer, max_messages, follow, idle), None), values, as_json)
     if not values and not as_json:
         note(f"{count_of(count, 'record')}.")
+
+
+def _print_all(rows: Iterable[Mapping[str, Any]], values: bool, as_json: bool) -> int:
+    """Print the rows until Ctrl-C, and return their number."""
+    count = 0
+    with suppress(KeyboardInterrupt):
+        for row in rows:
+            print_row(row, values, as_json)
+            count += 1
+    sys.stdout.flush()
+    return count
 
 
 def rows_of(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, Any]]:

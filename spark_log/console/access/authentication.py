@@ -71,7 +71,11 @@ class TokenAuthentication:
             return None
         with self._lock:
             if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
-                return None if self._of_browsers.user(request) else _unknown_token()
+                if self._of_browsers.user(request) is None:
+                    raise Refused(
+                        "This token was used already, or is of another console. Open the address that it printed last."
+                    )
+                return None
             self._token = ""
         response = RedirectResponse("/", 303)
         self._of_browsers.begin(self._user, response)
@@ -83,7 +87,3 @@ class TokenAuthentication:
         if user is None:
             raise Refused("Open the address that the console printed: it has a token, which starts a session once.")
         return user
-
-
-def _unknown_token() -> Response:
-    raise Refused("This token was used already, or is of another console. Open the address that it printed last.")

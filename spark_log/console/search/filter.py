@@ -19,6 +19,7 @@ from spark_log.console.search.batch_columns import BatchColumns
 from spark_log.console.search.filter_syntax import JSON_PATHS_MAX, error, parse, place, too_deep
 from spark_log.console.search.operands import (
     ARROW,
+    NUMBERS,
     TIME,
     Evaluate,
     Kind,
@@ -40,7 +41,6 @@ LIKE_MAX = 200
 
 _STORED = {"offset": pa.int64(), "partition": pa.int32(), "timestamp": TIME}
 _JSON_OF = ("key", "value")
-_NOTHING = pa.RecordBatch.from_pylist([])
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,6 @@ def _not(compiler: _Compiler, node: exp.Expr) -> Evaluate:
     return lambda batch: pc.invert(inner(batch))
 
 
-def _parentheses(compiler: _Compiler, node: exp.Expr) -> Evaluate:
-    _only(node, "this")
-    return compiler.condition(node.this)
-
-
 def _compared(function: Any, left: Operand, right: Operand) -> Evaluate:
     kind = common_kind(left, right)
     first, second = as_kind(left, kind), as_kind(right, kind)
@@ -254,12 +249,14 @@ def _like(ignore_case: bool, compiler: _Compiler, node: exp.Expr) -> Evaluate:
 
 def _arithmetic(function: Any, compiler: _Compiler, node: exp.Expr) -> Operand:
     _only(node, "this", "expression")
-    sides = [compiler.operand(each) for each in (node.this, node.expression)]
-    for side in sides:
-        if side.kind not in (Kind.WHOLE, Kind.DECIMAL, Kind.FLOAT, Kind.JSON, Kind.NULL):
-            raise error(f"a {side.kind.value} in arithmetic", side.start, "it is for numbers")
-    left, right = (as_kind(side, Kind.FLOAT) for side in sides)
+    left, right = _as_float(compiler.operand(node.this)), _as_float(compiler.operand(node.expression))
     return Operand(Kind.FLOAT, place(node), lambda batch: function(left(batch), right(batch)))
+
+
+def _as_float(side: Operand) -> Evaluate:
+    if side.kind not in (*NUMBERS, Kind.JSON, Kind.NULL):
+        raise error(f"a {side.kind.value} in arithmetic", side.start, "it is for numbers")
+    return as_kind(side, Kind.FLOAT)
 
 
 def _divided(left: Any, right: Any) -> Any:
@@ -271,10 +268,7 @@ def _negative(compiler: _Compiler, node: exp.Expr) -> Operand:
     _only(node, "this")
     if isinstance(node.this, exp.Literal) and not node.this.is_string:
         return number("-" + node.this.this, place(node))
-    value = compiler.operand(node.this)
-    if value.kind not in (Kind.WHOLE, Kind.DECIMAL, Kind.FLOAT, Kind.JSON, Kind.NULL):
-        raise error(f"a {value.kind.value} in arithmetic", value.start, "it is for numbers")
-    inner = as_kind(value, Kind.FLOAT)
+    inner = _as_float(compiler.operand(node.this))
     return Operand(Kind.FLOAT, place(node), lambda batch: pc.negate(inner(batch)))
 
 

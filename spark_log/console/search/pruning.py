@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from sqlglot import exp
 
-from spark_log.console.search.operands import Kind, Operand
+from spark_log.console.search.operands import NUMBERS, Kind, Operand
 from spark_log.log.segments.slices import Condition, FieldFilter
 
 _COMPARISONS: dict[type, tuple[Condition, Condition]] = {
@@ -43,7 +43,7 @@ def _compared(column: Operand, condition: Condition, value: Operand) -> Iterator
     if column.path[:1] not in (("record",), ("key_record",)) or value.literal is None:
         return
     literal = value.literal
-    if column.kind is Kind.FLOAT and value.kind in (Kind.WHOLE, Kind.DECIMAL, Kind.FLOAT):
+    if column.kind is Kind.FLOAT and value.kind in NUMBERS:
         literal = float(literal)
     elif column.kind is Kind.WHOLE and value.kind is Kind.WHOLE:
         literal = int(literal)

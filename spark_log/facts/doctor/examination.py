@@ -227,7 +227,7 @@ def _check_store(store: Store, folder: Path | None) -> list[Finding]:
 
 
 def _check_log_dir(info: LogDirInfo, growth: Callable[[float], float | None], wait_s: float) -> list[Finding]:
-    facts = measure(info, None)
+    facts = measure(info)
     with contextlib.suppress(SparkLogError, OSError):  # the history is in log dirs, of which another may hang
         facts = replace(facts, grows=growth(wait_s))
     return check_log_dir(facts)

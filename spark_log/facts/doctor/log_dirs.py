@@ -16,8 +16,8 @@ WRITES = 5
 _BYTES = 4096
 
 
-def measure(info: LogDirInfo, grows: float | None) -> LogDirFacts:
-    """Read the marker of the log dir, write trial files, and read its space. `grows` is in bytes per second."""
+def measure(info: LogDirInfo) -> LogDirFacts:
+    """Read the marker of the log dir, write trial files, and read its space."""
     location = redact(info.uri.partition("?")[0])
     local = local_path(info) is not None
     try:
@@ -52,7 +52,6 @@ def measure(info: LogDirInfo, grows: float | None) -> LogDirFacts:
         size=size,
         free_inodes=inodes,
         deleted_bytes=deleted_bytes(root) if root is not None else 0,
-        grows=grows,
     )
 
 
