@@ -11,7 +11,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
@@ -19,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.machine import describe_machine
+from benchmarks.setup import clusters, noise, parser, records
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
+from spark_log.config.values import LEASE_MS_MAX
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
-from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
@@ -36,34 +36,23 @@ OF_CP_MIN = 0.5
 _VALUE_BYTES = 1_000
 
 
-def records(megabytes: int, seed: int) -> pa.Table:
+def segment(megabytes: int, seed: int) -> pa.Table:
     """Incompressible records, for a segment of about `megabytes` MB."""
-    rows = megabytes * 1_000_000 // _VALUE_BYTES
-    values = np.random.default_rng(seed).bytes(rows * _VALUE_BYTES)
-    offsets = np.arange(rows + 1, dtype=np.int32) * _VALUE_BYTES
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
-    columns = [
-        pa.nulls(rows, pa.binary()),
-        pa.Array.from_buffers(pa.binary(), rows, buffers),
-        pa.nulls(rows, RECORD_SCHEMA.field("headers").type),
-        pa.array(np.full(rows, 1_700_000_000_000_000), pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
-    ]
-    return pa.table(columns, schema=RECORD_SCHEMA)
+    return records(noise(megabytes * 1_000_000 // _VALUE_BYTES, np.random.default_rng(seed), _VALUE_BYTES))
 
 
 def prepare(cluster: Cluster, folder: Path, segments: int, megabytes: int) -> Topic:
     """A topic led by broker 1, whose replica on broker 2 has nothing."""
     add_broker(cluster, 2, [str(folder / "follower")])
-    BrokerSession(
-        cluster.store, 2, 3_600_000
-    ).register()  # alive, but without a process: only this benchmark copies to it
+    # alive, but without a process: only this benchmark copies to it
+    BrokerSession(cluster.store, 2, LEASE_MS_MAX).register()
     topic = create_topic(cluster, "t", 1, 2)
     assert topic is not None
     cluster.store.transact(lambda connection: connection.execute(t.partition.update().values(leader=1)))
     empty(cluster)
     log = ClientLog(cluster)
     for number in range(segments):
-        (outcome,) = log.append(topic, [Records(0, records(megabytes, number))], acks=1)
+        (outcome,) = log.append(topic, [Records(0, segment(megabytes, number))], acks=1)
         assert isinstance(outcome, Appended), outcome
     log.close()
     return topic
@@ -111,23 +100,16 @@ def measure(cluster: Cluster, name: str, folder: Path, arguments: argparse.Names
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--segments", type=int, default=20)
-    arguments.add_argument("--megabytes", type=int, default=50)
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--postgresql", metavar="URL", help="an empty database to measure too")
-    chosen = arguments.parse_args()
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--segments", type=int, default=20)
+    options.add_argument("--megabytes", type=int, default=50)
+    chosen = options.parse_args()
     print(describe_machine())
-    with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as name:
-        folder = Path(name, "sqlite")
-        with Cluster.init(str(folder)) as cluster:
-            part = measure(cluster, "SQLite", folder, chosen)
-        shutil.rmtree(folder)
-        if chosen.postgresql:
-            folder = Path(name, "postgresql")
-            with Cluster.init(chosen.postgresql, log_dir=str(folder / "leader")) as cluster:
-                measure(cluster, "PostgreSQL", folder, chosen)
-    return 0 if part >= OF_CP_MIN else 1
+    parts = []
+    for store, address, folder in clusters(chosen):
+        with Cluster.open(address) as cluster:
+            parts.append(measure(cluster, store, folder, chosen))
+    return 0 if parts[0] >= OF_CP_MIN else 1
 
 
 if __name__ == "__main__":

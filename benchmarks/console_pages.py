@@ -10,7 +10,6 @@ producers beside pages and scrapes >= 0.98 of their rate without.
 
 import argparse
 import contextlib
-import os
 import re
 import socket
 import statistics
@@ -20,14 +19,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from urllib.request import urlopen
 
 import httpx2
 import sqlalchemy as sa
 
-from benchmarks.machine import describe_machine, seconds_of
+from benchmarks import setup
+from benchmarks.machine import cpu_s, describe_machine, memory_mb, seconds_of
 from benchmarks.scale_rows import add_segments, analyze
+from benchmarks.setup import fresh_database
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.metadata import tables as t
@@ -96,12 +96,10 @@ class ConsoleProcess:
             assert b"kafka_topic_partition_current_offset" in answer.read()
 
     def memory_mb(self) -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(next(line for line in status.splitlines() if "VmHWM" in line).split()[1]) / 1024
+        return memory_mb(self._process.pid, "VmHWM")
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self._process.pid)
 
     def close(self) -> None:
         self.client.close()
@@ -171,7 +169,7 @@ def measure_producers(console: ConsoleProcess, address: str, rounds: int, second
     without; and the CPU time of the console in seconds a second of the former.
     """
     producing(address, 2)
-    ratios, cpu_s = [], console.cpu_s()
+    ratios, before_s = [], console.cpu_s()
     for number in range(rounds):
         turn = iter(range(10**9))
 
@@ -184,7 +182,7 @@ def measure_producers(console: ConsoleProcess, address: str, rounds: int, second
         alone_first = producing(address, seconds) if number % 2 else 0.0
         together = beside(use, 2.0, lambda: producing(address, seconds))
         ratios.append(together / (alone_first or producing(address, seconds)))
-    return statistics.median(ratios), (console.cpu_s() - cpu_s) / (rounds * seconds)
+    return statistics.median(ratios), (console.cpu_s() - before_s) / (rounds * seconds)
 
 
 def run(store: str, address: str, log_dir: str | None, name: str, options: argparse.Namespace) -> None:
@@ -206,28 +204,16 @@ def run(store: str, address: str, log_dir: str | None, name: str, options: argpa
         print(f"  memory {console.memory_mb():.0f} MB; bar 300")
 
 
-def another_database(url: str, name: str) -> str:
-    """The URL of a new database on the same server."""
-    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {name}")
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    engine.dispose()
-    return sa.make_url(url).set(database=name).render_as_string(hide_password=False)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.console", description=__doc__.partition("\n")[0])
-    parser.add_argument("--postgresql", metavar="URL", help="a PostgreSQL database of a user that may create others")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser = setup.parser(__doc__, rounds=20)
     parser.add_argument("--producers", type=int, default=3, metavar="N", help="pairs of producers' runs [%(default)s]")
     options = parser.parse_args()
     print(describe_machine())
     for name in BARS_MS:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             run("SQLite", f"{folder}/cluster", None, name, options)
             if options.postgresql:
-                address = another_database(options.postgresql, f"console_{name.split(',')[0]}")
+                address = fresh_database(options.postgresql, f"console_{name.split(',')[0]}")
                 run("PostgreSQL", address, f"{folder}/log-dir", name, options)
     return 0
 

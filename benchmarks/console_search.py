@@ -7,7 +7,6 @@ function of pyarrow.compute to it. Competitors take turns --rounds times, and me
 Nothing here is a test; the bars are printed beside what was measured.
 """
 
-import argparse
 import resource
 import statistics
 import tempfile
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.flights import SCHEMA, flights_as_json
 from benchmarks.machine import describe_machine
+from benchmarks.setup import medians, parser, seconds_in_turns
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.console.search.filter import compile_filter
@@ -41,13 +41,11 @@ Peer = Callable[[pa.RecordBatch], pa.Array]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.console_search", description=__doc__)
-    parser.add_argument("--copies", type=int, default=6, help="copies of the 336,776 flights [%(default)s]")
-    parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
-    parser.add_argument("--postgresql", help=argparse.SUPPRESS)  # measured on SQLite: the store is asked once a search
-    arguments = parser.parse_args()
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--copies", type=int, default=6, help="copies of the 336,776 flights [%(default)s]")
+    arguments = options.parse_args()
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as folder:
         cluster = Cluster.init(str(Path(folder) / "cluster"))
         flights = normalise(flights_as_json(), timestamp_ms=time.time_ns() // 1_000_000)
         with closing(ClientLog(cluster)) as log:
@@ -116,13 +114,8 @@ def _compared(
     def read() -> None:
         assert not any(pc.any(peer(batch)).as_py() for batch in log.read(ranges, schema))
 
-    times: dict[Callable[[], None], list[float]] = {search: [], read: []}
-    for _ in range(rounds):
-        for run, seconds in times.items():
-            began = time.monotonic()
-            run()
-            seconds.append(time.monotonic() - began)
-    return statistics.median(times[search]), statistics.median(times[read])
+    times = medians(seconds_in_turns({"search": search, "read": read}, rounds, 0))
+    return times["search"], times["read"]
 
 
 def _tail(cluster: Cluster, topic: str, rounds: int) -> tuple[float, int]:

@@ -6,29 +6,27 @@ poll(), compares the clock with the time in its value.
 """
 
 import argparse
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from kafka.structs import TopicPartition
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import describe_machine, seconds_of
+from benchmarks import setup
+from benchmarks.kafka_report import percentiles
+from benchmarks.machine import seconds_of
+from benchmarks.setup import VALUE_BYTES, StoreRow, parser, report
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.log.log import Records
-from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 
-VALUE_BYTES = 100
 _APPEND_RECORDS = 250_000
 _WARM_UP = 20
 """Messages that are not counted: the first append imports and opens."""
@@ -56,62 +54,39 @@ with Cluster.open(address) as cluster:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--messages", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
-    arguments = parser.parse_args()
-    table = Table(title=f"{arguments.records:,} records of {VALUE_BYTES} bytes; {arguments.messages:,} messages")
-    for column in ("what", "store", "measured", "bar"):
-        table.add_column(column)
-    for store, address in (("SQLite", None), ("PostgreSQL", arguments.postgresql)):
-        if store == "PostgreSQL" and address is None:
-            continue
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder:
-            cluster_address = address or f"{folder}/cluster"
-            with Cluster.init(cluster_address, log_dir=None if address is None else f"{folder}/log-dir") as cluster:
-                for what, measured, bar in _measure(cluster, cluster_address, arguments):
-                    table.add_row(what, store, measured, bar)
-    console = Console()
-    console.print(table)
-    console.print(describe_machine())
+    options = parser(__doc__)
+    options.add_argument("--records", type=int, default=2_000_000)
+    options.add_argument("--messages", type=int, default=1_000)
+    arguments = options.parse_args()
+    title = f"{arguments.records:,} records of {VALUE_BYTES} bytes; {arguments.messages:,} messages"
+    report(title, arguments, lambda store, address, _: _measure(store, address, arguments))
 
 
-def _measure(cluster: Cluster, address: str, arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
-    topic = create_topic(cluster, "rate", 1)
-    create_topic(cluster, "latency", 1)
-    assert topic is not None
-    _fill(cluster, topic, arguments.records)
+def _measure(store: str, address: str, arguments: argparse.Namespace) -> Iterator[StoreRow]:
     counted = arguments.records
-    rates = [
+    with Cluster.open(address) as cluster:
+        create_topic(cluster, "latency", 1)
+        _fill(cluster, create_topic(cluster, "rate", 1), counted)
+    for what, read, bar in (
         ("poll(), 500 records a poll", _poll, "500 k/s"),
         ("iteration", _iterate, ""),
         ("poll_arrow()", _poll_arrow, "5 M/s"),
-    ]
-    rows = []
-    for what, read, bar in rates:
+    ):
         best = min(seconds_of(partial(read, address, counted)) for _ in range(arguments.rounds))
-        rows.append((what, f"{counted / best / 1000:,.0f} k records/s", bar))
-    milliseconds = sorted(_latencies(address, arguments.messages))
-    p50, p99 = statistics.median(milliseconds), milliseconds[int(len(milliseconds) * 0.99)]
-    bar = f"p50 {2.5 if cluster.store.sqlite else 4} ms, p99 3 x p50"
-    rows.append(("append to a waiting consumer", f"p50 {p50:.1f} ms, p99 {p99:.1f} ms", bar))
-    return rows
+        yield StoreRow(what, store, f"{counted / best / 1000:,.0f} k records/s", bar)
+    bar = f"p50 {2.5 if store == 'SQLite' else 4} ms, p99 3 x p50"
+    yield StoreRow("append to a waiting consumer", store, percentiles(_latencies(address, arguments.messages)), bar)
 
 
 def _fill(cluster: Cluster, topic: Topic, records: int) -> None:
     log = ClientLog(cluster)
     random = np.random.default_rng(1)
     for first in range(0, records, _APPEND_RECORDS):
-        rows = min(_APPEND_RECORDS, records - first)
-        letters = random.integers(97, 123, rows * VALUE_BYTES, np.uint8).tobytes()
-        offsets = pa.py_buffer(np.arange(0, rows * VALUE_BYTES + 1, VALUE_BYTES, dtype=np.int32))
-        values = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(letters)])
-        keys = pa.array([b"key-%06d" % (n % 1_000_000) for n in range(first, first + rows)], pa.binary())
-        times = pa.array(np.full(rows, time.time_ns() // 1_000_000 * 1_000)).cast(RECORD_SCHEMA.field("timestamp").type)
-        headers = pa.nulls(rows, RECORD_SCHEMA.field("headers").type)
-        log.append(topic, [Records(0, pa.table([keys, values, headers, times], schema=RECORD_SCHEMA))])
+        count = min(_APPEND_RECORDS, records - first)
+        letters = pa.py_buffer(random.integers(97, 123, count * VALUE_BYTES, np.uint8).tobytes())
+        value = pa.FixedSizeBinaryArray.from_buffers(pa.binary(VALUE_BYTES), count, [None, letters]).cast(pa.binary())
+        keys = pa.array([b"key-%06d" % (n % 1_000_000) for n in range(first, first + count)], pa.binary())
+        log.append(topic, [Records(0, setup.records(value, keys, time.time_ns() // 1_000_000))])
     log.seal(topic, [0])
     log.close()
 
@@ -160,7 +135,7 @@ def _latencies(address: str, messages: int) -> list[float]:
         while len(found) < messages + _WARM_UP:
             for records in consumer.poll(1_000).values():
                 now_ns = time.time_ns()
-                found += [(now_ns - int(record.value)) / 1e6 for record in records]
+                found += [(now_ns - int(record.value)) / 1e9 for record in records]
     return found[_WARM_UP:]
 
 

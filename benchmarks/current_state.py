@@ -7,29 +7,26 @@ publication to `_current`. Its peer is the MERGE of the same keys into a Delta t
 the table, of the files without vectors, and `read_table` without the table.
 """
 
-import argparse
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import seconds_of
+from benchmarks.setup import medians, parser, print_table, records, seconds_in_turns
 from benchmarks.throughput import spark_session
 from spark_log import DELTA_SETTINGS, Cluster, create_topic
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
 from spark_log.log.log import Records
-from spark_log.log.records.schema import normalise
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams.compacted_tables import read_table
 from spark_log.tables.publication_state import CURRENT, table_folder
@@ -39,23 +36,14 @@ _WARM_UP = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keys", type=int, default=1_000_000)
-    parser.add_argument("--changed", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--postgresql", help="not used")
-    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
-    arguments = parser.parse_args()
+    options = parser(__doc__, rounds=10)
+    options.add_argument("--keys", type=int, default=1_000_000)
+    options.add_argument("--changed", type=int, default=1_000)
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         rows = _measure(Path(name), arguments.keys, arguments.changed, arguments.rounds)
-    table = Table(title=f"{arguments.keys:,} keys, {arguments.changed:,} of them changed in each round")
-    for column in ("what", "ours", "peer", "ratio", "bar"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    console.print(table)
-    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
+    title = f"{arguments.keys:,} keys, {arguments.changed:,} of them changed in each round"
+    print_table(title, ("what", "ours", "peer", "ratio", "bar"), rows)
 
 
 def _measure(folder: Path, keys: int, changed: int, rounds: int) -> list[tuple[str, ...]]:
@@ -91,10 +79,10 @@ def _updates(
         _append(log, topic, some, f"round {number}")
         _append(log, plain, some, f"round {number}")
         before, peer_before = _bytes_in(folder), _bytes_in(peer)
-        both_s = _seconds(lambda: log.seal(topic, [0]))  # and publish
-        plain_s = _seconds(lambda: log.seal(plain, [0]))
+        both_s = seconds_of(lambda: log.seal(topic, [0]))  # and publish
+        plain_s = seconds_of(lambda: log.seal(plain, [0]))
         table, changes = DeltaTable(str(peer)), _rows(some, f"round {number}")
-        peer_s = _seconds(lambda: _merge(table, changes))  # noqa: B023
+        peer_s = seconds_of(lambda: _merge(table, changes))  # noqa: B023
         measured.append((both_s, plain_s, peer_s, _bytes_in(folder) - before, _bytes_in(peer) - peer_before))
     log.close()
     both, without, theirs, ours_bytes, peer_bytes = (
@@ -124,11 +112,12 @@ def _reads(folder: Path, address: str, files: str, current: str, rounds: int) ->
         "aggregated": lambda: read_table(spark, address, "t", current="never"),
         "files": lambda: spark.read.format("delta").load(files),
     }
-    measured: dict[str, list[float]] = {name: [] for name in sources}
-    for _ in range(rounds + _WARM_UP):  # in turn
-        for name, read in sources.items():
-            measured[name].append(_seconds(read().agg(*count).collect))
-    ours, fresh, aggregated, without = (statistics.median(each[_WARM_UP:]) for each in measured.values())
+
+    def collect(read: Callable[[], DataFrame]) -> None:
+        read().agg(*count).collect()
+
+    queries = {name: partial(collect, read) for name, read in sources.items()}
+    ours, fresh, aggregated, without = medians(seconds_in_turns(queries, rounds, _WARM_UP)).values()
     spark.stop()
     return [
         ("scan of _current / aggregation", _ms(ours), _ms(aggregated), f"{aggregated / ours:.2f}", ">= 2"),
@@ -149,19 +138,11 @@ def _append(log: ClientLog, topic: Topic, keys: Iterable[int], value: str) -> No
 def _rows(keys: Iterable[int], value: str) -> pa.Table:
     names = [f"key-{key}".encode() for key in keys]
     values = [f"{value} {name.decode() * 4}".encode() for name in names]
-    now = pa.array([int(time.time() * 1e6)] * len(names), pa.int64()).cast(pa.timestamp("us", "UTC"))
-    columns = {"key": pa.array(names, pa.binary()), "value": pa.array(values, pa.binary()), "timestamp": now}
-    return normalise(pa.table(columns))
+    return records(pa.array(values, pa.binary()), pa.array(names, pa.binary()), time.time_ns() // 1_000_000)
 
 
 def _bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    work()
-    return time.perf_counter() - began_s
 
 
 def _ms(seconds: float) -> str:

@@ -11,17 +11,17 @@ much of the time the listing of the log takes; the rest is for the removed files
 
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from deltalake import DeltaTable
 
 from benchmarks.kafka_report import OURS, Bar, Row, parser, print_rows
-from benchmarks.machine import seconds_of
+from benchmarks.setup import medians, seconds_in_turns
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
@@ -106,13 +106,7 @@ def measure(cluster: Cluster, log_dir: LogDir, commits: int, rounds: int) -> Ite
     locations = {OURS: log_dir.location(ours.folder), RECENT: str(recent), PEER: log_dir.location(peer.folder)}
     for location in locations.values():
         assert len(DeltaTable(location).file_uris()) == len(active)
-    taken_s: dict[str, list[float]] = {who: [] for who in locations}
-    for number in range(rounds + 1):
-        for who, location in locations.items():
-            seconds = seconds_of(lambda: DeltaTable(location))  # noqa: B023
-            if number:
-                taken_s[who].append(seconds)
-    medians_s = {who: statistics.median(each) for who, each in taken_s.items()}
+    medians_s = medians(seconds_in_turns({who: partial(DeltaTable, each) for who, each in locations.items()}, rounds))
     shown = {who: f"{1000 * seconds:.1f} ms" for who, seconds in medians_s.items()}
     what = f"opening a Delta table of {len(active)} files after {commits:,} commits"
     yield Row(what, shown, medians_s).with_limit(OURS, OPENING_BAR, PEER)
@@ -136,8 +130,7 @@ def _copy_recent(table: Path, version: int) -> Path:
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.set_defaults(rounds=9)
+    options = parser(__doc__, rounds=9)
     options.add_argument("--commits", type=int, default=57_600)
     arguments = options.parse_args()
     with (

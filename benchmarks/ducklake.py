@@ -7,9 +7,7 @@ spark-log appends the rows as records with the text as value and the number as k
 """
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -20,6 +18,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
+from benchmarks.setup import fresh_database, medians, seconds_in_turns
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
@@ -32,31 +31,19 @@ def measure(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     lake = _duckdb(folder)
     inserts: dict[str, Callable[[], None]] = {
         OURS: _appends(f"{folder}/cluster", folder / "log-dir-1"),
-        f"{OURS}, PostgreSQL": _appends(_database(arguments.postgresql, "proof_log"), folder / "log-dir-2"),
-        "DuckLake": _inserts(lake, "inlined", _database(arguments.postgresql, "proof_lake_1"), folder, ""),
+        f"{OURS}, PostgreSQL": _appends(fresh_database(arguments.postgresql, "proof_log"), folder / "log-dir-2"),
+        "DuckLake": _inserts(lake, "inlined", fresh_database(arguments.postgresql, "proof_lake_1"), folder, ""),
         "DuckLake, files": _inserts(
-            lake, "in_files", _database(arguments.postgresql, "proof_lake_2"), folder, ", DATA_INLINING_ROW_LIMIT 0"
+            lake,
+            "in_files",
+            fresh_database(arguments.postgresql, "proof_lake_2"),
+            folder,
+            ", DATA_INLINING_ROW_LIMIT 0",
         ),
     }
-    taken: dict[str, list[float]] = {name: [] for name in inserts}
-    for number in range(_WARM_UP + arguments.inserts):
-        for name, insert in inserts.items():
-            began_s = time.perf_counter()
-            insert()
-            if number >= _WARM_UP:
-                taken[name].append(time.perf_counter() - began_s)
-    middles = {name: statistics.median(seconds) for name, seconds in taken.items()}
+    middles = medians(seconds_in_turns(inserts, arguments.inserts, _WARM_UP))
     shown = {name: f"{ROWS / seconds:,.0f} rows/s; p50 {1000 * seconds:.1f} ms" for name, seconds in middles.items()}
     yield Row(f"durable inserts of {ROWS} rows, one client", shown, middles)
-
-
-def _database(address: str, name: str) -> str:
-    """Create a database on the server of `address`, and return its address."""
-    url = sa.make_url(address)
-    with sa.create_engine(url, isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {name}")
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    return url.set(database=name).render_as_string(hide_password=False)
 
 
 def _appends(address: str, log_dir: Path) -> Callable[[], None]:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +28,9 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import describe_machine
-from benchmarks.throughput import Result, spark_session
+from benchmarks.kafka_report import parser
+from benchmarks.machine import cpu_s
+from benchmarks.throughput import Result, print_results, spark_session
 
 ROWS = 1_000
 TOPIC = "events"
@@ -38,7 +38,6 @@ BARS = {"first write": 1.6, "first read": 1.2, "first stream": 1.5, "second stre
 """At most so many times the seconds of Parquet."""
 SIDES = ("spark-log", "parquet")
 _SAMPLE_S = 0.01
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -54,7 +53,10 @@ class Step:
 
 
 def main() -> None:
-    arguments = _arguments()
+    options = parser(__doc__)
+    options.add_argument("--program", choices=SIDES, help=argparse.SUPPRESS)
+    options.add_argument("--processes", action="store_true", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.program:
         steps = Program(Path(arguments.folder), arguments.program, arguments.processes).run()
         print(json.dumps([asdict(step) for step in steps]))
@@ -68,12 +70,9 @@ def main() -> None:
             shown = ", ".join(f"{step.name} {step.seconds:.2f} ({step.cpu_seconds:.1f})" for step in steps)
             console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {side}: {shown} s")
     results = [_result(at, measured) for at in range(len(measured[SIDES[0]][0]))]
-    console.print(_ratios(results, arguments.rounds))
+    print_results(f"{ROWS:,} rows, {arguments.rounds} rounds, medians", results, arguments.json)
     for side in SIDES:
         console.print(_processes(side, _run_program(side, arguments, "--processes")))
-    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps([asdict(result) for result in results], indent=1))
 
 
 def _run_program(side: str, arguments: argparse.Namespace, *options: str) -> list[Step]:
@@ -89,20 +88,11 @@ def _result(at: int, measured: dict[str, list[list[Step]]]) -> Result:
     our_text, peer_text = (
         f"{_median(steps, 'seconds'):.2f} s, CPU {_median(steps, 'cpu_seconds'):.1f} s" for steps in (ours, peer)
     )
-    return Result(ours[0].name, our_text, peer_text, ratio, BARS.get(ours[0].name))
+    return Result(ours[0].name, our_text, peer_text, ratio, BARS.get(ours[0].name), at_most=True)
 
 
 def _median(steps: list[Step], name: str) -> float:
     return float(statistics.median(getattr(step, name) for step in steps))
-
-
-def _ratios(results: list[Result], rounds: int) -> Table:
-    table = Table(title=f"{ROWS:,} rows, {rounds} rounds, medians")
-    for column in ("what", *SIDES, "ratio", "bar"):
-        table.add_column(column)
-    for each in results:
-        table.add_row(each.what, each.ours, each.peer, f"{each.ratio:.2f}", f"<= {each.bar}" if each.bar else "")
-    return table
 
 
 def _processes(side: str, steps: list[Step]) -> Table:
@@ -228,7 +218,7 @@ def _python_process(pid: int) -> tuple[str, float] | None:
     """Module and CPU seconds; None for other programs and for those that have ended. A fork has its parent's name."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        seconds = sum(_times(pid)[:2])
+        seconds = cpu_s(pid)
     except OSError:
         return None
     if "python" not in words[0] or "-m" not in words:
@@ -241,25 +231,8 @@ def _cpu_seconds() -> float:
     seconds = 0.0
     for pid in [os.getpid(), *_descendants()]:
         with suppress(OSError):
-            seconds += sum(_times(pid))
+            seconds += cpu_s(pid, ended=True)
     return seconds
-
-
-def _times(pid: int) -> list[float]:
-    """CPU seconds of a process, user and system, and of its ended children, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return [int(ticks) / _TICKS_PER_S for ticks in fields[11:15]]
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--postgresql", help="not used")
-    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    parser.add_argument("--json", help="write the results to this file as well")
-    parser.add_argument("--program", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--processes", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

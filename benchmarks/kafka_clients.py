@@ -20,6 +20,7 @@ import confluent_kafka
 import kafka
 
 from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, latency_bars, parser, percentiles, print_rows
+from benchmarks.setup import medians, seconds_in_turns
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
@@ -281,15 +282,7 @@ class Bench:
         return found[_WARM_UP:]
 
     def _turns(self, actions: dict[str, Callable[[], None]]) -> dict[str, float]:
-        """Median seconds of each; they take turns, after a first round that does not count."""
-        taken: dict[str, list[float]] = {name: [] for name in actions}
-        for number in range(self.rounds + 1):
-            for name, action in actions.items():
-                began = time.perf_counter()
-                action()
-                if number:
-                    taken[name].append(time.perf_counter() - began)
-        return {name: statistics.median(seconds) for name, seconds in taken.items()}
+        return medians(seconds_in_turns(actions, self.rounds))
 
 
 def poll_confluent(consumer: confluent_kafka.Consumer) -> list[bytes]:

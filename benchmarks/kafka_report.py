@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import setup
 from benchmarks.machine import describe_machine
 
 OURS = "spark-log"
@@ -63,16 +64,11 @@ def ratio_to_ours(row: Row, who: str, ours: str = OURS) -> str:
     return f"{row.amounts[who] / row.amounts[ours]:.2f} x" if compared else ""
 
 
-def parser(about: str | None) -> argparse.ArgumentParser:
+def parser(about: str | None, rounds: int | None = 5) -> argparse.ArgumentParser:
     """Options that all comparisons have."""
-    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--rounds", type=int, default=5)
-    found.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    found.add_argument("--json", help="write the results to this file as well")
-    found.add_argument(
-        "--postgresql", help="URL of an empty PostgreSQL database, where the comparison has a part for it"
-    )
-    return found
+    options = setup.parser(about, rounds)
+    options.add_argument("--json", help="write the results to this file as well")
+    return options
 
 
 def percentiles(seconds: Sequence[float]) -> str:

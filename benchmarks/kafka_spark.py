@@ -16,16 +16,14 @@ from pathlib import Path
 
 import confluent_kafka
 import kafka
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
 
 from benchmarks.flights import flights_as_json
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
-from benchmarks.throughput import spark_session
+from benchmarks.setup import medians, seconds_in_turns, write_input
+from benchmarks.throughput import aggregate, noop, spark_session
 from spark_log import DELTA_SETTINGS, Producer, read_topic
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
@@ -33,7 +31,6 @@ from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.kafka_programs import KafkaBroker, connector_jars
 
 READ_TOPIC, KAFKA, PARQUET = f"{OURS}, read_topic", "Kafka's connector", "Parquet"
-VALUE_BYTES = 100
 PARTS = ("write", "read", "stream", "micro_batch", "bytes")
 WRITE_BAR = 2
 """Of the rate of Kafka's connector."""
@@ -51,7 +48,7 @@ class Bench:
         self.names = iter(f"t{number}" for number in range(10_000))
 
     def measure(self, parts: Sequence[str]) -> Iterator[Row]:
-        self._make_input()
+        write_input(self.folder / "input", self.arguments.records, self.arguments.partitions)
         for part in parts:
             self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {part}")
             measure: Callable[[], Iterator[Row]] = getattr(self, f"_{part}")
@@ -108,12 +105,12 @@ class Bench:
             KAFKA: partial(self._kafka, "read"),
             PARQUET: partial(self.spark.read.parquet, parquet),
         }
-        row = self._rate("read of 7 columns into noop", self._turns(_applied(frames, _noop)))
+        row = self._rate("read of 7 columns into noop", self._turns(_applied(frames, noop)))
         for peer, bar in READ_BARS.items():
             row = row.with_bar(OURS, bar, peer)
         yield row
         cut: dict[str, Callable[[], DataFrame]] = {**frames, OURS: partial(self._ours, "read", columns="value,offset")}
-        yield self._rate("aggregate of two columns (`columns` names them)", self._turns(_applied(cut, _aggregate)))
+        yield self._rate("aggregate of two columns (`columns` names them)", self._turns(_applied(cut, aggregate)))
 
     def _stream(self) -> Iterator[Row]:
         def run(source: Callable[[], DataFrame]) -> None:
@@ -216,32 +213,13 @@ class Bench:
         )
 
     def _turns(self, actions: dict[str, Callable[[], None]]) -> dict[str, float]:
-        """Median seconds of each; they take turns, after two rounds that do not count: the JVM compiles meanwhile."""
-        taken: dict[str, list[float]] = {who: [] for who in actions}
-        for number in range(self.arguments.rounds + 2):
-            for who, action in actions.items():
-                began = time.perf_counter()
-                action()
-                if number >= 2:
-                    taken[who].append(time.perf_counter() - began)
-        return {who: statistics.median(seconds) for who, seconds in taken.items()}
+        """Median seconds of each, after two rounds that do not count: the JVM compiles meanwhile."""
+        return medians(seconds_in_turns(actions, self.arguments.rounds, 2))
 
     def _rate(self, what: str, seconds: dict[str, float]) -> Row:
         records = self.arguments.records
         shown = {who: f"{records / taken / 1e6:.2f} M/s" for who, taken in seconds.items()}
         return Row(f"{what}, {records:,} records", shown, seconds)
-
-    def _make_input(self) -> None:
-        folder = self.folder / "input"
-        folder.mkdir()
-        random = np.random.default_rng(7)
-        rows = self.arguments.records // self.arguments.partitions
-        for number in range(self.arguments.partitions):
-            values = pa.py_buffer(random.integers(0, 256, size=rows * VALUE_BYTES, dtype=np.uint8).tobytes())
-            offsets = pa.py_buffer(np.arange(0, rows * VALUE_BYTES + 1, VALUE_BYTES, dtype=np.int32))
-            keys = pa.array([b"key-%07d" % key for key in random.integers(0, 1_000_000, rows).tolist()], pa.binary())
-            table = pa.table({"key": keys, "value": pa.Array.from_buffers(pa.binary(), rows, [None, offsets, values])})
-            pq.write_table(table, folder / f"{number}.parquet", compression="none", use_dictionary=False)
 
 
 def _applied(
@@ -251,14 +229,6 @@ def _applied(
         return lambda: query(frame())
 
     return {who: action(frame) for who, frame in frames.items()}
-
-
-def _noop(frame: DataFrame) -> None:
-    frame.write.format("noop").mode("overwrite").save()
-
-
-def _aggregate(frame: DataFrame) -> None:
-    frame.agg(F.max("offset"), F.sum(F.length("value"))).collect()
 
 
 def _size(folder: Path, pattern: str) -> float:

@@ -7,7 +7,6 @@ get cold and the processors sleep. At last a process sends records with this pau
 process, with the stages until `poll` returns each. The timers themselves take about 1 µs a stage.
 """
 
-import argparse
 import contextlib
 import sqlite3
 import statistics
@@ -24,8 +23,8 @@ import kafka
 import psycopg
 import sqlalchemy as sa
 
-from benchmarks import kafka_report
-from benchmarks.producer import Row, report
+from benchmarks.kafka_report import Row, parser, write_rows
+from benchmarks.setup import StoreRow, report
 from benchmarks.stages import timed
 from spark_log import Consumer, Producer
 from spark_log.clients.consume.partition_reads import Fetching
@@ -54,7 +53,7 @@ _STAGES: tuple[tuple[Any, str], ...] = (
 )
 
 
-def measure(address: str, store: str, sends: int, pause_s: float = 0.0) -> Iterator[Row]:
+def measure(address: str, store: str, sends: int, pause_s: float = 0.0) -> Iterator[StoreRow]:
     """Yield the median of the whole, of its stages, and of the floors."""
     if pause_s:
         store = f"{store}, after a pause of {pause_s * 1000:.0f} ms"
@@ -80,11 +79,11 @@ def measure(address: str, store: str, sends: int, pause_s: float = 0.0) -> Itera
         "COMMIT, with its flush": commit,
         "outcome, metrics, table loop": us["Sender._append"] - us["Log.write_each"] - us["Store._transact"],
     }
-    yield Row("send().get()", store, f"{us['whole']:,.0f} µs")
+    yield StoreRow("send().get()", store, f"{us['whole']:,.0f} µs")
     for what, part_us in parts.items():
-        yield Row(f"  {what}", store, f"{part_us:,.0f} µs ({part_us / us['whole']:.0%})")
+        yield StoreRow(f"  {what}", store, f"{part_us:,.0f} µs ({part_us / us['whole']:.0%})")
     for what, action in _floors(address):
-        yield Row(what, store, f"{statistics.median(_times_us(action, sends, pause_s)):,.0f} µs")
+        yield StoreRow(what, store, f"{statistics.median(_times_us(action, sends, pause_s)):,.0f} µs")
 
 
 _WRITER = """
@@ -111,7 +110,7 @@ _READ_STAGES: tuple[tuple[Any, str], ...] = (
 )
 
 
-def measure_consumer(address: str, store: str, sends: int) -> Iterator[Row]:
+def measure_consumer(address: str, store: str, sends: int) -> Iterator[StoreRow]:
     """Yield the median time from a send to a waiting consumer, and its stages."""
     spans: dict[str, tuple[int, int]] = {}
     times_us: dict[str, list[float]] = defaultdict(list)
@@ -144,9 +143,9 @@ def measure_consumer(address: str, store: str, sends: int) -> Iterator[Row]:
     us = {stage: statistics.median(times) for stage, times in times_us.items()}
     whole_us = us.pop("whole")
     store = f"{store}, to a waiting consumer"
-    yield Row("from send to the record", store, f"{whole_us:,.0f} µs")
+    yield StoreRow("from send to the record", store, f"{whole_us:,.0f} µs")
     for stage, stage_us in us.items():
-        yield Row(f"  {stage}", store, f"{stage_us:,.0f} µs ({stage_us / whole_us:.0%})")
+        yield StoreRow(f"  {stage}", store, f"{stage_us:,.0f} µs ({stage_us / whole_us:.0%})")
 
 
 def _read_stages(
@@ -216,14 +215,11 @@ def _times_us(action: Callable[[], object], count: int, pause_s: float) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sends", type=int, default=1_500)
-    parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
-    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
-    parser.add_argument("--json", help="write the results to this file as well")
-    arguments = parser.parse_args()
+    options = parser(__doc__, rounds=None)
+    options.add_argument("--sends", type=int, default=1_500)
+    arguments = options.parse_args()
 
-    def both(address: str, store: str) -> Iterator[Row]:
+    def both(store: str, address: str, _folder: Path) -> Iterator[StoreRow]:
         with Cluster.open(address) as cluster:
             create_topic(cluster, "one-record", 1)
             create_topic(cluster, "awaited", 1)
@@ -235,8 +231,8 @@ def main() -> None:
     stages: dict[str, dict[str, str]] = defaultdict(dict)
     for row in rows:
         stages[row.store][row.what.strip()] = row.measured
-    found = [kafka_report.Row(f"one record on {store}", shown, {}) for store, shown in stages.items()]
-    kafka_report.write_rows(found, arguments.json)
+    found = [Row(f"one record on {store}", shown, {}) for store, shown in stages.items()]
+    write_rows(found, arguments.json)
 
 
 if __name__ == "__main__":

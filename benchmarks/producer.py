@@ -4,21 +4,17 @@ Measured on a SQLite cluster, and on PostgreSQL too with --postgresql. Every num
 after a warm-up, with the spread beside it. Durable: an acknowledgement waits for fsync, which is the default.
 """
 
-import argparse
 import os
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.kafka_report import percentiles
-from benchmarks.machine import describe_machine
+from benchmarks.setup import StoreRow, noise, parser, report
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
@@ -27,16 +23,6 @@ SENDS = 500_000
 TABLE_RECORDS = 3_000_000
 GETS = 1_000
 GETS_BARS_MS = {"SQLite": 0.9, "PostgreSQL": 1.6}
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the report. `bar` is what it should reach, in words, if anything."""
-
-    what: str
-    store: str
-    measured: str
-    bar: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,23 +46,25 @@ def rate(found: tuple[float, float, float]) -> str:
     return f"{middle:,.0f}/s ({least:,.0f} to {most:,.0f})"
 
 
-def measure(bench: Bench) -> Iterator[Row]:
+def measure(bench: Bench) -> Iterator[StoreRow]:
     with Cluster.open(bench.address) as cluster:
         for name, partitions in (("produce-send", 4), ("produce-table", 4), ("produce-get", 1)):
             create_topic(cluster, name, partitions)
     what = f"send(): {SENDS:,} keyed values of 100 bytes, linger 5 ms, flush"
-    yield Row(what, bench.store, rate(bench.median(lambda: _send(bench.address))), ">= 500,000/s")
-    text, noise, keys = _text(TABLE_RECORDS), _noise(TABLE_RECORDS), _keys(TABLE_RECORDS)
+    yield StoreRow(what, bench.store, rate(bench.median(lambda: _send(bench.address))), ">= 500,000/s")
+    text, keys = _text(TABLE_RECORDS), _keys(TABLE_RECORDS)
     for kind, table in (
         ("text", pa.table({"value": text})),
         ("keyed text", pa.table({"key": keys, "value": text})),
-        ("incompressible", pa.table({"value": noise})),
+        ("incompressible", pa.table({"value": noise(TABLE_RECORDS, np.random.default_rng())})),
     ):
         what = f"send_table(): {TABLE_RECORDS:,} values of 100 bytes, {kind}"
         found = bench.median(lambda table=table: _send_table(bench.address, table))  # type: ignore[misc]
-        yield Row(what, bench.store, rate(found), ">= 3,000,000/s" if kind == "text" else "")
+        yield StoreRow(what, bench.store, rate(found), ">= 3,000,000/s" if kind == "text" else "")
     bar = f"p50 <= {GETS_BARS_MS[bench.store]} ms, p99 <= 3 x p50"
-    yield Row(f"send().get(): {GETS:,} times one record, durable", bench.store, percentiles(_gets(bench.address)), bar)
+    yield StoreRow(
+        f"send().get(): {GETS:,} times one record, durable", bench.store, percentiles(_gets(bench.address)), bar
+    )
 
 
 def _send(address: str) -> float:
@@ -118,49 +106,15 @@ def _text(count: int) -> pa.Array:
     return pa.concat_arrays([pa.array(some, pa.binary())] * (count // len(some)))
 
 
-def _noise(count: int) -> pa.Array:
-    bytes_ = pa.py_buffer(os.urandom(100 * count))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(100), count, [None, bytes_]).cast(pa.binary())
-
-
 def _keys(count: int) -> pa.Array:
     some = [b"N%05d" % (n * 7_919 % 100_000) for n in range(100_000)]
     return pa.concat_arrays([pa.array(some, pa.binary())] * (count // len(some)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
-    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
-    arguments = parser.parse_args()
-    report(
-        f"producer, median of {arguments.rounds} rounds",
-        arguments,
-        lambda address, store: measure(Bench(address, store, arguments.rounds)),
-    )
-
-
-def report(title: str, arguments: argparse.Namespace, rows: Callable[[str, str], Iterable[Row]]) -> list[Row]:
-    """Print and return the rows of a new SQLite cluster, and of one on PostgreSQL if the arguments have its URL."""
-    found: list[Row] = []
-    table = Table(title=title)
-    for column in ("what", "store", "measured", "bar"):
-        table.add_column(column)
-    for store, url in (("SQLite", None), ("PostgreSQL", arguments.postgresql)):
-        if store == "PostgreSQL" and url is None:
-            continue
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as folder:
-            address = url or f"{folder}/cluster"
-            Cluster.init(address, log_dir=f"{folder}/log-dir" if url else None).close()
-            for row in rows(address, store):
-                print(f"{row.what}, {row.store}: {row.measured}", file=sys.stderr, flush=True)
-                table.add_row(row.what, row.store, row.measured, row.bar)
-                found.append(row)
-    console = Console()
-    console.print(table)
-    console.print(describe_machine())
-    return found
+    arguments = parser(__doc__).parse_args()
+    title = f"producer, median of {arguments.rounds} rounds"
+    report(title, arguments, lambda store, address, _: measure(Bench(address, store, arguments.rounds)))
 
 
 if __name__ == "__main__":

@@ -51,8 +51,7 @@ def _publish(cluster: Cluster, topics: Sequence[Topic]) -> None:
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.set_defaults(rounds=20)
+    options = parser(__doc__, rounds=20)
     options.add_argument("--topics", type=int, default=20)
     arguments = options.parse_args()
     rows = []

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from benchmarks import queue_gateway
 from benchmarks.kafka_report import percentiles
-from benchmarks.producer import Row, report
+from benchmarks.setup import StoreRow, parser, report
 from spark_log import AcknowledgeType, Producer, ShareConsumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
@@ -38,7 +38,7 @@ class Bench:
     store: str
     arguments: argparse.Namespace
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[StoreRow]:
         with self._cluster() as cluster:
             alter_settings(
                 cluster,
@@ -74,7 +74,7 @@ class Bench:
                     count = min(records, 500_000)
                     producer.send_table(name, pa.table({"value": pa.array([VALUE] * count, pa.binary())}))
 
-    def _batches(self) -> Iterator[Row]:
+    def _batches(self) -> Iterator[StoreRow]:
         bars = {"poll": ">= 100,000/s", "poll_arrow": ">= 300,000/s"}
         for partitions in (1, 4):
             for processes in (1, 4):
@@ -83,22 +83,22 @@ class Bench:
                     self._topic(name, partitions, self.arguments.records)
                     rate = self._together(processes, _poll_all, name, method)
                     what = f"{method} of 500, {processes} process(es), {partitions} partition(s)"
-                    yield Row(what, self.store, f"{rate:,.0f} records/s", bar)
+                    yield StoreRow(what, self.store, f"{rate:,.0f} records/s", bar)
 
-    def _single(self) -> Iterator[Row]:
+    def _single(self) -> Iterator[StoreRow]:
         for processes in (1, 4, 16):
             name = f"single-{processes}"
             self._topic(name, 4, 100_000)
             rate = self._together(processes, _poll_single, name, "record_limit")
             bar = ">= 500/s" if self.store == "SQLite" else ">= 1,000/s (4 or 16 processes)"
-            yield Row(f"poll of 1, record_limit, {processes} process(es)", self.store, f"{rate:,.0f} polls/s", bar)
+            yield StoreRow(f"poll of 1, record_limit, {processes} process(es)", self.store, f"{rate:,.0f} polls/s", bar)
             sends = self._together(processes, _send_single, name, "")
-            yield Row(f"send().get(), {processes} process(es)", self.store, f"{sends:,.0f}/s", "polls >= 0.8 x")
+            yield StoreRow(f"send().get(), {processes} process(es)", self.store, f"{sends:,.0f}/s", "polls >= 0.8 x")
         self._topic("memory", 1, 500_000)
         rate = self._together(1, _poll_single, "memory", "batch_optimized")
-        yield Row("poll(max_records=1), batch_optimized", self.store, f"{rate:,.0f} polls/s", ">= 20,000/s")
+        yield StoreRow("poll(max_records=1), batch_optimized", self.store, f"{rate:,.0f} polls/s", ">= 20,000/s")
 
-    def _ranges(self) -> Row:
+    def _ranges(self) -> StoreRow:
         """A row with 1,900 ranges of one record: every second record of 3,800 is accepted."""
         self._topic("ranges", 1, 20_000, share_partition_max_record_locks=4_000)
         with (
@@ -113,11 +113,11 @@ class Bench:
             while time.perf_counter() - began < self.arguments.seconds:
                 polls += bool(worker.poll(1_000, max_records=1))
             rate = polls / (time.perf_counter() - began)
-        return Row(
+        return StoreRow(
             f"{len(records) // 2:,} ranges in the row, poll of 1", self.store, f"{rate:,.0f} polls/s", ">= 250/s"
         )
 
-    def _redelivery(self) -> Row:
+    def _redelivery(self) -> StoreRow:
         self._topic("redelivery", 1, 100_000, share_record_lock_duration_ms=200, share_delivery_count_limit=10)
         late = []
         with (
@@ -135,9 +135,9 @@ class Bench:
                 other.commit_sync()
                 slow.acknowledge(held)
                 slow.commit_sync()  # refused: the lock has ended
-        return Row("delivery after a lock's end, lateness", self.store, percentiles(late), "p99 <= 1 s")
+        return StoreRow("delivery after a lock's end, lateness", self.store, percentiles(late), "p99 <= 1 s")
 
-    def _delays(self) -> Iterator[Row]:
+    def _delays(self) -> Iterator[StoreRow]:
         rates = {}
         for delayed in (0, self.arguments.delayed):
             name = f"delayed-{delayed}"
@@ -147,7 +147,7 @@ class Bench:
             rates[delayed] = self._together(1, _poll_all, name, "poll")
         ratio = rates[0] / rates[self.arguments.delayed]
         what = f"poll of 500 beside {self.arguments.delayed:,} delayed records: time of a poll"
-        yield Row(what, self.store, f"{ratio:.2f} of that without", "<= 1.2")
+        yield StoreRow(what, self.store, f"{ratio:.2f} of that without", "<= 1.2")
         self._topic("due", 1, 0)
         late = []
         with self._consumer("due") as consumer, Producer(cluster=self.address) as producer:
@@ -157,7 +157,7 @@ class Bench:
                 producer.send("due", VALUE, deliver_at_ms=due_ms).get()
                 assert consumer.poll(5_000)
                 late.append(max(0.0, time.time() - due_ms / 1000))
-        yield Row("a record with a delivery time, lateness", self.store, percentiles(late), "p99 <= 1 s")
+        yield StoreRow("a record with a delivery time, lateness", self.store, percentiles(late), "p99 <= 1 s")
 
     def _delay(self, name: str, count: int) -> None:
         """Let the group have delayed records far in the future."""
@@ -173,7 +173,7 @@ class Bench:
     def _insert(cluster: Cluster, name: str, key: Key, entries: list[Delayed]) -> None:
         cluster.store.transact(lambda connection: rows.delay(connection, f"of-{name}", key, entries))
 
-    def _dead_letters(self) -> Row:
+    def _dead_letters(self) -> StoreRow:
         self._topic("bad", 1, 200_000, errors_deadletterqueue_topic_name="dlq.bad")
         with self._cluster() as cluster:
             create_topic(cluster, "dlq.bad", configs={"errors.deadletterqueue.group.enable": "true"})
@@ -185,9 +185,9 @@ class Bench:
                     count += table.num_rows
                 consumer.commit_sync()
             rate = count / (time.perf_counter() - began)
-        return Row("rejected records, with their letters", self.store, f"{rate:,.0f} records/s", ">= 20,000/s")
+        return StoreRow("rejected records, with their letters", self.store, f"{rate:,.0f} records/s", ">= 20,000/s")
 
-    def _idle(self) -> Row:
+    def _idle(self) -> StoreRow:
         self._topic("idle", 4, 0)
         members, seconds = self.arguments.idle, self.arguments.seconds * 2
         queue = multiprocessing.get_context("spawn").Queue()
@@ -197,19 +197,21 @@ class Bench:
         process.start()
         share = float(queue.get())
         process.join()
-        return Row(f"{members} members that wait, in one process", self.store, f"{share:.1%} of a core", "")
+        return StoreRow(f"{members} members that wait, in one process", self.store, f"{share:.1%} of a core", "")
 
-    def _gateway(self) -> Iterator[Row]:
+    def _gateway(self) -> Iterator[StoreRow]:
         self._topic("wire", 4, 200_000)
         for workers in (1, 2):
             with queue_gateway.gateway(self.address, workers) as port:
                 rate = queue_gateway.fetch_together(port, "wire", self.arguments.seconds)
             what = f"poll of 1 by 16 Kafka clients, a gateway of {workers} process(es)"
-            yield Row(what, self.store, f"{rate:,.0f}/s", ">= 1,000/s")
+            yield StoreRow(what, self.store, f"{rate:,.0f}/s", ">= 1,000/s")
         members = 200
         self._topic("quiet", 4, 0)
         share = queue_gateway.cpu_while_waiting(self.address, "quiet", members, self.arguments.seconds * 5)
-        yield Row(f"{members} Kafka clients that wait, on a gateway", self.store, f"{share:.1%} of a core", "< 5 %")
+        yield StoreRow(
+            f"{members} Kafka clients that wait, on a gateway", self.store, f"{share:.1%} of a core", "< 5 %"
+        )
 
     def _consumer(
         self, topic: str, *, explicit: bool = False, mode: str = "batch_optimized", records: int = 500
@@ -292,15 +294,13 @@ def _cpu_s() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement [%(default)s]")
-    parser.add_argument("--records", type=int, default=2_000_000, help="of the topics read in batches [%(default)s]")
-    parser.add_argument("--delayed", type=int, default=1_000_000, help="delayed records [%(default)s]")
-    parser.add_argument("--idle", type=int, default=50, help="members that wait [%(default)s]")
-    parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
-    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
-    arguments = parser.parse_args()
-    report("share groups", arguments, lambda address, store: Bench(address, store, arguments).rows())
+    options = parser(__doc__, rounds=None)
+    options.add_argument("--seconds", type=float, default=3.0, help="of each measurement [%(default)s]")
+    options.add_argument("--records", type=int, default=2_000_000, help="of the topics read in batches [%(default)s]")
+    options.add_argument("--delayed", type=int, default=1_000_000, help="delayed records [%(default)s]")
+    options.add_argument("--idle", type=int, default=50, help="members that wait [%(default)s]")
+    arguments = options.parse_args()
+    report("share groups", arguments, lambda store, address, _: Bench(address, store, arguments).rows())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Two librdkafka producers, each at a gateway of its own, send as fast as they may
 client without a quota produces in turn with quotas of others in the cluster and without any.
 """
 
-import argparse
 import statistics
 import tempfile
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import confluent_kafka
 
 from benchmarks.gateway import PARTITIONS, Server, produce
+from benchmarks.setup import parser
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.quotas.quota_rows import write_quotas
 from spark_log.cluster.quotas.rules import entity_of
@@ -105,14 +105,12 @@ def cost(folder: Path, records: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--postgresql", help="not used: the quotas' transactions are few")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="[%(default)s]")
-    parser.add_argument("--records", type=int, default=500_000, help="[%(default)s]")
-    parser.add_argument("--rounds", type=int, default=5, help="[%(default)s]")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--seconds", type=float, default=SECONDS, help="[%(default)s]")
+    options.add_argument("--records", type=int, default=500_000, help="[%(default)s]")
+    arguments = options.parse_args()
     print("\n| Quotas | |\n|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         fair_share(Path(folder), arguments.seconds)
         cost(Path(folder), arguments.records, arguments.rounds)
 

@@ -137,8 +137,7 @@ def _send(servers: str, stopping: threading.Event, linger_ms: int = 0) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    options = parser(__doc__)
-    options.set_defaults(rounds=2)
+    options = parser(__doc__, rounds=2)
     options.add_argument("--seconds", type=float, default=30, help="of each measurement [%(default)s]")
     options.add_argument("--warm-up", type=float, default=15, help="seconds before it [%(default)s]")
     options.add_argument("--linger-ms", type=int, default=0, help="linger.ms of the producers [%(default)s]")

@@ -4,22 +4,18 @@ Three embedded brokers with a local log dir each, on a SQLite cluster and on Pos
 and factor 1 take turns in the same run, and their medians are compared.
 """
 
-import argparse
 import os
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import describe_machine
-from benchmarks.producer import Row
+from benchmarks.setup import StoreRow, in_turns, medians, noise, parser, records, report
 from spark_log import Producer
 from spark_log.cluster.brokers import BrokerSession, add_broker, embed_broker
 from spark_log.cluster.cluster import Cluster
@@ -29,7 +25,6 @@ from spark_log.config import ClusterSettings
 from spark_log.log.append.rules import Appended
 from spark_log.log.log import Records
 from spark_log.log.partitions.partition_rows import read_partitions
-from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import tables as t
@@ -43,13 +38,6 @@ GETS = 400
 FAILED_PARTITIONS = 1_000
 MANY_PARTITIONS = 10_000
 LEASE_MS = 2_000
-
-
-def alternate(rounds: int, one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
-    """Medians of both; they take turns, after one that does not count."""
-    one(), other()
-    found = [(one(), other()) for _ in range(rounds)]
-    return statistics.median(a for a, _ in found), statistics.median(b for _, b in found)
 
 
 def bulk(address: str, topic: str, table: pa.Table) -> float:
@@ -116,75 +104,47 @@ def full_load(cluster: Cluster) -> float:
 
 
 def values(count: int) -> pa.Table:
-    columns = [
-        pa.nulls(count, pa.binary()),
-        pa.array([b"%0100d" % number for number in range(count)], pa.binary()),
-        pa.nulls(count, RECORD_SCHEMA.field("headers").type),
-        pa.array([time.time_ns() // 1_000] * count, pa.int64()).cast(RECORD_SCHEMA.field("timestamp").type),
-    ]
-    return pa.table(columns, schema=RECORD_SCHEMA)
+    numbers = pa.array([b"%0100d" % number for number in range(count)], pa.binary())
+    return records(numbers, timestamp_ms=time.time_ns() // 1_000_000)
 
 
-def measure(cluster: Cluster, address: str, store: str, rounds: int) -> Iterator[Row]:
+def measure(cluster: Cluster, address: str, store: str, rounds: int) -> Iterator[StoreRow]:
     for factor in (1, 3):
         create_topic(cluster, f"bulk-{factor}", 4, factor)
         create_topic(cluster, f"get-{factor}", 1, factor)
     text = pa.array([b"%0100d" % number for number in range(BULK_RECORDS)], pa.binary())
-    noise = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(100), BULK_RECORDS, [None, pa.py_buffer(np.random.default_rng(0).bytes(100 * BULK_RECORDS))]
-    ).cast(pa.binary())
-    for kind, column in (("text", text), ("incompressible", noise)):
+    for kind, column in (("text", text), ("incompressible", noise(BULK_RECORDS, np.random.default_rng(0)))):
         table = pa.table({"value": column})
-        one, three = alternate(
-            rounds,
-            lambda table=table: bulk(address, "bulk-1", table),  # type: ignore[misc]
-            lambda table=table: bulk(address, "bulk-3", table),  # type: ignore[misc]
-        )
+        rates = {factor: partial(bulk, address, f"bulk-{factor}", table) for factor in ("1", "3")}
+        one, three = medians(in_turns(rates, rounds)).values()
         what = f"bulk write of {BULK_RECORDS:,} values of 100 bytes, {kind}, acks=all, factor 3"
-        yield Row(what, store, f"{three / one:.2f} of factor 1 ({three:,.0f}/s, {one:,.0f}/s)", ">= 0.4")
-    one, three = alternate(rounds, lambda: get_ms(address, "get-1"), lambda: get_ms(address, "get-3"))
+        yield StoreRow(what, store, f"{three / one:.2f} of factor 1 ({three:,.0f}/s, {one:,.0f}/s)", ">= 0.4")
+    gets = {factor: partial(get_ms, address, f"get-{factor}") for factor in ("1", "3")}
+    one, three = medians(in_turns(gets, rounds)).values()
     what = "send().get() of one small record, acks=all, factor 3, p50"
-    yield Row(what, store, f"{three / one:.2f} x factor 1 ({three:.2f} ms, {one:.2f} ms)", "<= 1.5 x")
+    yield StoreRow(what, store, f"{three / one:.2f} x factor 1 ({three:.2f} ms, {one:.2f} ms)", "<= 1.5 x")
     os.sync()  # the next fsync shall not wait for what the bulk writes left to the kernel
     elected_s, working_s = failover(cluster)
     what = f"failover of {FAILED_PARTITIONS:,} partitions, after the lease's end"
-    yield Row(what, store, f"{elected_s:.2f} s; the next append is acknowledged at {working_s:.2f} s", "<= 2 s")
+    yield StoreRow(what, store, f"{elected_s:.2f} s; the next append is acknowledged at {working_s:.2f} s", "<= 2 s")
     embed_broker(cluster, 2)
     create_topic(cluster, "many", MANY_PARTITIONS, 3)
     taken = statistics.median(full_load(cluster) for _ in range(rounds))
     what = f"a new controller reads {MANY_PARTITIONS:,} partitions x 3 replicas and looks at each"
-    yield Row(what, store, f"{taken:.2f} s", "<= 2 s")
+    yield StoreRow(what, store, f"{taken:.2f} s", "<= 2 s")
 
 
-def three_brokers(address: str, folder: Path) -> Cluster:
-    cluster = Cluster.init(address, log_dir=str(folder / "d1"))
-    for broker in (2, 3):
-        add_broker(cluster, broker, [str(folder / f"d{broker}")])
-    return cluster
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
 
+    def rows(store: str, address: str, folder: Path) -> Iterator[StoreRow]:
+        with Cluster.open(address) as cluster:
+            for broker in (2, 3):
+                add_broker(cluster, broker, [str(folder / f"d{broker}")])
+            yield from measure(cluster, address, store, arguments.rounds)
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=5, help="turns of each measurement [%(default)s]")
-    arguments.add_argument("--postgresql", metavar="URL", help="an empty database to measure too")
-    chosen = arguments.parse_args()
-    stores: dict[str, str | None] = {"SQLite": None, "PostgreSQL": chosen.postgresql}
-    report = Table(title=f"Replication: {describe_machine()}", title_justify="left")
-    for column in ("what", "store", "measured", "bar"):
-        report.add_column(column)
-    for store, url in stores.items():
-        if store == "PostgreSQL" and url is None:
-            continue
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as name:
-            folder = Path(name)
-            address = url or str(folder / "cluster")
-            with three_brokers(address, folder) as cluster:
-                for row in measure(cluster, address, store, chosen.rounds):
-                    report.add_row(row.what, row.store, row.measured, row.bar)
-                    print(f"{row.store}: {row.what}: {row.measured}   (bar {row.bar})", flush=True)
-    Console().print(report)
-    return 0
+    report("Replication", arguments, rows)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

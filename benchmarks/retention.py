@@ -5,22 +5,16 @@ rows and entries of the Delta table only (nothing opens their files); those that
 the one that drops, while nothing happens and while it does. Time is all of it: transactions and publication.
 """
 
-import argparse
 import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.machine import describe_machine
-from benchmarks.producer import Row
 from benchmarks.replication import values
-from spark_log import clock
+from benchmarks.scale_rows import RECORDS_PER_SEGMENT, add_segments
+from benchmarks.setup import StoreRow, parser, report
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.ids import OffsetRange, TopicPartition
@@ -38,28 +32,19 @@ PAUSE_S = 0.02
 YOUNG = {"message.timestamp.type": "LogAppendTime", "inline.max.bytes": "0"}
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--segments", type=int, default=SEGMENTS, help="how many are dropped [%(default)s]")
-    arguments.add_argument("--postgresql", metavar="URL", help="an empty database to measure too")
-    chosen = arguments.parse_args()
-    report = Table(title=f"Retention: {describe_machine()}", title_justify="left")
-    for column in ("what", "store", "measured", "bar"):
-        report.add_column(column)
-    for store, url in (("SQLite", None), ("PostgreSQL", chosen.postgresql)):
-        if store == "PostgreSQL" and url is None:
-            continue
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as name:
-            address = url or str(Path(name, "cluster"))
-            with Cluster.init(address, log_dir=str(Path(name, "log-dir"))) as cluster:
-                for row in measure(cluster, address, store, chosen.segments):
-                    report.add_row(row.what, row.store, row.measured, row.bar)
-                    print(f"{row.store}: {row.what}: {row.measured}   (bar {row.bar})", flush=True)
-    Console().print(report)
-    return 0
+def main() -> None:
+    options = parser(__doc__, rounds=None)
+    options.add_argument("--segments", type=int, default=SEGMENTS, help="how many are dropped [%(default)s]")
+    arguments = options.parse_args()
+
+    def rows(store: str, address: str, _folder: Path) -> Iterator[StoreRow]:
+        with Cluster.open(address) as cluster:
+            yield from measure(cluster, address, store, arguments.segments)
+
+    report("Retention", arguments, rows)
 
 
-def measure(cluster: Cluster, address: str, store: str, segments: int) -> Iterator[Row]:
+def measure(cluster: Cluster, address: str, store: str, segments: int) -> Iterator[StoreRow]:
     log = ClientLog(cluster)
     for partitions in (1, 1_000):
         topic = create_topic(cluster, f"t-{partitions}", partitions, configs=YOUNG)
@@ -70,25 +55,27 @@ def measure(cluster: Cluster, address: str, store: str, segments: int) -> Iterat
             [outcome] = log.append(topic, [Records(0, values(1_000))])
             assert isinstance(outcome, Appended)
         publish(cluster, topic)
-        wanted = {TopicPartition(topic.name, 0): OffsetRange(each, each + 10_000)}
+        wanted = {
+            TopicPartition(topic.name, 0): OffsetRange(each * RECORDS_PER_SEGMENT, each * RECORDS_PER_SEGMENT + 10_000)
+        }
 
         def read(wanted: dict[TopicPartition, OffsetRange] = wanted) -> int:
             return sum(batch.num_rows for batch in log.read(wanted))
 
-        quiet = seconds_of(read, lambda began_s: time.perf_counter() - began_s > QUIET_S)
+        quiet = repeated(read, lambda began_s: time.perf_counter() - began_s > QUIET_S)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=drop, args=(address, topic, theirs))
         process.start()
         assert ours.recv() == "ready"
         ours.send("go")
-        busy = seconds_of(read, lambda _began_s, pipe=ours: pipe.poll())  # type: ignore[misc]
+        busy = repeated(read, lambda _began_s, pipe=ours: pipe.poll())  # type: ignore[misc]
         taken_s, dropped = ours.recv()
         process.join()
         assert dropped == segments, dropped
         what = f"retention drops {segments:,} segments of {partitions:,} partition{'s' * (partitions > 1)}"
-        yield Row(what, store, f"{taken_s:.2f} s", "<= 5 s")
-        yield Row(
+        yield StoreRow(what, store, f"{taken_s:.2f} s", "<= 5 s")
+        yield StoreRow(
             "  reading 10 segments beside it, p50 / p99", store, f"{shown(busy)}; alone {shown(quiet)}", "as alone"
         )
     log.close()
@@ -106,26 +93,14 @@ def drop(address: str, topic: Topic, pipe: Connection) -> None:
 
 def fill(cluster: Cluster, topic: Topic, each: int) -> None:
     """So many segments from long ago in each partition."""
-    facts = {
-        "topic_id": topic.topic_id, "record_count": 1, "bytes": 1_000_000, "min_timestamp_ms": 0, "max_timestamp_ms": 0,
-        "timestamp_type": 1, "leader_epoch": 0, "codec": "zstd", "checksum": "0" * 32, "inline": False, "change": 1,
-        "appended_ms": clock.wall_ms(),
-    }  # fmt: skip
-    rows = [
-        {
-            **facts, "partition": number, "base_offset": n, "end_offset": n + 1,
-            "name": f"{number:016x}{n:016x}-0.parquet",
-        }
-        for number in range(topic.partition_count) for n in range(each)
-    ]  # fmt: skip
-    p, r = t.partition, t.replica
-    ends = p.update().where(p.c.topic_id == topic.topic_id).values(log_end_offset=each, high_watermark=each, change=1)
-    replicas = r.update().where(r.c.topic_id == topic.topic_id).values(log_end_offset=each)
-    cluster.store.transact(lambda connection: connection.execute(t.segment.insert(), rows))
-    cluster.store.transact(lambda connection: (connection.execute(ends), connection.execute(replicas)))
+    add_segments(cluster, topic, each)
+    old = (
+        t.segment.update().where(t.segment.c.topic_id == topic.topic_id).values(min_timestamp_ms=0, max_timestamp_ms=0)
+    )
+    cluster.store.transact(lambda connection: connection.execute(old))
 
 
-def seconds_of(action: Callable[[], object], finished: Callable[[float], bool]) -> list[float]:
+def repeated(action: Callable[[], object], finished: Callable[[float], bool]) -> list[float]:
     taken: list[float] = []
     began_s = time.perf_counter()
     while not finished(began_s) or not taken:
@@ -142,4 +117,4 @@ def shown(taken_s: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

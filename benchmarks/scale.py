@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import scale_rows as simulated
+from benchmarks import setup
 from benchmarks.machine import describe_machine
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import unfenced
@@ -44,7 +45,6 @@ from spark_log.groups.membership import ConsumerMembership, MemberSettings
 from spark_log.ids import HOME, OffsetRange, TopicPartition
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Records
-from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.coordinator.lease_runner import PeriodicTaskContext
@@ -71,8 +71,7 @@ _PARTITIONS = 100
 """Of each topic of a cluster with several stores."""
 GROUP = "readers"
 _ONCE_MS = 2_000
-_NOW = pa.array([time.time_ns() // 1_000_000 * 1_000]).cast(RECORD_SCHEMA.field("timestamp").type)
-ONE = pa.table([[b"key"], [b"value"], pa.nulls(1, RECORD_SCHEMA.field("headers").type), _NOW], schema=RECORD_SCHEMA)
+ONE = setup.records(pa.array([b"value"]), pa.array([b"key"]), time.time_ns() // 1_000_000)
 
 
 @dataclass(frozen=True)
@@ -143,14 +142,7 @@ class Axis:
                 before = size
 
     def _fresh_database(self, suffix: str = "") -> str:
-        url = sa.make_url(self.arguments.postgresql)
-        name = f"scale_{self.axis.replace(' ', '_')}{suffix}"
-        engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {name}")
-            connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        engine.dispose()
-        return url.set(database=name).render_as_string(hide_password=False)
+        return setup.fresh_database(self.arguments.postgresql, f"scale_{self.axis.replace(' ', '_')}{suffix}")
 
     def _grow(self, cluster: Cluster, before: int, size: int) -> Topic:
         """Let the axis grow; returns the topic to measure."""

@@ -12,21 +12,18 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import confluent_kafka
 import psycopg
 import sqlalchemy as sa
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks import machine
+from benchmarks.setup import clusters, parser, print_table
 from benchmarks.writers import run_clients
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
@@ -43,34 +40,24 @@ _SETTLED_S = 20
 Row = tuple[str, str]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--postgresql", metavar="URL", help="an empty database of a server on this machine")
-    parser.add_argument("--megabytes", type=int, default=400, help="what is produced and fetched [%(default)s]")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of the appends of one record [%(default)s]")
-    arguments = parser.parse_args()
-    stores = {"SQLite": None, **({"PostgreSQL": arguments.postgresql} if arguments.postgresql else {})}
+def main() -> None:
+    options = parser(__doc__, rounds=None)
+    options.add_argument("--megabytes", type=int, default=400, help="what is produced and fetched [%(default)s]")
+    options.add_argument("--seconds", type=float, default=10.0, help="of the appends of one record [%(default)s]")
+    arguments = options.parse_args()
     found: dict[str, dict[str, str]] = {}
-    for store, url in stores.items():
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder:
-            address = url or f"{folder}/cluster"
-            with Cluster.init(address, log_dir=f"{folder}/log-dir") as cluster:
-                create_topic(cluster, "t", PARTITIONS)
-                create_topic(cluster, "files", PARTITIONS, configs={"inline.max.bytes": "65536"})
-            rows = [*_load(address, Path(folder), arguments)]
-            for partitions in (FEW, MANY):
-                with Cluster.open(address) as cluster:
-                    create_topic(cluster, f"wide-{partitions}", partitions)
-                rows += _memory(address, Path(folder), partitions)
-            found[store] = dict(rows)
-    table = Table(title="Services", title_justify="left")
-    for column in ("what", *found):
-        table.add_column(column)
-    for what in found["SQLite"]:
-        table.add_row(what, *(of_store.get(what, "") for of_store in found.values()))
-    Console(width=150).print(table)
-    Console(width=150).print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
-    return 0
+    for store, address, folder in clusters(arguments):
+        with Cluster.open(address) as cluster:
+            create_topic(cluster, "t", PARTITIONS)
+            create_topic(cluster, "files", PARTITIONS, configs={"inline.max.bytes": "65536"})
+        rows = [*_load(address, folder, arguments)]
+        for partitions in (FEW, MANY):
+            with Cluster.open(address) as cluster:
+                create_topic(cluster, f"wide-{partitions}", partitions)
+            rows += _memory(address, folder, partitions)
+        found[store] = dict(rows)
+    lines = ([what, *(of_store.get(what, "") for of_store in found.values())] for what in found["SQLite"])
+    print_table("Services", ("what", *found), lines)
 
 
 class PostgreSQL:
@@ -84,21 +71,12 @@ class PostgreSQL:
 
     def cpu_s(self) -> float:
         children = Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split()
-        return _cpu_s(self._postmaster, ended=True) + sum(_cpu_s(int(child)) for child in children)
+        return machine.cpu_s(self._postmaster, ended=True) + sum(machine.cpu_s(int(child)) for child in children)
 
     def wal_bytes(self) -> int:
         row = self._session.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')").fetchone()
         assert row is not None
         return int(row[0])
-
-
-def _cpu_s(pid: int, ended: bool = False) -> float:
-    """CPU seconds of a process, and of its children that have ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0.0
-    return sum(map(int, fields[11 : 15 if ended else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _load(address: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
@@ -107,7 +85,7 @@ def _load(address: str, folder: Path, arguments: argparse.Namespace) -> Iterator
     with _services(folder, address, {"coordinator": ["coordinator"]}) as pids:
 
         def used() -> dict[str, float]:
-            cpu_s = {"coordinator": _cpu_s(pids["coordinator"])}
+            cpu_s = {"coordinator": machine.cpu_s(pids["coordinator"])}
             return cpu_s | ({"PostgreSQL": server.cpu_s(), "WAL": server.wal_bytes() / 1e3} if server else {})
 
         def shown(before: dict[str, float], after: dict[str, float], amount: float) -> str:
@@ -120,10 +98,10 @@ def _load(address: str, folder: Path, arguments: argparse.Namespace) -> Iterator
 
             def cost(work: Callable[[], float]) -> str:
                 """Of work that returns how many megabytes it has carried, until all records are in files."""
-                before = {"gateway": _cpu_s(gateway.pid)} | used()
+                before = {"gateway": machine.cpu_s(gateway.pid)} | used()
                 megabytes = work()
                 _until_sealed(address)
-                return shown(before, {"gateway": _cpu_s(gateway.pid)} | used(), megabytes)
+                return shown(before, {"gateway": machine.cpu_s(gateway.pid)} | used(), megabytes)
 
             cost(lambda: produce(gateway.address, 20, 5))
             for linger_ms, topic in ((5, "t"), (100, "t"), (1_000, "files")):
@@ -206,15 +184,15 @@ def _memory(address: str, folder: Path, partitions: int) -> Iterator[Row]:
         client = confluent_kafka.Consumer({"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "sizing"})
         assert len(client.list_topics(timeout=60).topics[f"wide-{partitions}"].partitions) == partitions
         client.close()
-        before = {name: _cpu_s(pid) for name, pid in pids.items()}
+        before = {name: machine.cpu_s(pid) for name, pid in pids.items()}
         time.sleep(_SETTLED_S)
         for name, pid in pids.items():
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             kilobytes = next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
-            percent = 100 * (_cpu_s(pid) - before[name]) / _SETTLED_S
+            percent = 100 * (machine.cpu_s(pid) - before[name]) / _SETTLED_S
             what = f"{name}, topic of {partitions:,} partitions, idle"
             yield what, f"{kilobytes / 1024:.0f} MB, {percent:.1f} % of a core"
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

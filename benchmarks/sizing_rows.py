@@ -5,19 +5,14 @@ by their number. The tables are as densely filled as new ones are: a store that 
 as much.
 """
 
-import argparse
-import tempfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import sqlalchemy as sa
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import scale_rows as simulated
-from benchmarks.machine import describe_machine
 from benchmarks.replication import values
+from benchmarks.setup import clusters, parser, print_table
 from spark_log import Consumer, Producer
 from spark_log.clients.kafka import OffsetAndMetadata
 from spark_log.cluster.brokers import add_broker
@@ -35,28 +30,18 @@ _OPEN = {"inline.tail.bytes": "67108864", "delta.max.lag.ms": "-1"}
 """A tail that no append of the benchmark seals."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--postgresql", metavar="URL", help="an empty database to measure too")
-    arguments = parser.parse_args()
-    stores = {"SQLite": None, **({"PostgreSQL": arguments.postgresql} if arguments.postgresql else {})}
+def main() -> None:
+    arguments = parser(__doc__, rounds=None).parse_args()
     found = {}
-    for store, url in stores.items():
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-") as folder:
-            found[store] = dict(measure(url or f"{folder}/cluster", Path(folder)))
-    table = Table(title="Bytes in the metadata store, with indexes", title_justify="left")
-    for column in ("one", *found):
-        table.add_column(column)
-    for thing in found["SQLite"]:
-        table.add_row(thing, *(f"{of_store[thing]:,.0f}" for of_store in found.values()))
-    Console(width=150).print(table)
-    Console(width=150).print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
-    return 0
+    for store, address, folder in clusters(arguments):
+        found[store] = dict(measure(address, folder))
+    lines = ([thing, *(f"{of_store[thing]:,.0f}" for of_store in found.values())] for thing in found["SQLite"])
+    print_table("Bytes in the metadata store, with indexes", ("one", *found), lines)
 
 
 def measure(address: str, folder: Path) -> Iterator[tuple[str, float]]:
     """Things and their bytes."""
-    with Cluster.init(address, log_dir=f"{folder}/log-dir") as cluster:
+    with Cluster.open(address) as cluster:
         for number in (2, 3):
             add_broker(cluster, number, [f"{folder}/log-dir-{number}"])
 
@@ -165,4 +150,4 @@ def table_bytes(cluster: Cluster) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

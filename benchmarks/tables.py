@@ -30,8 +30,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, part_of, write_rows
-from benchmarks.machine import describe_machine
+from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, parser, part_of, write_rows
+from benchmarks.machine import cpu_s, describe_machine
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
@@ -51,7 +51,6 @@ _SETTLE_S = 20
 """A coordinator that has become active runs all its tasks once."""
 _FIRST_ROUNDS_S = 10
 """The first round of each topic in a process opens its table."""
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -69,17 +68,14 @@ class Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topics", type=int, default=1_000)
-    parser.add_argument("--active", type=int, default=20)
-    parser.add_argument("--seconds", type=int, default=120)
-    parser.add_argument("--tenth-seconds", type=int, default=60, help="0: not at all")
-    parser.add_argument("--idle-seconds", type=int, default=60, help="0: not at all")
-    parser.add_argument("--gets-seconds", type=int, default=40, help="0: not at all")
-    parser.add_argument("--postgresql", help="URL of an empty database [SQLite]")
-    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
-    parser.add_argument("--json", help="write the ages and acknowledgements to this file as well")
-    arguments = parser.parse_args()
+    options = parser(__doc__, rounds=None)
+    options.add_argument("--topics", type=int, default=1_000)
+    options.add_argument("--active", type=int, default=20)
+    options.add_argument("--seconds", type=int, default=120)
+    options.add_argument("--tenth-seconds", type=int, default=60, help="0: not at all")
+    options.add_argument("--idle-seconds", type=int, default=60, help="0: not at all")
+    options.add_argument("--gets-seconds", type=int, default=40, help="0: not at all")
+    arguments = options.parse_args()
     console = Console()
     measured: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
@@ -213,14 +209,9 @@ def _coordinator(
 
 
 def _cpu_share(pid: int, seconds: int) -> float:
-    before, began_s = _cpu_s(pid), time.monotonic()
+    before, began_s = cpu_s(pid), time.monotonic()
     time.sleep(seconds)
-    return (_cpu_s(pid) - before) / (time.monotonic() - began_s)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(ticks) for ticks in fields[11:13]) / _TICKS_PER_S
+    return (cpu_s(pid) - before) / (time.monotonic() - began_s)
 
 
 def _send(address: str, topics: list[str], stop: threading.Event) -> None:

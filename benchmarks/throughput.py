@@ -11,26 +11,23 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks.kafka_report import parser, percentiles
+from benchmarks.machine import seconds_of
+from benchmarks.setup import medians, print_table, records, seconds_in_turns, write_input
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
-from spark_log.log.records.schema import RECORD_SCHEMA
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark import launcher
@@ -43,31 +40,41 @@ SEVEN = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp
 
 @dataclass(frozen=True)
 class Result:
-    """A row of the report. `ratio` is ours divided by the peer's speed; `bar` is what it should reach, if anything."""
+    """A row of the report. `ratio` is ours divided by the peer's speed; `bar` is what it should reach, if anything, or
+    with `at_most` must not exceed.
+    """
 
     what: str
     ours: str
     peer: str
     ratio: float | None = None
     bar: float | None = None
+    at_most: bool = False
 
 
 def main() -> None:
-    arguments = _arguments()
+    options = parser(__doc__, rounds=9)
+    options.add_argument("--records", type=int, default=2_000_000)
+    options.add_argument("--partitions", type=int, default=4)
+    options.add_argument("--only", nargs="*", choices=("write", "read", "transactions", "micro_batch"))
+    arguments = options.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         bench = Bench(Path(name), arguments, console)
         results = bench.run()
-    table = Table(title=f"{arguments.records:,} records, {arguments.partitions} partitions, {arguments.rounds} rounds")
-    for column in ("what", "ours", "peer", "ratio", "bar"):
-        table.add_column(column)
-    for row in results:
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        table.add_row(row.what, row.ours, row.peer, ratio, "" if row.bar is None else f">= {row.bar}")
-    console.print(table)
-    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps([asdict(row) for row in results], indent=1))
+    title = f"{arguments.records:,} records, {arguments.partitions} partitions, {arguments.rounds} rounds"
+    print_results(title, results, arguments.json)
+
+
+def print_results(title: str, results: Sequence[Result], json_file: str | None) -> None:
+    """Print the results as a table, and write them to a file as JSON if one is named."""
+    rows = []
+    for each in results:
+        bar = "" if each.bar is None else f"{'<=' if each.at_most else '>='} {each.bar}"
+        rows.append((each.what, each.ours, each.peer, "" if each.ratio is None else f"{each.ratio:.2f}", bar))
+    print_table(title, ("what", "ours", "peer", "ratio", "bar"), rows)
+    if json_file:
+        Path(json_file).write_text(json.dumps([asdict(each) for each in results], indent=1))
 
 
 class Bench:
@@ -83,7 +90,7 @@ class Bench:
 
     def run(self) -> list[Result]:
         self._step("making input")
-        self._make_input()
+        write_input(self.input, self.records, self.arguments.partitions)
         results: list[Result] = []
         for part in (self._write, self._read, self._transactions, self._micro_batch):
             if self.arguments.only and part.__name__.strip("_") not in self.arguments.only:
@@ -117,14 +124,12 @@ class Bench:
         parquet = partial(self._parquet, topic)
         scanned = partial(read_topic, self.spark, self.address, TOPIC)
         results = []
-        for query_name, query, bar in (("noop", _noop, 0.65), ("aggregate", _aggregate, 0.5)):
+        for query_name, query, bar in (("noop", noop, 0.65), ("aggregate", aggregate, 0.5)):
             mine, theirs = self._compare(_query(query, self._ours), _query(query, parquet))
             results.append(self._ratio(f"read, 7 columns, {query_name} / spark.read.parquet", mine, theirs, bar))
-        mine, theirs = self._compare(
-            lambda: _aggregate(self._ours(columns="value,offset")), _query(_aggregate, parquet)
-        )
+        mine, theirs = self._compare(lambda: aggregate(self._ours(columns="value,offset")), _query(aggregate, parquet))
         results.append(self._ratio("read, columns=value,offset, aggregate / spark.read.parquet", mine, theirs, 0.6))
-        for query_name, query in (("noop", _noop), ("aggregate", _aggregate)):
+        for query_name, query in (("noop", noop), ("aggregate", aggregate)):
             mine, theirs = self._compare(_query(query, scanned), _query(query, parquet))
             results.append(self._ratio(f"read_topic, {query_name} / spark.read.parquet", mine, theirs, 0.9))
         return results
@@ -141,26 +146,12 @@ class Bench:
             cluster = Cluster.init(address, log_dir=str(self.folder / "postgresql-log-dir"))
         topic = create_topic(cluster, f"latency-{name.lower()}", 1)
         log = ClientLog(cluster)
-        record = pa.table(
-            {
-                "key": pa.array([b"key"], pa.binary()),
-                "value": pa.array([os.urandom(100)], pa.binary()),
-                "headers": pa.nulls(1, RECORD_SCHEMA.field("headers").type),
-                "timestamp": pa.array([1_700_000_000_000_000], RECORD_SCHEMA.field("timestamp").type),
-            },
-            schema=RECORD_SCHEMA,
-        )
-        times_ms = []
-        for _ in range(3_000):
-            begin = time.perf_counter()
-            log.append(topic, [Records(0, record)])
-            times_ms.append((time.perf_counter() - begin) * 1000)
+        record = records(pa.array([os.urandom(100)]), pa.array([b"key"]))
+        taken_s = [seconds_of(lambda: log.append(topic, [Records(0, record)])) for _ in range(3_000)]
         end = log.positions(topic)[TopicPartition(topic.name, 0)].high_watermark
         assert end == 3_000
         log.close()
-        settled = sorted(times_ms[200:])
-        p50, p99 = settled[len(settled) // 2], settled[int(len(settled) * 0.99)]
-        return Result(f"append of 1 record, durable, {name}", f"p50 {p50:.2f} ms, p99 {p99:.2f} ms", "")
+        return Result(f"append of 1 record, durable, {name}", percentiles(taken_s[200:]), "")
 
     def _micro_batch(self) -> list[Result]:
         create_topic(self.cluster, "ticks", 1)
@@ -172,10 +163,7 @@ class Bench:
         query = stream.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
         times_ms = []
         for number in range(40):
-            value = pa.array([str(number).encode()], pa.binary())
-            columns = [pa.nulls(1, pa.binary()), value, pa.nulls(1, RECORD_SCHEMA.field("headers").type)]
-            stamp = pa.array([1_700_000_000_000_000], RECORD_SCHEMA.field("timestamp").type)
-            log.append(topic, [Records(0, pa.table([*columns, stamp], schema=RECORD_SCHEMA))])
+            log.append(topic, [Records(0, records(pa.array([str(number).encode()])))])
             query.processAllAvailable()
             progress = query.lastProgress
             assert progress is not None
@@ -205,31 +193,14 @@ class Bench:
 
     def _compare(self, ours: Callable[[], None], peer: Callable[[], None]) -> tuple[float, float]:
         """Median seconds of both, taking turns, after two warm-ups each: the JVM compiles what it has seen often."""
-        for _ in range(2):
-            ours()
-            peer()
-        mine, theirs = [], []
-        for _ in range(self.rounds):
-            mine.append(_seconds(ours))
-            theirs.append(_seconds(peer))
-        return statistics.median(mine), statistics.median(theirs)
+        middle = medians(seconds_in_turns({"ours": ours, "peer": peer}, self.rounds, 2))
+        return middle["ours"], middle["peer"]
 
     def _ratio(self, what: str, mine: float, theirs: float, bar: float) -> Result:
         speed = [f"{self.records / seconds / 1e6:.2f} M/s" for seconds in (mine, theirs)]
         result = Result(what, speed[0], speed[1], theirs / mine, bar)
         self._step(f"{what}: {speed[0]} / {speed[1]} = {theirs / mine:.2f}")
         return result
-
-    def _make_input(self) -> None:
-        self.input.mkdir()
-        random = np.random.default_rng(7)
-        rows = self.records // self.arguments.partitions
-        for number in range(self.arguments.partitions):
-            values = pa.py_buffer(random.integers(0, 256, size=rows * 100, dtype=np.uint8).tobytes())
-            offsets = pa.py_buffer(np.arange(0, rows * 100 + 1, 100, dtype=np.int32).tobytes())
-            keys = pa.array([b"key-%07d" % key for key in random.integers(0, 1_000_000, rows).tolist()], pa.binary())
-            table = pa.table({"key": keys, "value": pa.Array.from_buffers(pa.binary(), rows, [None, offsets, values])})
-            pq.write_table(table, self.input / f"{number}.parquet", compression="none", use_dictionary=False)
 
     def _remove(self, folder: Path) -> None:
         for path in sorted(folder.rglob("*"), reverse=True):
@@ -240,22 +211,16 @@ class Bench:
         self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {what}")
 
 
-def _noop(frame: DataFrame) -> None:
+def noop(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _aggregate(frame: DataFrame) -> None:
+def aggregate(frame: DataFrame) -> None:
     frame.agg(F.max("offset"), F.sum(F.length("value"))).collect()
 
 
 def _query(query: Callable[[DataFrame], None], frame: Callable[[], DataFrame]) -> Callable[[], None]:
     return lambda: query(frame())
-
-
-def _seconds(action: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
 
 
 def spark_session(folder: Path, more: Mapping[str, str] | None = None) -> SparkSession:
@@ -284,18 +249,6 @@ def _recommended() -> dict[str, str]:
     text = (Path(__file__).resolve().parents[1] / "conf" / "spark-defaults.conf").read_text()
     lines = [line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return {name: value.strip() for name, value in lines}
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to measure its append transaction")
-    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    parser.add_argument("--json", help="write the results to this file as well")
-    parser.add_argument("--only", nargs="*", choices=("write", "read", "transactions", "micro_batch"))
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

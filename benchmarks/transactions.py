@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 
 import pyarrow as pa
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from benchmarks.kafka_report import percentiles
-from benchmarks.producer import Row, report
+from benchmarks.setup import StoreRow, in_turns, medians, parser, report
 from spark_log import Consumer, Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
@@ -41,13 +42,13 @@ class Bench:
     store: str
     arguments: argparse.Namespace
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[StoreRow]:
         with Cluster.open(self.address) as cluster:
             for name in ("in", "out", "batches", "read", "tail"):
                 create_topic(cluster, name, PARTITIONS)
         sqlite = self.store == "SQLite"
         what = f"one transaction of 10 sends over {PARTITIONS} partitions and offsets, durable"
-        yield Row(what, self.store, percentiles(self._latencies()), "p50 <= 4 ms" if sqlite else "")
+        yield StoreRow(what, self.store, percentiles(self._latencies()), "p50 <= 4 ms" if sqlite else "")
         yield from self._throughput()
         yield from self._readers()
 
@@ -75,20 +76,16 @@ class Bench:
                     found.append(time.perf_counter() - began)
         return found
 
-    def _throughput(self) -> Iterator[Row]:
-        waiting: list[float] = []
-        transactions: list[float] = []
-        never: list[float] = []
-        for turn in range(self.arguments.rounds + 1):  # the first is a warm-up
-            rates = self._rate(None), self._rate("flush"), self._rate("commit")
-            if turn:
-                for found, rate in zip((never, waiting, transactions), rates, strict=True):
-                    found.append(rate)
-        mine = statistics.median(transactions)
-        for peer, found, bar in (("flush() after every 1,000", waiting, ">= 0.8"), ("never waiting", never, "")):
-            other = statistics.median(found)
+    def _throughput(self) -> Iterator[StoreRow]:
+        ends = {"never": None, "flush": "flush", "commit": "commit"}
+        rates = medians(in_turns({name: partial(self._rate, end) for name, end in ends.items()}, self.arguments.rounds))
+        mine = rates["commit"]
+        for peer, other, bar in (
+            ("flush() after every 1,000", rates["flush"], ">= 0.8"),
+            ("never waiting", rates["never"], ""),
+        ):
             measured = f"{mine:,.0f}/s against {other:,.0f}/s: {mine / other:.2f}"
-            yield Row(f"transactions of {PER_TRANSACTION:,} records / none, {peer}", self.store, measured, bar)
+            yield StoreRow(f"transactions of {PER_TRANSACTION:,} records / none, {peer}", self.store, measured, bar)
 
     def _rate(self, end: str | None) -> float:
         """Records a second; `end` is what is called after every 1,000."""
@@ -111,7 +108,7 @@ class Bench:
             seconds = time.perf_counter() - began
         return float(self.arguments.sends / seconds)
 
-    def _readers(self) -> Iterator[Row]:
+    def _readers(self) -> Iterator[StoreRow]:
         count = self.arguments.records
         with Producer(cluster=self.address) as client:
             values = pa.array([VALUES[number % 1_000] for number in range(count)], pa.binary())
@@ -132,9 +129,9 @@ class Bench:
                         end("abort")
         beside, without = statistics.median(rates[True]), statistics.median(rates[False])
         measured = f"{beside:,.0f}/s against {without:,.0f}/s: {beside / without:.2f}"
-        yield Row("reading beside an open transaction / without one", self.store, measured, "no slower")
+        yield StoreRow("reading beside an open transaction / without one", self.store, measured, "no slower")
         measured = f"{percentiles(seconds[True])} against {percentiles(seconds[False])}"
-        yield Row("from send() until a reader has it, beside one / without", self.store, measured, "no slower")
+        yield StoreRow("from send() until a reader has it, beside one / without", self.store, measured, "no slower")
 
     def _read(self, rates: list[float], seconds: list[float]) -> None:
         """A read of the whole topic, and 50 records sent one by one."""
@@ -193,16 +190,13 @@ def _obey(address: str, pipe: Connection) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transactions", type=int, default=1_000)
-    parser.add_argument("--sends", type=int, default=200_000, help="records of a turn of the throughput")
-    parser.add_argument("--records", type=int, default=1_000_000, help="of the topic that is read")
-    parser.add_argument("--open-s", type=int, default=60, help="seconds for which a transaction is open")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where the clusters are made; default: the system's temporary folder")
-    parser.add_argument("--postgresql", help="URL of an empty PostgreSQL database, to be measured too")
-    arguments = parser.parse_args()
-    report("transactions", arguments, lambda address, store: Bench(address, store, arguments).rows())
+    options = parser(__doc__)
+    options.add_argument("--transactions", type=int, default=1_000)
+    options.add_argument("--sends", type=int, default=200_000, help="records of a turn of the throughput")
+    options.add_argument("--records", type=int, default=1_000_000, help="of the topic that is read")
+    options.add_argument("--open-s", type=int, default=60, help="seconds for which a transaction is open")
+    arguments = options.parse_args()
+    report("transactions", arguments, lambda store, address, _: Bench(address, store, arguments).rows())
 
 
 if __name__ == "__main__":

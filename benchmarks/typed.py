@@ -13,13 +13,9 @@ Nothing here is a test; the bars are printed beside what was measured.
 """
 
 import argparse
-import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -27,11 +23,11 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.flights import SCHEMA, flights_as_json
-from benchmarks.machine import describe_machine, seconds_of
-from benchmarks.throughput import Result, spark_session
+from benchmarks.kafka_report import parser
+from benchmarks.setup import medians, seconds_in_turns
+from benchmarks.throughput import Result, print_results, spark_session
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic
@@ -51,22 +47,15 @@ _PARTS = 8
 
 
 def main() -> None:
-    arguments = _arguments()
+    options = parser(__doc__, rounds=7)
+    options.add_argument("--copies", type=int, default=12, help="of the 336,776 flights")
+    arguments = options.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as name:
         bench = Bench(Path(name), arguments, console)
         results = list(bench.run())
-    table = Table(title=f"{bench.records:,} flights as JSON, 19 fields, {arguments.rounds} rounds")
-    for column in ("what", "ours", "peer", "ratio", "bar"):
-        table.add_column(column)
-    for row in results:
-        above = row.what not in bench.at_most
-        bar = "" if row.bar is None else f"{'>=' if above else '<='} {row.bar}"
-        table.add_row(row.what, row.ours, row.peer, "" if row.ratio is None else f"{row.ratio:.2f}", bar)
-    console.print(table)
-    console.print(f"{datetime.now(UTC):%Y-%m-%d}, {describe_machine()}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps([asdict(row) for row in results], indent=1))
+    title = f"{bench.records:,} flights as JSON, 19 fields, {arguments.rounds} rounds"
+    print_results(title, results, arguments.json)
 
 
 class Bench:
@@ -79,8 +68,6 @@ class Bench:
         self.log = ClientLog(self.cluster)
         self.flights = normalise(flights_as_json(), timestamp_ms=time.time_ns() // 1_000_000)
         self.records = self.flights.num_rows * arguments.copies
-        self.at_most: set[str] = set()
-        """Measurements whose bar is a maximum."""
 
     def run(self) -> Iterator[Result]:
         topics = {PLAIN: self._create(PLAIN), TYPED: self._create(TYPED, **_TYPE)}
@@ -141,14 +128,12 @@ class Bench:
             "Parquet": (lambda: spark.read.schema(plain).parquet(parquet), "dep_delay"),
             "from_json": (lambda: delta().select(parsed.alias("record")), "record.dep_delay"),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in queries}
-        for turn in range(self.arguments.rounds + 3):
-            for name, (frame, column) in queries.items():
-                begin = time.perf_counter()
-                assert abs(_average(frame(), column) - expected) < 1e-9
-                if turn >= 3:
-                    seconds[name].append(time.perf_counter() - begin)
-        middle = {name: statistics.median(taken) for name, taken in seconds.items()}
+
+        def average(frame: Callable[[], DataFrame], column: str) -> None:
+            assert abs(_average(frame(), column) - expected) < 1e-9
+
+        averages = {name: partial(average, *query) for name, query in queries.items()}
+        middle = medians(seconds_in_turns(averages, self.arguments.rounds, 3))
         for ours, peer, what, bar in (
             ("Delta", "Parquet", "Delta table / plain typed Parquet", 0.9),
             ("files", "Parquet", "files of the table / plain typed Parquet", None),
@@ -165,20 +150,14 @@ class Bench:
                 while seen < self.records:
                     seen += sum(found.num_rows for found in consumer.poll_arrow(1_000).values())
 
-        seconds: dict[str, list[float]] = {TYPED: [], PLAIN: []}
-        for turn in range(self.arguments.rounds + 1):
-            for name, taken in seconds.items():
-                once = seconds_of(partial(poll, name))
-                if turn:
-                    taken.append(once)
-        middle = {name: statistics.median(taken) for name, taken in seconds.items()}
+        polls = {name: partial(poll, name) for name in (TYPED, PLAIN)}
+        middle = medians(seconds_in_turns(polls, self.arguments.rounds))
         return self._faster("poll_arrow of bytes / untyped", middle[TYPED], middle[PLAIN], 0.98)
 
     def _size(self, what: str, topics: dict[str, Topic], bar: float) -> Result:
         sizes = {name: self._bytes(topic) for name, topic in topics.items()}
         shown = {name: f"{size / 1e6:.1f} MB" for name, size in sizes.items()}
-        self.at_most.add(what)
-        return Result(what, shown[TYPED], shown[PLAIN], sizes[TYPED] / sizes[PLAIN], bar)
+        return Result(what, shown[TYPED], shown[PLAIN], sizes[TYPED] / sizes[PLAIN], bar, at_most=True)
 
     def _bytes(self, topic: Topic) -> int:
         """Of the files that are in the log, not of those that wait for their deletion."""
@@ -211,16 +190,6 @@ class Bench:
 def _average(frame: DataFrame, column: str) -> float:
     [row] = frame.agg(F.avg(column).alias("average")).collect()
     return float(row.average)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--copies", type=int, default=12, help="of the 336,776 flights")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--postgresql", help="not used: the metadata store has no part in this")
-    parser.add_argument("--folder", help="where to work (default: the system's temporary folder)")
-    parser.add_argument("--json", help="write the results to this file as well")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

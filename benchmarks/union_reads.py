@@ -8,7 +8,6 @@ that a few records are appended for each of --triggers triggers, and the time of
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
+from benchmarks.machine import seconds_of
 from benchmarks.throughput import spark_session
 from spark_log import DELTA_SETTINGS, Cluster, Producer, create_topic, read_topic, stream_topic, write_topic
 
@@ -49,7 +49,7 @@ def _batch(spark: SparkSession, address: str, rounds: int) -> Row:
 
     def seconds() -> float:
         query = read_topic(spark, address, TOPIC).agg(F.max("offset"), F.sum(F.length("value")))
-        return _seconds(query.collect)
+        return seconds_of(query.collect)
 
     seconds()
     without = statistics.median(seconds() for _ in range(rounds))
@@ -74,7 +74,7 @@ def _streams(spark: SparkSession, address: str, folder: Path, triggers: int) -> 
     whole: dict[str, float] = {}
     trigger: dict[str, float] = {}
     for who, folder_name, frame in (("warm-up", "warm-up", warm_up), (OURS, "ours", ours), (ALONE, "peer", peer)):
-        whole[who] = _seconds(lambda: _run(frame, folder / folder_name))  # noqa: B023
+        whole[who] = seconds_of(lambda: _run(frame, folder / folder_name))  # noqa: B023
         trigger[who] = _triggers(frame, folder / folder_name, address, triggers) / 1000
     del whole["warm-up"], trigger["warm-up"]
     return [
@@ -115,12 +115,6 @@ def _append(address: str, records: int) -> None:
     with Producer(cluster=address, linger_ms=0) as producer:
         for number in range(records):
             producer.send(TOPIC, b"value %d" % number)
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    action()
-    return time.perf_counter() - began_s
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import contextlib
 import multiprocessing
 import os
 import statistics
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -33,9 +32,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gateway import Server
-from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, percentiles, write_rows
+from benchmarks.kafka_report import ON_POSTGRESQL, OURS, Bar, Row, parser, percentiles, write_rows
 from benchmarks.machine import describe_machine
 from benchmarks.replication import values
+from benchmarks.setup import clusters
 from benchmarks.stages import timed
 from spark_log.cluster.cluster import Cluster
 from spark_log.log.append import append_transaction
@@ -55,40 +55,35 @@ _ROUNDS = 12
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, nargs="+", default=PROCESSES)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--one-partition", action="store_true", help="all processes append to one partition")
-    parser.add_argument("--gateway", action="store_true", help="append through a gateway, by clients of librdkafka")
-    parser.add_argument("--batches", type=int, help="append this many batches in each transaction, in one process")
-    parser.add_argument("--partitions", type=int, default=632, help="the partitions of --batches; default: 632")
-    parser.add_argument("--postgresql", metavar="URL", help="an empty database to measure too")
-    parser.add_argument("--folder", help="where to measure [the system's temporary folder]")
-    parser.add_argument("--json", help="write the medians of --batches to this file as well")
-    arguments = parser.parse_args()
+    options = parser(__doc__, rounds=None)
+    options.add_argument("--processes", type=int, nargs="+", default=PROCESSES)
+    options.add_argument("--seconds", type=float, default=10.0)
+    options.add_argument("--one-partition", action="store_true", help="all processes append to one partition")
+    options.add_argument("--gateway", action="store_true", help="append through a gateway, by clients of librdkafka")
+    options.add_argument("--batches", type=int, help="append this many batches in each transaction, in one process")
+    options.add_argument("--partitions", type=int, default=632, help="the partitions of --batches; default: 632")
+    arguments = options.parse_args()
     if arguments.json and arguments.batches is None:
-        parser.error("--json needs --batches")
+        options.error("--json needs --batches")
     report = Table(title=f"Appends of one record: {describe_machine()}", title_justify="left")
     partitions = max(arguments.processes) if arguments.batches is None else arguments.partitions
     medians: dict[str, tuple[float, float]] = {}
     stages: dict[str, dict[str, str]] = {}
-    for who, store, url in ((OURS, "SQLite", None), (ON_POSTGRESQL, "PostgreSQL", arguments.postgresql)):
-        if store == "PostgreSQL" and url is None:
-            continue
-        with tempfile.TemporaryDirectory(prefix="spark-log-bench-", dir=arguments.folder) as folder:
-            address = url or f"{folder}/cluster"
-            with Cluster.init(address, log_dir=str(Path(folder, "log-dir"))) as cluster:
-                create_topic(cluster, "t", partitions, configs={"inline.tail.bytes": "67108864"})
-            if arguments.batches is None:
-                rows = list(measure(address, Path(folder), arguments))
-            else:
-                row, medians[who], stages[store] = measure_batches(address, arguments)
-                rows = [row]
-            for row in rows:
-                if not report.columns:
-                    for column in ("store", *row):
-                        report.add_column(column)
-                report.add_row(store, *row.values())
+    for store, address, folder in clusters(arguments):
+        with Cluster.open(address) as cluster:
+            create_topic(cluster, "t", partitions, configs={"inline.tail.bytes": "67108864"})
+        if arguments.batches is None:
+            rows = list(measure(address, folder, arguments))
+        else:
+            row, medians[OURS if store == "SQLite" else ON_POSTGRESQL], stages[store] = measure_batches(
+                address, arguments
+            )
+            rows = [row]
+        for row in rows:
+            if not report.columns:
+                for column in ("store", *row):
+                    report.add_column(column)
+            report.add_row(store, *row.values())
     console = Console()
     console.print(report)
     rows_of_batches = list(batch_rows(arguments, medians))

@@ -20,11 +20,10 @@ from spark_log.cluster.security.users import alter_credentials, upsertion_of_pas
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topic
 from spark_log.errors import MetadataStoreUnavailableError, StorageUnavailableError
-from spark_log.facts.doctor import examination, limits
+from spark_log.facts.doctor import limits, stores
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
 from spark_log.facts.doctor.machine import read_modes
-from spark_log.facts.doctor.stores import find_missing_file
 from spark_log.facts.metrics.cluster_snapshot import read_cluster
 from spark_log.facts.metrics.history import read_task_runs
 from spark_log.groups.share.administration import alter_group_configs
@@ -383,7 +382,7 @@ def test_a_missing_file_of_an_object_store_is_named_without_a_call_of_it(tmp_pat
         cluster.store.transact(lambda connection: connection.execute(away))
         snapshot = read_cluster(cluster)
         [facts] = [each for each in snapshot.partitions if each.topic == "t"]
-        missing = find_missing_file(cluster, snapshot.topics[facts.topic_id], facts)
+        missing = stores.find_missing_file(cluster, snapshot.topics[facts.topic_id], facts)
         assert missing.location == f"nosuch://bucket/d2/{file.relative_to(tmp_path / 'd2')}"
 
 
@@ -393,7 +392,7 @@ def test_an_error_of_the_search_for_a_missing_file_hides_no_other_problem(tmp_pa
 
     with Cluster.init(str(tmp_path / "cluster")) as cluster, closing(ClientLog(cluster)) as log:
         lose_a_file(cluster, log, tmp_path)
-        monkeypatch.setattr(examination, "find_missing_file", fail)
+        monkeypatch.setattr(stores, "find_missing_file", fail)
         check, text = problem(cluster)
         assert check == "partitions" and "files are missing in log dirs that are online ->" in text
 
