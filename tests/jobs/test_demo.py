@@ -9,18 +9,16 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-DEMO = Path(__file__).parents[2] / "scripts" / "demo.py"
+DEMO = Path(__file__).parents[2] / "scripts" / "demo_comparison.py"
 
 
 @pytest.fixture(scope="module")
 def demo() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("demo", DEMO)
+    spec = importlib.util.spec_from_file_location("demo_comparison", DEMO)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(DEMO.parent))
-        spec.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -45,7 +43,7 @@ def received(source: pd.DataFrame) -> pd.DataFrame:
 
 
 def test_equal_data_has_no_differences(demo: ModuleType, received: pd.DataFrame, source: pd.DataFrame) -> None:
-    assert demo._compare(received, source) == []
+    assert demo.compare(received, source) == []
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def test_differences_are_reported(
     demo: ModuleType, received: pd.DataFrame, source: pd.DataFrame, change: object, said: str
 ) -> None:
     assert callable(change)
-    assert said in "\n".join(demo._compare(change(received), source))
+    assert said in "\n".join(demo.compare(change(received), source))
 
 
 def test_the_delays_by_carrier_of_each_reader_are_compared(
@@ -74,8 +72,8 @@ def test_the_delays_by_carrier_of_each_reader_are_compared(
 ) -> None:
     fields = pa.Table.from_pandas(source[["carrier", "dep_delay", "arr_delay"]], preserve_index=False)
     write_deltalake(str(tmp_path), pa.table({"record": fields.to_struct_array().combine_chunks()}))
-    right = demo._by_carrier(source)
-    assert demo._compare_carriers(right, [str(tmp_path)], source) == []
-    assert "of Spark SQL differ" in "\n".join(demo._compare_carriers(right + 1, [str(tmp_path)], source))
+    right = demo.by_carrier(source)
+    assert demo.compare_carriers(right, [str(tmp_path)], source) == []
+    assert "of Spark SQL differ" in "\n".join(demo.compare_carriers(right + 1, [str(tmp_path)], source))
     twice = [str(tmp_path), str(tmp_path)]
-    assert "of deltalake differ" in "\n".join(demo._compare_carriers(right, twice, source))
+    assert "of deltalake differ" in "\n".join(demo.compare_carriers(right, twice, source))
