@@ -5,7 +5,7 @@ page, beginning with 1. `size` is the number of rows of a page.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 from spark_log.errors import InvalidConfigurationError
@@ -29,6 +29,12 @@ class Listing(Generic[Row]):
     sort: str
     q: str
     query: Mapping[str, str]
+
+
+def row_of(kind: type[Row], source: object, **others: object) -> Row:
+    """Return a row of this dataclass. Its fields are `others`, and the attributes of `source` of the same names."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: others[name] if name in others else getattr(source, name) for name in names})
 
 
 def listing(
@@ -55,9 +61,9 @@ def listing(
     matching.sort(key=name)
     matching.sort(key=lambda row: _sortable(getattr(row, field)), reverse=descending)
     matching.sort(key=lambda row: ((not first(row)) if first else False, getattr(row, field) is None))
-    size = _number(query, "size", SIZE, SIZE_MAX)
+    size = number_in(query, "size", SIZE, SIZE_MAX)
     pages = max(1, -(-len(matching) // size))
-    page = min(_number(query, "page", 1, 2**31), pages)
+    page = min(number_in(query, "page", 1, 2**31), pages)
     shown = matching[(page - 1) * size : page * size]
     return Listing(shown, len(matching), page, pages, by, substring, dict(query))
 
@@ -71,7 +77,8 @@ def _sortable(value: Any) -> Any:
     return ("" if value is None else value.lower(), value or "") if isinstance(value, str) else (value or 0, "")
 
 
-def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+def number_in(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+    """Return the number from 1 to `most` in a parameter. Raises InvalidConfigurationError."""
     text = query.get(name) or str(default)
     if not text.isascii() or not text.isdecimal() or len(text) > 12 or not 1 <= int(text) <= most:
         raise InvalidConfigurationError(f"{name}: expected a number from 1 to {most}, got {text[:40]!r}")

@@ -1,8 +1,7 @@
 """The ASGI middleware in front of all routes. Every request passes its checks before it reaches a page."""
 
 from collections import Counter
-from collections.abc import Awaitable, Collection
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -24,12 +23,8 @@ threads for 40.
 """
 
 
-class ErrorPage(Protocol):
-    """Returns an error as a page, or as JSON for paths of the API. The page has a link to `link`, which is a path."""
-
-    def __call__(
-        self, request: Request, user: User | None, status: int, text: str, link: str | None = None
-    ) -> Awaitable[Response]: ...
+ErrorPage = Callable[..., Awaitable[Response]]
+"""The function `error` of the application: request, user or None, status, text, and the path of a link."""
 
 
 class Guard:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from spark_log.clients.admin.partitions import space_of_log_dirs
 from spark_log.cluster.brokers import LogDirStatus
 from spark_log.cluster.lease import lease_status
+from spark_log.console.listing import row_of
 from spark_log.console.routes import Call, View
 from spark_log.errors import redact
 from spark_log.gateway.live_gateways import LiveGateway, read_live_gateways
@@ -111,40 +112,28 @@ def _facts(call: Call) -> Brokers:
         load = own.load if own else Load()
         loads = own.log_dirs if own else {}
         brokers.append(
-            BrokerRow(
-                status.broker_id,
-                status.rack,
-                status.alive,
-                status.served,
-                status.holder,
-                status.lease_left_ms,
-                status.leaders,
-                load.preferred,
-                load.replicas,
-                load.records,
-                load.bytes,
-                own.imbalance_percent if own else 0.0,
-                own.records_deviation_percent if own else 0.0,
-                own.bytes_deviation_percent if own else 0.0,
-                [
+            row_of(
+                BrokerRow,
+                status,
+                preferred=load.preferred,
+                replicas=load.replicas,
+                records=load.records,
+                bytes=load.bytes,
+                imbalance_percent=own.imbalance_percent if own else 0.0,
+                records_deviation_percent=own.records_deviation_percent if own else 0.0,
+                bytes_deviation_percent=own.bytes_deviation_percent if own else 0.0,
+                log_dirs=[
                     _log_dir(call, each, loads.get(each.log_dir_id, Load()), spaces[each.log_dir_id])
                     for each in status.log_dirs
                 ],
             )
         )
-    skewed = [
-        SkewRow(skew.tp.topic, skew.tp.partition, skew.records, skew.bytes, skew.ratio)
-        for skew in balance.skewed
-        if call.sees(skew.tp.topic)
-    ]
+    skewed = [row_of(SkewRow, skew, **skew.tp._asdict()) for skew in balance.skewed if call.sees(skew.tp.topic)]
     reassignments = [
-        ReassignmentRow(
-            tp.topic, tp.partition, progress.replicas, progress.reassignment.target, progress.adding, progress.removing,
-            progress.bytes_left, progress.began_ms,
-        )
+        row_of(ReassignmentRow, progress, target=progress.reassignment.target, **tp._asdict())
         for tp, progress in list_all_reassignments(call.cluster).items()
         if call.sees(tp.topic)
-    ]  # fmt: skip
+    ]
     return Brokers(
         snapshot.controller,
         coordinator.holder if coordinator.left_ms else None,
@@ -157,15 +146,16 @@ def _facts(call: Call) -> Brokers:
 
 
 def _log_dir(call: Call, status: LogDirStatus, load: Load, space: Mapping[str, int]) -> LogDirRow:
-    return LogDirRow(
-        status.log_dir_id,
-        redact(status.uri),
-        status.online,
-        None if status.failure is None else redact(status.failure) if call.role.sees_all else "failed",
-        status.replicas,
-        load.leaders,
-        load.bytes,
-        *(None if space[name] < 0 else space[name] for name in ("usable_bytes", "total_bytes")),
+    free, size = (None if space[name] < 0 else space[name] for name in ("usable_bytes", "total_bytes"))
+    return row_of(
+        LogDirRow,
+        status,
+        uri=redact(status.uri),
+        failure=None if status.failure is None else redact(status.failure) if call.role.sees_all else "failed",
+        leaders=load.leaders,
+        bytes=load.bytes,
+        free_bytes=free,
+        size_bytes=size,
     )
 
 

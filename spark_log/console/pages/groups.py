@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from spark_log.cluster.topics import find_topics
 from spark_log.config.values import can_be_stored
 from spark_log.console.charts import Chart, chart
-from spark_log.console.listing import Listing, listing
+from spark_log.console.listing import Listing, listing, row_of
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, View
 from spark_log.errors import InvalidConfigurationError
@@ -178,13 +178,10 @@ def offset_topics(call: Call, group_id: str) -> set[str]:
 
 def _share_rows(call: Call, group_id: str) -> Listing[ShareRow]:
     rows = [
-        ShareRow(
-            each.topic, each.partition, each.start, each.next, each.high_watermark, each.in_flight, each.available,
-            each.delayed, each.archiving, each.lag,
-        )
+        row_of(ShareRow, each, log_end=each.high_watermark)
         for each in call.cluster.store.read(lambda connection: share_partitions(connection, group_id))
         if call.sees(each.topic)
-    ]  # fmt: skip
+    ]
     return listing(
         rows, call.query, columns=_SHARE_COLUMNS, sort="topic", name=lambda row: f"{row.topic}-{row.partition:06}"
     )
@@ -192,12 +189,14 @@ def _share_rows(call: Call, group_id: str) -> Listing[ShareRow]:
 
 def _share_configs(call: Call, group_id: str) -> list[ShareConfigRow]:
     return [
-        ShareConfigRow(
-            entry.definition.name, _shown(call, entry.definition.name, entry.value), entry.origin.value,
-            entry.definition.unit, entry.definition.doc,
+        row_of(
+            ShareConfigRow,
+            entry.definition,
+            value=_shown(call, entry.definition.name, entry.value),
+            origin=entry.origin.value,
         )
         for entry in group_config_entries(call.cluster.store, group_id)
-    ]  # fmt: skip
+    ]
 
 
 def _shown(call: Call, name: str, value: str) -> str:
@@ -221,15 +220,11 @@ def _group(call: Call) -> Group:
         if part.group == description.group_id
     }
     rows = [
-        LagRow(
-            row.topic,
-            row.partition,
-            row.committed,
-            row.log_start,
-            row.log_end,
-            row.lag,
-            ages.get((row.topic, row.partition)) if row.lag else None,
-            row.member.member_id if row.member else None,
+        row_of(
+            LagRow,
+            row,
+            lag_s=ages.get((row.topic, row.partition)) if row.lag else None,
+            member=row.member.member_id if row.member else None,
         )
         for row in group_lag(call.cluster, description.group_id)
         if call.sees(row.topic)
@@ -240,40 +235,26 @@ def _group(call: Call) -> Group:
         if not call.role.sees_all and not any(map(call.sees, topics)):
             continue
         seen = sorted(partition for partition in member.assignment if call.sees(partition.topic))
-        members.append(
-            MemberRow(
-                member.member_id,
-                member.instance_id,
-                member.client_id,
-                member.host,
-                member.protocol,
-                member.generation,
-                [str(partition) for partition in seen],
-                len(seen),
-                member.session_left_ms,
-            )
-        )
-    return Group(
-        description.group_id,
-        description.type,
-        description.protocol_type,
-        description.state,
-        description.assignor,
-        description.generation,
-        sum(row.lag or 0 for row in rows),
-        max((row.lag_s for row in rows if row.lag_s is not None), default=None),
-        members,
-        sorted({row.topic for row in rows}),
-        listing(
-            () if is_share else rows,
-            {} if is_share else call.query,
-            columns=_LAG_COLUMNS,
-            sort="topic",
-            name=lambda row: f"{row.topic}-{row.partition:06}",
-        ),
-        share,
-        configs,
-        _dead_letter_topic(call, configs),
+        members.append(row_of(MemberRow, member, assignment=[str(each) for each in seen], partitions=len(seen)))
+    partitions = listing(
+        () if is_share else rows,
+        {} if is_share else call.query,
+        columns=_LAG_COLUMNS,
+        sort="topic",
+        name=lambda row: f"{row.topic}-{row.partition:06}",
+    )
+    return row_of(
+        Group,
+        description,
+        group=description.group_id,
+        lag=sum(row.lag or 0 for row in rows),
+        lag_s=max((row.lag_s for row in rows if row.lag_s is not None), default=None),
+        members=members,
+        topics=sorted({row.topic for row in rows}),
+        partitions=partitions,
+        share=share,
+        configs=configs,
+        dead_letter_topic=_dead_letter_topic(call, configs),
     )
 
 

@@ -9,6 +9,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import ask_stores
 from spark_log.cluster.lease import lease_status
 from spark_log.cluster.usage import Usage
+from spark_log.console.listing import row_of
 from spark_log.console.routes import Call, View
 from spark_log.errors import InvalidConfigurationError
 from spark_log.facts.metrics.history import read_task_runs
@@ -150,7 +151,7 @@ def _waiting(call: Call) -> Waiting:
 
 def _run(call: Call, run: TaskRun) -> Run:
     notes = run.notes if call.role.sees_all else ""
-    return Run(run.task, run.lease, run.start_ms, run.seconds, run.outcome, _error(call, run.error), notes)
+    return row_of(Run, run, error=_error(call, run.error), notes=notes)
 
 
 def _error(call: Call, text: str | None) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spark_log.console.charts import Chart, chart
+from spark_log.console.listing import row_of
 from spark_log.console.pages.topic import GroupLag
 from spark_log.console.routes import Call, NotFound, View
 from spark_log.errors import SparkLogError, redact
@@ -104,8 +105,7 @@ def _lag_leaders(snapshot: ClusterSnapshot) -> tuple[GroupLag, ...]:
     lags = [(group, lag) for group, lag in lag_by_group(snapshot.groups).items() if lag.lag]
     lags.sort(key=lambda each: (-(each[1].lag_s or 0.0), -each[1].lag))
     return tuple(
-        GroupLag(group, snapshot.members.get(group, 0), lag.partitions, lag.lag, lag.lag_s)
-        for group, lag in lags[:_SHOWN_MAX]
+        row_of(GroupLag, lag, group=group, members=snapshot.members.get(group, 0)) for group, lag in lags[:_SHOWN_MAX]
     )
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_log import clock
+from spark_log.console.listing import number_in
 from spark_log.console.masks import masks_of
 from spark_log.console.paths import url
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, View
-from spark_log.errors import InvalidConfigurationError, InvalidOptionError
+from spark_log.errors import InvalidConfigurationError
 from spark_log.groups.share.dead_letters import PREFIX
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.text import count_of
@@ -78,7 +79,7 @@ def _page(call: Call) -> RedrivePage:
     if "limit" not in call.query:
         return RedrivePage(topic, group, may_redrive, to, LETTERS, skip_missing)
     _check_rights(call)
-    limit = _limit(call.query["limit"])
+    limit = number_in(call.query, "limit", LETTERS, LETTERS_MAX)
     with _redrive(call, to, limit) as redrive:
         preview = redrive.preview()
     rows = [RedriveRow(name, count) for name, count in sorted(preview.copied.items())]
@@ -94,12 +95,6 @@ def _check_rights(call: Call) -> None:
     call.require(Allow.OFFSETS)
     if not call.role.messages or masks_of(frozenset(call.role.masked)).hides(("headers", f"{PREFIX}topic")):
         raise Forbidden("Your role does not show the headers of messages, which say where dead letters come from.")
-
-
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= LETTERS_MAX):
-        raise InvalidOptionError(f"limit: expected a number from 1 to {LETTERS_MAX}, got {text!r}")
-    return int(text)
 
 
 def _skips_missing(fields: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.cluster.usage import Usage, usage
 from spark_log.config import definitions
 from spark_log.console.charts import Chart, chart
-from spark_log.console.listing import Listing, listing
+from spark_log.console.listing import Listing, listing, row_of
 from spark_log.console.pages.topics import favourites
 from spark_log.console.routes import Call, View
 from spark_log.errors import SparkLogError, redact
@@ -185,19 +185,13 @@ def _facts(call: Call) -> TopicFacts:
 
 def _partition_row(part: PartitionInfo, used: Usage, tail_bytes: int) -> PartitionRow:
     behind = len(part.isr) < len(part.replicas)
-    return PartitionRow(
-        part.partition,
-        part.leader,
-        part.preferred_leader,
-        part.leader_epoch,
-        [replica.broker_id for replica in part.replicas],
-        part.isr,
-        "offline" if part.offline else "under-replicated" if behind else "",
-        part.log_start_offset,
-        part.high_watermark,
-        part.log_end_offset,
-        *used,
-        tail_bytes,
+    return row_of(
+        PartitionRow,
+        part,
+        replicas=[replica.broker_id for replica in part.replicas],
+        state="offline" if part.offline else "under-replicated" if behind else "",
+        tail_bytes=tail_bytes,
+        **used._asdict(),
     )
 
 
@@ -218,7 +212,7 @@ def config_rows(topic: Topic) -> list[ConfigRow]:
     """Return all configs of a topic, without passwords in addresses."""
     values = topic.config.as_text()
     return [
-        ConfigRow(each.name, redact(values[each.name]), each.default, each.name in topic.overrides, each.unit, each.doc)
+        row_of(ConfigRow, each, value=redact(values[each.name]), is_set=each.name in topic.overrides)
         for each in definitions()
     ]
 
@@ -227,8 +221,8 @@ def _groups(call: Call, topic: str) -> list[GroupLag]:
     snapshot = call.snapshot()
     lags = lag_by_group(part for part in snapshot.groups if part.topic == topic)
     return [
-        GroupLag(group, snapshot.members.get(group, 0), lags[group].partitions, lags[group].lag, lags[group].lag_s)
-        for group in sorted(lags)
+        row_of(GroupLag, lag, group=group, members=snapshot.members.get(group, 0))
+        for group, lag in sorted(lags.items())
     ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from spark_log.cluster.names import is_internal
 from spark_log.config import canonical, definitions
+from spark_log.console.listing import row_of
 from spark_log.console.paths import url
 from spark_log.console.rendering import config
 from spark_log.console.routes import Allow, Call, Change, Done, Forbidden, NotFound, Preview, View
@@ -61,22 +62,17 @@ def _facts(call: Call) -> ConfigPreview:
             asks = asks_registry(after.config, parts_changed_by({name}))
         except SparkLogError as error:
             new, refused = redact(value or ""), redact(str(error))
-    return ConfigPreview(
-        topic.name,
-        name,
-        redact(topic.config.as_text()[name]),
-        definition.default,
-        name in topic.overrides,
-        definition.kind,
-        definition.valid,
-        definition.unit,
-        definition.doc,
-        definition.kafka_default,
-        new,
-        value,
-        resets,
-        refused,
-        asks,
+    return row_of(
+        ConfigPreview,
+        definition,
+        topic=topic.name,
+        value=redact(topic.config.as_text()[name]),
+        is_set=name in topic.overrides,
+        new=new,
+        given=value,
+        resets=resets,
+        refused=refused,
+        asks_registry=asks,
     )
 
 

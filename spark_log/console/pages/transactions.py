@@ -5,12 +5,11 @@ transactions and their records.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from spark_log.console.listing import Listing, listing
+from spark_log.console.listing import Listing, listing, row_of
 from spark_log.console.routes import Call, NotFound, View
 from spark_log.facts.transactions import (
     PendingRecords,
     TransactionDescription,
-    TransactionListing,
     describe_open_transactions,
     describe_transactions,
     is_hanging,
@@ -94,24 +93,16 @@ def _is_visible(call: Call, row: TransactionRow) -> bool:
 def _row(call: Call, described: TransactionDescription) -> TransactionRow:
     transaction = described.transaction
     pending = [part for part in described.pending if call.sees(part.topic)]
-    return TransactionRow(
-        transaction.transactional_id,
-        transaction.producer_id,
-        transaction.producer_epoch,
-        str(transaction.state.value),
-        transaction.began_ms,
-        transaction.open_ms,
-        transaction.timeout_ms,
-        _is_hanging(call, transaction),
-        transaction.batches if call.role.sees_all else sum(part.batches for part in pending),
-        sum(part.records for part in pending),
-        sum(part.bytes for part in pending),
-        pending,
+    return row_of(
+        TransactionRow,
+        transaction,
+        state=str(transaction.state.value),
+        hanging=is_hanging(transaction, call.cluster.store.settings.transaction_max_timeout_ms),
+        batches=transaction.batches if call.role.sees_all else sum(part.batches for part in pending),
+        records=sum(part.records for part in pending),
+        bytes=sum(part.bytes for part in pending),
+        pending=pending,
     )
-
-
-def _is_hanging(call: Call, transaction: TransactionListing) -> bool:
-    return is_hanging(transaction, call.cluster.store.settings.transaction_max_timeout_ms)
 
 
 def _transaction(call: Call) -> TransactionRow:
