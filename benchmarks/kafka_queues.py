@@ -7,7 +7,6 @@ the disk.
 """
 
 import multiprocessing
-import statistics
 import tempfile
 import time
 import uuid
@@ -20,6 +19,7 @@ import pyarrow as pa
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
+from benchmarks.setup import in_turns, medians
 from spark_log import Producer, ShareConsumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway.child_process import serve
@@ -61,13 +61,9 @@ def _row(cluster: str, broker: str, gateway: str, members: int, arguments: objec
         "confluent-kafka, gateway": partial(_together, _take, gateway, records, members, partial(_prepare, gateway)),
         "confluent-kafka": partial(_together, _take, broker, records, members, partial(_prepare, broker)),
     }
-    taken: dict[str, list[float]] = {who: [] for who in takes}
-    for _ in range(rounds):
-        for who, take in takes.items():
-            taken[who].append(take())
-    medians = {who: statistics.median(seconds) for who, seconds in taken.items()}
+    middle = medians(in_turns(takes, rounds, warm_up=0))
     what = f"{records:,} records of 100 bytes, taken and accepted by {members} process(es)"
-    return Row(what, {who: f"{records / seconds / 1000:,.0f} k/s" for who, seconds in medians.items()}, medians)
+    return Row(what, {who: f"{records / seconds / 1000:,.0f} k/s" for who, seconds in middle.items()}, middle)
 
 
 def _fill(address: str, records: int) -> None:

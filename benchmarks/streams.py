@@ -12,10 +12,10 @@ and the medians are compared. Nothing here is a test.
 import argparse
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from rich.console import Console
 
 from benchmarks.kafka_report import OURS, Row, parser, print_rows
+from benchmarks.setup import in_turns, medians
 from benchmarks.throughput import spark_session
 from spark_log import DELTA_SETTINGS, stream_topic
 from spark_log.cluster.cluster import Cluster
@@ -63,15 +64,11 @@ class Bench:
         self._step("making events")
         self._make_events()
         sources = {OURS: self._data_source, STREAM_TOPIC: self._stream_topic, PARQUET: self._peer}
-        seconds: dict[str, list[float]] = {who: [] for who in sources}
-        for turn in range(-2, self.arguments.rounds):  # two turns warm up
-            for who, source in sources.items():
-                seconds[who].append(self._seconds(source))
-            self._step(f"turn {turn + 1}: " + " / ".join(f"{taken[-1]:.2f} s" for taken in seconds.values()))
+        queries = {who: partial(self._seconds, source) for who, source in sources.items()}
+        seconds = medians(in_turns(queries, self.arguments.rounds, warm_up=2))
         self.spark.stop()
-        medians = {who: statistics.median(taken[2:]) for who, taken in seconds.items()}
-        shown = {who: f"{self.arguments.records / taken / 1e6:.2f} M/s" for who, taken in medians.items()}
-        row = Row(f"hourly windows by key over {self.arguments.records:,} events, AvailableNow", shown, medians)
+        shown = {who: f"{self.arguments.records / taken / 1e6:.2f} M/s" for who, taken in seconds.items()}
+        row = Row(f"hourly windows by key over {self.arguments.records:,} events, AvailableNow", shown, seconds)
         return row.with_bar(OURS, BAR, PARQUET).with_bar(STREAM_TOPIC, BAR, PARQUET)
 
     def _make_events(self) -> None:
@@ -107,6 +104,7 @@ class Bench:
         query = writer.option("checkpointLocation", str(checkpoint)).start()
         query.awaitTermination()
         taken = time.perf_counter() - begin
+        self._step(f"{source.__name__}: {taken:.2f} s")
         read = sum(progress.numInputRows for progress in query.recentProgress)
         assert read == self.arguments.records, f"{read:,} records were read"
         shutil.rmtree(checkpoint)

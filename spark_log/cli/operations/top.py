@@ -100,9 +100,8 @@ def _summary(address: str, now: "ClusterSnapshot", rate: float) -> "RenderableTy
     from rich.text import Text
 
     alive = sum(broker.alive for broker in now.brokers)
-    replicated = [partition for partition in now.partitions if partition.replicas]
-    offline = sum(partition.leader is None for partition in replicated)
-    behind = sum(partition.in_sync < partition.replicas for partition in replicated)
+    offline = sum(partition.is_offline for partition in now.partitions)
+    behind = sum(partition.is_under_replicated for partition in now.partitions)
     parts = [
         f"brokers {alive}/{len(now.brokers)}",
         f"gateways {now.gateways}",

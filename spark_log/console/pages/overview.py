@@ -60,11 +60,10 @@ class Overview:
 def overview(snapshot: ClusterSnapshot) -> Overview:
     """Return the content of the page from the state of the cluster. Pure."""
     alive = sum(broker.alive for broker in snapshot.brokers)
-    replicated = [partition for partition in snapshot.partitions if partition.replicas]
-    offline = [partition for partition in replicated if partition.leader is None]
-    behind = [partition for partition in replicated if partition.in_sync < partition.replicas]
+    offline = [partition for partition in snapshot.partitions if partition.is_offline]
+    behind = [partition for partition in snapshot.partitions if partition.is_under_replicated]
     topics = Counter(snapshot.stores.get(topic.store_id) for topic in snapshot.topics.values())
-    below = sum(partition.in_sync < partition.min_in_sync for partition in replicated)
+    below = sum(partition.in_sync < partition.min_in_sync for partition in snapshot.partitions)
     checks = (
         (
             snapshot.controller is None and snapshot.needs_coordinator,
@@ -110,10 +109,10 @@ def _lag_leaders(snapshot: ClusterSnapshot) -> tuple[GroupLag, ...]:
 
 
 def _failed(runs: Sequence[TaskRun], now_ms: int, *, with_errors: bool) -> tuple[FailedTask, ...]:
-    recent = [run for run in runs if run.start_ms > now_ms - DAY_MS]
     return tuple(
         FailedTask(run.task, run.start_ms, redact(run.error or "") if with_errors else None)
-        for run in recent[:_SHOWN_MAX]
+        for run in runs
+        if run.start_ms > now_ms - DAY_MS
     )
 
 

@@ -95,8 +95,8 @@ def topic_rows(
                 **size._asdict(),
                 lag=lag,
                 lag_s=lag_s,
-                under_replicated=sum(part.in_sync < part.replicas for part in parts),
-                offline=sum(part.leader is None and part.replicas > 0 for part in parts),
+                under_replicated=sum(part.is_under_replicated for part in parts),
+                offline=sum(part.is_offline for part in parts),
             )
         rows.append(row)
     return rows

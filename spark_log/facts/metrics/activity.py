@@ -75,8 +75,8 @@ def topic_activity(before: ClusterSnapshot, now: ClusterSnapshot) -> list[TopicA
                 sum(p.high_watermark - p.log_start_offset for p in partitions),
                 sum(p.tail_bytes for p in partitions),
                 age_s[topic_id],
-                sum(p.leader is None and p.replicas > 0 for p in partitions),
-                sum(p.in_sync < p.replicas for p in partitions),
+                sum(p.is_offline for p in partitions),
+                sum(p.is_under_replicated for p in partitions),
             )
         )
     return sorted(topics, key=lambda topic: (-topic.rate, topic.topic))

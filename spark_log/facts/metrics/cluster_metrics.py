@@ -94,24 +94,23 @@ def _broker_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
 
 def _controller_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
     partitions = snapshot.partitions
-    replicated = [p for p in partitions if p.replicas]
     server, controller = "kafka_server_replicamanager_", "kafka_controller_kafkacontroller_"
     numbers = {
         f"{controller}activecontrollercount": ("Processes that hold the lease of the controller.",
                                                int(snapshot.controller is not None)),
         f"{controller}globaltopiccount": ("Topics.", len(snapshot.topics)),
         f"{controller}globalpartitioncount": ("Partitions.", len(partitions)),
-        f"{controller}offlinepartitionscount": ("Partitions without a leader.", sum(map(_is_offline, replicated))),
+        f"{controller}offlinepartitionscount": ("Partitions without a leader.", sum(p.is_offline for p in partitions)),
         f"{server}partitioncount": ("Replicas.", sum(p.replicas for p in partitions)),
         f"{server}leadercount": ("Partitions with a leader.", sum(p.leader is not None for p in partitions)),
         f"{server}offlinereplicacount": ("Replicas on failed log dirs or dead brokers.",
                                          sum(p.offline for p in partitions)),
         f"{server}underreplicatedpartitions": ("Partitions with replicas that are not in sync.",
-                                               sum(p.in_sync < p.replicas for p in replicated)),
+                                               sum(p.is_under_replicated for p in partitions)),
         f"{server}underminisrpartitioncount": ("Partitions with fewer in-sync replicas than min.insync.replicas.",
-                                               sum(p.in_sync < p.min_in_sync for p in replicated)),
+                                               sum(p.in_sync < p.min_in_sync for p in partitions)),
         f"{server}atminisrpartitioncount": ("Partitions with as many in-sync replicas as min.insync.replicas.",
-                                            sum(p.in_sync == p.min_in_sync < p.replicas for p in replicated)),
+                                            sum(p.in_sync == p.min_in_sync < p.replicas for p in partitions)),
     }  # fmt: skip
     for name, (text, value) in numbers.items():
         yield _gauge(name, text, value)
@@ -144,7 +143,7 @@ def _partition_metrics(partitions: Sequence[PartitionFacts]) -> Iterator[Metric]
                    [-1 if p.leader is None else p.leader for p in partitions]),
         "leader_is_preferred": ("1 if the leader is the preferred one.",
                                 [p.leader is not None and p.leader == p.preferred_leader for p in partitions]),
-        "under_replicated_partition": ("1 if replicas are not in sync.", [p.in_sync < p.replicas for p in partitions]),
+        "under_replicated_partition": ("1 if replicas are not in sync.", [p.is_under_replicated for p in partitions]),
     }  # fmt: skip
     for name, (text, values) in columns.items():
         yield Gauges(prefix + name, text, _PARTITION, zip(labels, values, strict=True))
@@ -212,10 +211,6 @@ def _beyond_retention(
     starts = {(p.topic, p.partition): p.log_start_offset for p in snapshot.partitions}
     for g in groups:
         yield (g.group, g.topic, str(g.partition)), g.committed < starts[g.topic, g.partition]
-
-
-def _is_offline(partition: PartitionFacts) -> bool:
-    return partition.leader is None
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

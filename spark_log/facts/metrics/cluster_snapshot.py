@@ -51,6 +51,15 @@ class PartitionFacts:
     min_in_sync: int
     """min.insync.replicas of the topic, or the number of replicas if that is smaller."""
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether it has no leader. A partition that the store itself keeps has no replicas, and needs none."""
+        return self.leader is None and self.replicas > 0
+
+    @property
+    def is_under_replicated(self) -> bool:
+        return self.in_sync < self.replicas
+
 
 @dataclass(frozen=True)
 class GroupPartitionFacts:
