@@ -13,7 +13,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.config import ConfigDefinition, GroupConfig, group_definitions
 from spark_log.errors import GroupIdNotFoundError
 from spark_log.facts.groups import GroupDescription, describe_group
-from spark_log.facts.share_partitions import SharePartition, share_partitions, total_lag
+from spark_log.facts.share_partitions import SharePartition, share_partitions
 from spark_log.groups.consumer.rows import SHARE
 from spark_log.groups.share import rows
 from spark_log.groups.share.members import not_a_share_group
@@ -35,10 +35,6 @@ class ShareGroupDescription:
     group: GroupDescription
     partitions: tuple[SharePartition, ...]
     config: GroupConfig
-
-    @property
-    def lag(self) -> int:
-        return total_lag(self.partitions)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Reads the state of share groups in their partitions: offsets, lag, and the numbers of records by state."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -81,7 +80,3 @@ def share_partitions(connection: sa.Connection, group_id: str | None = None) -> 
             )
         )  # fmt: skip
     return partitions
-
-
-def total_lag(partitions: Iterable[SharePartition]) -> int:
-    return sum(partition.lag for partition in partitions)

@@ -40,7 +40,6 @@ LIKE_MAX = 200
 """The maximum number of characters of a pattern of LIKE."""
 
 _STORED = {"offset": pa.int64(), "partition": pa.int32(), "timestamp": TIME}
-_JSON_OF = ("key", "value")
 
 
 @dataclass(frozen=True)
