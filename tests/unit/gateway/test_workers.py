@@ -21,9 +21,9 @@ class Running:
         self.ended.set()
 
 
-def test_a_worker_that_cannot_be_started_is_started_later(monkeypatch, caplog):
+async def test_a_worker_that_cannot_be_started_is_started_later(monkeypatch, caplog):
     monkeypatch.setattr(workers, "_RESTART_S", 0.0)
-    started = []
+    started, second = [], asyncio.Event()
 
     async def create(*_arguments):
         started.append(None)
@@ -32,11 +32,7 @@ def test_a_worker_that_cannot_be_started_is_started_later(monkeypatch, caplog):
         second.set()
         return Running()
 
-    async def main():
-        async with workers.Workers([["--port", "1"]]):
-            await asyncio.wait_for(second.wait(), LIMIT_S)
-
-    second = asyncio.Event()
     monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
-    asyncio.run(main())
+    async with workers.Workers([["--port", "1"]]):
+        await asyncio.wait_for(second.wait(), LIMIT_S)
     assert len(started) == 2 and "cannot be started" in caplog.text

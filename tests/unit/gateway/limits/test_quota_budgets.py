@@ -1,7 +1,8 @@
 """The use of quotas that a gateway shares with the others."""
 
-import asyncio
 from types import SimpleNamespace
+
+import pytest
 
 from spark_log import clock
 from spark_log.cluster.quotas.rules import Bucket
@@ -11,21 +12,19 @@ from spark_log.gateway.limits.quota_budgets import QuotaBudgets
 CLIENTS = [Bucket("producer_byte_rate", (("client-id", f"invented-{number}"),), rate=1.0) for number in range(5_000)]
 
 
-def shares(monkeypatch, story):
-    """Run the story with budgets and what they share. Its clock stands still."""
-    now_s, shared = [100.0], []
-    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s[0])
+@pytest.fixture
+def gateway(monkeypatch):
+    """The budgets of a gateway, and what they share: at first, the store does not answer. The clock stands still."""
 
     async def call(_record_use, _store, use):
-        shared.append(dict(use))
-        if len(shared) == 1:
+        found.shared.append(dict(use))
+        if len(found.shared) == 1:
             raise MetadataStoreUnavailableError("no answer")
         return use
 
-    async def run():
-        await story(QuotaBudgets(SimpleNamespace(), call), shared, now_s)
-
-    asyncio.run(run())
+    found = SimpleNamespace(now_s=100.0, shared=[], budgets=QuotaBudgets(SimpleNamespace(), call))
+    monkeypatch.setattr(clock, "monotonic_s", lambda: found.now_s)
+    return found
 
 
 async def share(budgets):
@@ -35,34 +34,30 @@ async def share(budgets):
         return
 
 
-def test_invented_client_ids_become_few_rows_at_a_time(monkeypatch):
-    async def story(budgets, shared, now_s):
-        for number, bucket in enumerate(CLIENTS):
-            budgets.charge(bucket, 1.0 + number)
-        budgets.charge(CLIENTS[7], 10_000.0)
-        await share(budgets)
-        await share(budgets)
-        assert list(shared[0]) == list(shared[1]) == [CLIENTS[7], *CLIENTS[:-100:-1]], "the most use first"
-        await share(budgets)
-        assert list(shared[2]) == CLIENTS[-100:-200:-1], "then that of the others"
-        now_s[0] += 4_000.0
-        await share(budgets)
-        now_s[0] += 4_000.0
-        await share(budgets)
-        await share(budgets)
-        assert [len(use) for use in shared[3:]] == [100, 100], "use that is paid for is not shared later"
-        assert not budgets._unshared_s
-
-    shares(monkeypatch, story)
+async def test_invented_client_ids_become_few_rows_at_a_time(gateway):
+    budgets, shared = gateway.budgets, gateway.shared
+    for number, bucket in enumerate(CLIENTS):
+        budgets.charge(bucket, 1.0 + number)
+    budgets.charge(CLIENTS[7], 10_000.0)
+    await share(budgets)
+    await share(budgets)
+    assert list(shared[0]) == list(shared[1]) == [CLIENTS[7], *CLIENTS[:-100:-1]], "the most use first"
+    await share(budgets)
+    assert list(shared[2]) == CLIENTS[-100:-200:-1], "then that of the others"
+    gateway.now_s += 4_000.0
+    await share(budgets)
+    gateway.now_s += 4_000.0
+    await share(budgets)
+    await share(budgets)
+    assert [len(use) for use in shared[3:]] == [100, 100], "use that is paid for is not shared later"
+    assert not budgets._unshared_s
 
 
-def test_all_use_is_shared_in_the_end(monkeypatch):
-    async def story(budgets, shared, _now_s):
-        for bucket in CLIENTS[:1_000]:
-            budgets.charge(bucket, 2.0)
-        while budgets._unshared_s:
-            await share(budgets)
-        assert len(shared) == 11, "the first one has failed"
-        assert dict.fromkeys(CLIENTS[:1000], 2.0) == {b: s for use in shared[1:] for b, s in use.items()}
-
-    shares(monkeypatch, story)
+async def test_all_use_is_shared_in_the_end(gateway):
+    budgets, shared = gateway.budgets, gateway.shared
+    for bucket in CLIENTS[:1_000]:
+        budgets.charge(bucket, 2.0)
+    while budgets._unshared_s:
+        await share(budgets)
+    assert len(shared) == 11, "the first one has failed"
+    assert dict.fromkeys(CLIENTS[:1000], 2.0) == {b: s for use in shared[1:] for b, s in use.items()}

@@ -18,9 +18,6 @@ def time(monkeypatch):
 
 
 def test_topics_that_are_not_used_any_more_are_dropped(time, monkeypatch):
-    def by_name(_, names):
-        return {name: SimpleNamespace(name=name) for name in names}
-
     def by_uuid(_, ids):
         return {each: SimpleNamespace(name=f"name of {each}") for each in ids}
 
