@@ -8,6 +8,9 @@ A transaction is named by its *key*: its epoch.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
 from spark_log.errors import InvalidTxnStateError, ProducerFencedError, SparkLogError, TransactionAbortableError
 from spark_log.transactions import rules
 from spark_log.transactions.rules import EMPTY, ONGOING, ProducerRef, Transaction
@@ -54,10 +57,16 @@ class Producer:
     position: int = 0
 
 
-class World:
-    """The public methods are steps. `who` and `which` are taken modulo the number of producers and calls."""
+FATE = st.sampled_from([ARRIVES, ARRIVES, ARRIVES, ANSWER_IS_LOST, CALL_IS_LOST])
+WHO = st.sampled_from([-1, -1, -1, 0, 1, 2])
+"""Most calls come from the newest producer."""
+
+
+class World(RuleBasedStateMachine):
+    """The rules are steps. `who` and `which` are taken modulo the number of producers and calls."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = Stored(Transaction(7, -1, EMPTY))
         self.unforced: list[Stored] = []
         self.producers: list[Producer] = []
@@ -69,6 +78,7 @@ class World:
 
     # Steps of producers -----------------------------------------------------------------------------------------------
 
+    @rule()
     def init(self) -> None:
         before = self.now
         row = rules.initialize(before.row)
@@ -76,11 +86,13 @@ class World:
         self._abort_open(row, previous=None)
         self.producers.append(Producer(ProducerRef(7, row.epoch)))
 
+    @rule(who=WHO)
     def begin(self, who: int) -> None:
         producer = self._producer(who)
         if not producer.open and self._may_begin(producer.ref):
             vars(producer).update(vars(Producer(producer.ref, open=True)))
 
+    @rule(who=WHO, fate=FATE)
     def send(self, who: int, fate: int = ARRIVES) -> None:
         producer = self._producer(who)
         if not producer.open or producer.failed or producer.committing:
@@ -96,6 +108,12 @@ class World:
             if error is None:
                 producer.sent.add(record)
 
+    @rule(who=WHO, fate=FATE)
+    def begin_and_send(self, who: int, fate: int) -> None:
+        self.begin(who)
+        self.send(who, fate)
+
+    @rule(who=WHO, fate=FATE)
     def commit(self, who: int, fate: int = ARRIVES) -> None:
         producer = self._producer(who)
         if not producer.open or producer.failed or producer.doubt is not None:
@@ -108,6 +126,7 @@ class World:
             if error is None:
                 self._answer(producer, call.key, COMMITTED)
 
+    @rule(who=WHO, fate=FATE)
     def abort(self, who: int, fate: int = ARRIVES) -> None:
         producer = self._producer(who)
         if not producer.open:
@@ -118,6 +137,7 @@ class World:
         if fate == ARRIVES and not isinstance(error, ProducerFencedError):
             self._answer(producer, call.key, ABORTED if error is None else COMMITTED)
 
+    @rule(which=st.integers(-40, 0))
     def late(self, which: int) -> None:
         """An earlier call arrives late, or is repeated."""
         if self.calls:
@@ -125,11 +145,13 @@ class World:
 
     # Other events -----------------------------------------------------------------------------------------------------
 
+    @rule()
     def expire(self) -> None:
         """The time of the open transaction is over, and it is not aborted yet."""
         self.now = _expired(self.now)
         self.unforced = [_expired(stored) for stored in self.unforced]
 
+    @rule()
     def time_out(self) -> None:
         before = self.now
         row = rules.time_out(before.row)
@@ -138,6 +160,7 @@ class World:
         else:
             assert row is before.row, "nothing to abort"
 
+    @rule(lost=st.integers(1, 3))
     def crash(self, lost: int) -> None:
         """The store restarts without the last `lost` of the changes that it had not forced to disk."""
         if self.unforced and lost:
