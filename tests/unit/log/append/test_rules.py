@@ -150,28 +150,6 @@ def test_blob_does_not_advance_a_replica_that_lacks_a_file():
     assert after.high_watermark == 13
 
 
-def test_high_watermark_with_acks_1_is_that_of_the_slowest_isr_member():
-    state = with_replicas((1, 10, True), (2, 6, True), high_watermark=6)
-    outcome, after = decide(state, FILE, 1)
-    assert isinstance(outcome, Appended)
-    assert after.high_watermark == 6
-
-
-@pytest.mark.parametrize(
-    ("current", "replicas", "expected"),
-    [
-        (5, [(1, 9, True)], 9),
-        (5, [(1, 9, True), (2, 7, True)], 7),
-        (5, [(1, 9, True), (2, 7, False)], 9),
-        (5, [(1, 3, True)], 5),  # never decreases
-        (5, [(1, 9, False)], 5),  # an empty ISR does not change it
-        (5, [], 5),
-    ],
-)
-def test_high_watermark_is_the_lowest_leo_of_the_isr_and_never_decreases(current, replicas, expected):
-    assert advanced_high_watermark(current, [Replica(*replica) for replica in replicas]) == expected
-
-
 def sent_by(producer_id, epoch, first, batch=BLOB, count=3):
     return batch._replace(record_count=count, sequence=ProducerSequence(producer_id, epoch, first))
 
@@ -296,11 +274,6 @@ def test_commit_appends_the_batches_of_its_transaction_and_repeats_none():
     outcome, state = decide(ALONE, sent_by(9, 2, 3), "all", after, commits=True)
     assert isinstance(outcome.error, TransactionAbortableError)
     assert state is ALONE
-
-
-def test_min_insync_replicas_applies_only_to_acks_all():
-    outcome, _ = decide(ALONE._replace(min_insync_replicas=2), BLOB, 1)
-    assert outcome == Appended(10, 13)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -5,14 +5,6 @@ from spark_log.log.partitions.lineage import UNKNOWN_EPOCH, diverging_offset
 from spark_log.log.partitions.replication_rules import Truncation
 
 
-def test_position_below_every_truncation_has_not_diverged():
-    assert diverging_offset(5, 0, [Truncation(1, 5)]) is None
-
-
-def test_position_above_a_later_truncation_has_diverged_where_the_log_was_cut():
-    assert diverging_offset(10, 0, [Truncation(1, 5)]) == 5
-
-
 def test_position_of_the_epoch_that_the_truncation_began_has_not_diverged():
     assert diverging_offset(10, 1, [Truncation(1, 5)]) is None
 
