@@ -16,16 +16,13 @@ from spark_log.cluster.files import new_file
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
     InvalidRecordError,
-    InvalidTimestampError,
     InvalidTopicError,
-    MessageSizeTooLargeError,
     PolicyViolationError,
     StorageUnavailableError,
     UnknownTopicOrPartitionError,
 )
 from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.partitioner import partition_of_key
-from spark_log.log.records.schema import HEADERS
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.source_options import PendingWrite, WriteOptions
@@ -42,7 +39,7 @@ from spark_log.spark.datasource.write.write_commit import (
 from spark_log.spark.datasource.write.write_plan import TaskOutput, WritePlan
 from spark_log.transactions.transaction_rows import read_pending
 from spark_log.transactions.transaction_store import commit_transaction_hook, init_producer
-from tests.support.records import ranges_of, read_all
+from tests.support.records import read_all
 
 KIB = 1024
 
@@ -121,27 +118,6 @@ def test_null_keys_spread_evenly_also_for_small_tasks(cluster: Cluster, log: Cli
         assert numbers == sorted(numbers)
 
 
-@pytest.mark.parametrize("partition", [-1, 3, 2**31 - 1])
-def test_unknown_partition_is_refused(cluster: Cluster, partition: int) -> None:
-    make(cluster)
-    with pytest.raises(InvalidRecordError, match=f"partition: {partition} does not exist, the topic has 3 partitions"):
-        write(plan(cluster), rows(["a"], partition=pa.array([partition], pa.int32())))
-
-
-def test_column_topic_routes_rows_without_the_option(cluster: Cluster, log: ClientLog) -> None:
-    first, second, this = make(cluster, "a", 1), make(cluster, "b", 2), plan(cluster, None)
-    batch = rows(["1", "2", "3"], topic=["a", "b", "a"], partition=pa.array([0, 1, 0], pa.int32()))
-    commit(cluster, this, write(this, batch))
-    assert (by_partition(log, first), by_partition(log, second)) == ({0: ["1", "3"]}, {1: ["2"]})
-
-
-def test_topic_option_overrides_the_column(cluster: Cluster, log: ClientLog) -> None:
-    make(cluster, "a", 1)
-    chosen, this = make(cluster, "t", 1), plan(cluster, "t")
-    commit(cluster, this, write(this, rows(["1", "2"], topic=["a", None])))
-    assert by_partition(log, chosen) == {0: ["1", "2"]}
-
-
 @pytest.mark.parametrize(
     ("topic", "error", "message"),
     [
@@ -197,62 +173,6 @@ def test_segments_are_limited_by_segment_bytes(cluster: Cluster, log: ClientLog)
     assert by_partition(log, topic) == {0: values}
 
 
-def test_all_fields_of_a_record_are_kept(cluster: Cluster, log: ClientLog) -> None:
-    topic, this = make(cluster, partitions=1), plan(cluster)
-    headers = pa.array([[("a", b"1"), ("a", None)], None, []], HEADERS)
-    instant = 1_700_000_000_123_456
-    batch = rows(
-        ["v", None, b"\xff\x00"],
-        key=pa.array(["ключ", "", None]),
-        headers=headers,
-        timestamp=pa.array([instant, None, 0], pa.timestamp("us", "UTC")),
-        other=[1, 2, 3],
-    )
-    commit(cluster, this, write(this, batch))
-    [found] = [batch.to_pylist() for batch in log.read(ranges_of(log, topic))]
-    assert [row["key"] for row in found] == ["ключ".encode(), b"", None]
-    assert [row["value"] for row in found] == [b"v", None, b"\xff\x00"]
-    assert [row["headers"] for row in found] == [
-        [{"key": "a", "value": b"1"}, {"key": "a", "value": None}],
-        None,
-        None,
-    ]
-    milliseconds = [round(row["timestamp"].timestamp() * 1000) for row in found]
-    assert (milliseconds[0], milliseconds[2]) == (instant // 1000, 0)
-    assert this.now_ms <= milliseconds[1] < this.now_ms + 3_600_000
-
-
-@pytest.mark.parametrize(
-    ("columns", "error", "message"),
-    [
-        ({"value": [b"x" * 2_000]}, MessageSizeTooLargeError, "max.message.bytes is 1000"),
-        ({"value": [b"x"], "headers": pa.array([[(None, b"")]], HEADERS)}, InvalidRecordError, "headers: null key"),
-        (
-            {"value": [b"x"], "timestamp": pa.array([-1_000], pa.timestamp("us", "UTC"))},
-            InvalidTimestampError,
-            "outside",
-        ),
-        (
-            {"value": [b"x"], "timestamp": pa.array([253_402_300_799_000_000], pa.timestamp("us", "UTC"))},
-            InvalidTimestampError,
-            "message.timestamp.after.max.ms",
-        ),
-    ],
-)
-def test_record_against_the_topic_config_is_refused(
-    cluster: Cluster, columns: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    make(cluster, max_message_bytes="1000")
-    with pytest.raises(error, match=message):
-        write(plan(cluster), pa.record_batch(columns))
-
-
-def test_compacted_topic_refuses_null_keys(cluster: Cluster) -> None:
-    make(cluster, cleanup_policy="compact")
-    with pytest.raises(InvalidRecordError, match="key: null in row 0"):
-        write(plan(cluster), rows(["a"]))
-
-
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
 def test_timestamp_of_a_row_is_its_encoding_time(
     cluster: Cluster, log: ClientLog, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -279,14 +199,6 @@ def test_timestamp_of_a_row_is_its_encoding_time(
 
     assert stamped_after_ms(here) == [60, 61]
     assert stamped_after_ms(elsewhere) == [0, 1]
-
-
-def test_no_rows_make_no_batches(cluster: Cluster, log: ClientLog) -> None:
-    topic, this = make(cluster), plan(cluster)
-    output = write(this, rows([]))
-    assert (output.batches, output.blobs, output.record_count) == ([], {}, 0)
-    commit(cluster, this, output)
-    assert by_partition(log, topic) == {} and files(cluster) == []
 
 
 def test_fingerprint_is_independent_of_input_batches(cluster: Cluster) -> None:
