@@ -40,39 +40,19 @@ def test_no_loss_is_reported(start: Offsets, end: Offsets, available: Available,
     assert (resolved.ranges, resolved.losses) == (ranges, ())
 
 
+def unread(start: int, end: int) -> str:
+    return f"Could not read records in offset [{start}, {end}) for topic partition t-0"
+
+
 @pytest.mark.parametrize(
     ("start", "end", "available", "ranges", "loss"),
     [
-        (
-            {T: 2},
-            {T: 8},
-            {T: at(5, 9)},
-            {T: at(5, 8)},
-            "Could not read records in offset [2, 5) for topic partition t-0",
-        ),
-        (
-            {T: 2},
-            {T: 4},
-            {T: at(5, 9)},
-            {T: at(5, 5)},
-            "Could not read records in offset [2, 4) for topic partition t-0",
-        ),
-        (
-            {T: 2},
-            {T: 8},
-            {T: at(0, 6)},
-            {T: at(2, 6)},
-            "Could not read records in offset [6, 8) for topic partition t-0",
-        ),
-        (
-            {T: 7},
-            {T: 8},
-            {T: at(0, 6)},
-            {T: at(6, 6)},
-            "Could not read records in offset [7, 8) for topic partition t-0",
-        ),
+        ({T: 2}, {T: 8}, {T: at(5, 9)}, {T: at(5, 8)}, unread(2, 5)),
+        ({T: 2}, {T: 4}, {T: at(5, 9)}, {T: at(5, 5)}, unread(2, 4)),
+        ({T: 2}, {T: 8}, {T: at(0, 6)}, {T: at(2, 6)}, unread(6, 8)),
+        ({T: 7}, {T: 8}, {T: at(0, 6)}, {T: at(6, 6)}, unread(7, 8)),
         ({T: 7}, {T: 3}, {T: at(0, 3)}, {T: at(3, 3)}, "Partition t-0 offset was changed from 7 to 3."),
-        ({T: 2}, {T: 8}, {}, {}, "Could not read records in offset [2, 8) for topic partition t-0"),
+        ({T: 2}, {T: 8}, {}, {}, unread(2, 8)),
         ({T: 2, U: 1}, {T: 8}, {T: at(0, 9)}, {T: at(2, 8)}, "Partitions Set(t-1) have been deleted."),
         ({}, {U: 8}, {U: at(5, 9)}, {U: at(5, 8)}, "Added partition t-1 starts from 5 instead of 0."),
         ({}, {U: 8}, {}, {}, "Cannot find initial offsets for partitions Set(t-1). They may have been deleted."),
@@ -120,7 +100,7 @@ CUT = {T: [Truncation(3, 5)]}
         ),
         ((8, 2), (8, 3), (5, 8), "Partition t-0 offset was changed from 8 to 5"),  # as long as before
         ((8, 2), (6, 3), (5, 6), "Partition t-0 offset was changed from 8 to 5"),
-        ((2, 2), (8, 2), (2, 5), "Could not read records in offset [5, 8) for topic partition t-0"),
+        ((2, 2), (8, 2), (2, 5), unread(5, 8)),
         ((6, 2), (8, 2), (5, 5), "Partition t-0 offset was changed from 6 to 5"),
     ],
 )
