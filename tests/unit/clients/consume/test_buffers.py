@@ -24,6 +24,16 @@ def stream(sizes, first=0, source=None):
     return Stream(first, first + sum(sizes), EPOCH, source or batches_of(sizes, first))
 
 
+def unreadable_stream():
+    """Three records can be read, and the next three cannot."""
+
+    def source():
+        yield from batches_of([3])
+        raise OSError("unreadable")
+
+    return stream([3, 3], source=source())
+
+
 def partition(number):
     return TopicPartition("t", number)
 
@@ -117,12 +127,8 @@ def test_stream_that_ends_with_a_gap_is_returned_by_settle():
 
 
 def test_read_error_is_raised_after_earlier_records_and_drops_the_stream():
-    def broken():
-        yield from batches_of([3])
-        raise OSError("unreadable")
-
     buffers = Buffers(PLENTY)
-    buffers.add(partition(0), stream([3, 3], source=broken()))
+    buffers.add(partition(0), unreadable_stream())
     buffers.add(partition(1), stream([4]))
     [(_, batch, _)] = buffers.take([partition(0), partition(1)], None)
     assert batch.num_rows == 3
@@ -135,12 +141,8 @@ def test_read_error_is_raised_after_earlier_records_and_drops_the_stream():
 
 @pytest.mark.parametrize("positions", [{}, {0: 1}])
 def test_a_read_error_of_a_partition_that_was_revoked_or_moved_is_not_raised(positions):
-    def broken():
-        yield from batches_of([3])
-        raise OSError("unreadable")
-
     buffers = Buffers(PLENTY)
-    buffers.add(partition(0), stream([3, 3], source=broken()))
+    buffers.add(partition(0), unreadable_stream())
     buffers.add(partition(1), stream([4]))
     assert len(buffers.take([partition(0)], None)) == 1
     buffers.settle({partition(number): position for number, position in positions.items()})
@@ -149,12 +151,8 @@ def test_a_read_error_of_a_partition_that_was_revoked_or_moved_is_not_raised(pos
 
 
 def test_a_read_error_of_a_dropped_partition_is_not_raised_at_the_same_position_of_another_topic_of_its_name():
-    def broken():
-        yield from batches_of([3])
-        raise OSError("unreadable")
-
     buffers = Buffers(PLENTY)
-    buffers.add(partition(0), stream([3, 3], source=broken()))
+    buffers.add(partition(0), unreadable_stream())
     assert len(buffers.take([partition(0)], None)) == 1
     buffers.drop(partition(0))
     buffers.settle({partition(0): 3})

@@ -30,6 +30,29 @@ LARGEST_RECORD = 2_000_000
 """max.message.bytes of the topic."""
 
 
+async def call(function, *arguments):
+    return function(*arguments)
+
+
+def begin_request(responses):
+    """The fetch of this test takes the memory of its response from this budget."""
+    memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), responses, 10**9, lambda: None, "me")
+    request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
+
+
+def fetch_of_one(version, *, partition, bytes_max, max_wait_ms, **topic):
+    """A request for the records of one partition from offset 0, of a topic by name or id."""
+    of_partition = FetchRequest.FetchTopic.FetchPartition(
+        partition=partition, fetch_offset=0, partition_max_bytes=bytes_max
+    )
+    request = FetchRequest(
+        max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=bytes_max, session_id=0, session_epoch=-1,
+        topics=[FetchRequest.FetchTopic(partitions=[of_partition], **topic)],
+    )  # fmt: skip
+    request.API_VERSION = version
+    return request
+
+
 @pytest.mark.parametrize(
     ("limits", "response_bytes_max", "expected"),
     [
@@ -84,24 +107,13 @@ async def test_records_that_are_larger_than_expected_wait_for_memory_without_bei
             answer.records = bytes(5_000_000)
         return 0
 
-    async def call(function, *arguments):
-        return function(*arguments)
-
     monkeypatch.setattr(fetch_requests, "_positions", positions)
     monkeypatch.setattr(fetch_requests, "_read", read)
     responses = MemoryBudget(8_000_000)
     other = responses.hold(lambda: None, "other")
     await other.more(3_000_000)
-    memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), responses, 10**9, lambda: None, "me")
-    request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
-    request = FetchRequest(
-        max_wait_ms=0, min_bytes=1, max_bytes=1_000_000, session_id=0, session_epoch=-1, topics=[
-            FetchRequest.FetchTopic(topic="t", partitions=[
-                FetchRequest.FetchTopic.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000_000)
-            ])
-        ],
-    )  # fmt: skip
-    request.API_VERSION = 4
+    begin_request(responses)
+    request = fetch_of_one(4, topic="t", partition=0, bytes_max=1_000_000, max_wait_ms=0)
     services = SimpleNamespace(call=call, compute=call)
     task = asyncio.create_task(fetch(services, request, None))
     await asyncio.sleep(0.05)
@@ -126,16 +138,12 @@ async def test_records_that_are_too_few_are_read_again_only_after_a_change_of_th
         answer.records = bytes(100 * answer.high_watermark)
         return left
 
-    async def call(function, *arguments):
-        return function(*arguments)
-
     async def wait(_fetch, _seen, _timeout_s):
         pass
 
     monkeypatch.setattr(fetch_requests, "_positions", positions)
     monkeypatch.setattr(fetch_requests, "_read", read)
-    memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), MemoryBudget(10**7), 10**9, lambda: None, "me")
-    request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
+    begin_request(MemoryBudget(10**7))
     request = FetchRequest(max_wait_ms=60_000, min_bytes=900, max_bytes=1_000_000, topics=[])
     services = SimpleNamespace(call=call, compute=call, fetch_watches=SimpleNamespace(wait=wait))
     response = await asyncio.wait_for(fetch(services, request, None), LIMIT_S)
@@ -153,23 +161,12 @@ async def test_a_fetch_by_topic_id_is_answered_without_records_while_the_store_i
         looked_up.append(set(topic_ids))
         raise MetadataStoreUnavailableError("away")
 
-    async def call(function, *arguments):
-        return function(*arguments)
-
     async def wait(_fetch, _seen, _timeout_s):
         nonlocal now_s
         now_s += 0.03  # a change before max_wait_ms is over
 
-    memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), MemoryBudget(1_000), 10**9, lambda: None, "me")
-    request_context.set(RequestContext(Lane.FETCH, "me", None, memory, None))
-    request = FetchRequest(
-        max_wait_ms=50, min_bytes=1, max_bytes=1_000, session_id=0, session_epoch=-1, topics=[
-            FetchRequest.FetchTopic(topic_id=topic_id, partitions=[
-                FetchRequest.FetchTopic.FetchPartition(partition=7, fetch_offset=0, partition_max_bytes=1_000)
-            ])
-        ],
-    )  # fmt: skip
-    request.API_VERSION = 13
+    begin_request(MemoryBudget(1_000))
+    request = fetch_of_one(13, topic_id=topic_id, partition=7, bytes_max=1_000, max_wait_ms=50)
     services = SimpleNamespace(
         call=call, compute=call, topics=SimpleNamespace(names=names),
         changes=SimpleNamespace(current=lambda: 0), fetch_watches=SimpleNamespace(wait=wait),
