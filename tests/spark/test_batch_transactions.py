@@ -17,13 +17,13 @@ from spark_log.groups.committed_offsets import committed_offsets, read_commits
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
-from spark_log.spark.datasource.source import SparkLogDataSource
 from spark_log.spark.streams import batch_transaction
 from spark_log.spark.streams.micro_batch import BatchLocation, _ConnectCheckpoint, checkpoint_of_batch
 from spark_log.spark.streams.transacted_batch import BatchTransaction
 from spark_log.transactions import transaction_store
 from spark_log.transactions.rules import ProducerRef
 from spark_log.transactions.transaction_store import init_producer
+from tests.spark.queries import register_as
 from tests.support.spark import uncommit
 from tests.support.topics import append, fails, make, read_stream, stored
 
@@ -244,14 +244,6 @@ def test_a_batch_in_progress_is_not_written_again_to_changed_outputs(
 # --- the sink -------------------------------------------------------------------------------------------------------
 
 
-class DoomedSource(SparkLogDataSource):
-    """The source under another name, registered with its own environment."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "spark_log_doomed_in_a_group"
-
-
 def sink(frame: DataFrame, cluster: Cluster, name: str = "spark_log", **options: str) -> None:
     """Writes each record to a and to b, by the column topic."""
     rows = frame.select("value", F.explode(F.array(F.lit("a"), F.lit("b"))).alias("topic"))
@@ -270,9 +262,9 @@ def test_the_sink_commits_offsets_with_its_rows(
 ) -> None:
     """Its commit runs in a Python worker, which is killed after the commit."""
     monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", "append.committed")
-    spark.dataSource.register(DoomedSource)
+    doomed = register_as(spark, "spark_log_doomed_in_a_group")
     with fails("worker"):
-        sink(numbers(spark, cluster), cluster, DoomedSource.name(), checkpointLocation=str(checkpoint))
+        sink(numbers(spark, cluster), cluster, doomed, checkpointLocation=str(checkpoint))
     assert read_state(cluster) == (2, 2, 2)
     with watched(cluster) as seen:
         sink(numbers(spark, cluster), cluster, checkpointLocation=checkpoint.as_uri())

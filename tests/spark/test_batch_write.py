@@ -14,21 +14,12 @@ from spark_log.metadata import tables
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.spark.datasource.write import address_handoff
+from tests.spark.queries import left_behind
 from tests.support.data_source import write_frame
 from tests.support.records import NOON_MS
 from tests.support.topics import all_stored, append, fails, make, read, stored, write
 
 TOPIC_NEEDED = "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
-
-
-def left_behind(cluster: Cluster, tmp_path: Path) -> tuple[int, int]:
-    """Files that no segment names, and write ids of Spark's writes that were not released."""
-    rows = cluster.store.read(lambda c: c.execute(tables.segment.select()).mappings().all())
-    named = {row["name"] for row in rows}
-    found = [path for path in tmp_path.rglob("*") if "_segments" in path.parts and path.is_file()]
-    query = tables.write_id.select().where(tables.write_id.c.holder.startswith("spark"))
-    write_ids = cluster.store.read(lambda c: c.execute(query).all())
-    return len([path for path in found if path.name not in named]), len(write_ids)
 
 
 # --- columns and their types ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata.store import Store
 from spark_log.tables.publication import delta_tables
+from tests.spark.queries import in_parquet
 from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, make, read_stream, write
 
@@ -92,9 +93,7 @@ def test_a_stream_of_a_table_goes_on_23_hours_later(
 def _streamed(spark: SparkSession, location: str, folder: Path) -> list[str]:
     """The values that a stream of the table, which goes on where it was, has read so far."""
     rows = spark.readStream.format("delta").load(location).selectExpr("string(value) AS value")
-    writer = rows.writeStream.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
-    writer.start(str(folder / "copy"), format="parquet").awaitTermination()
-    return sorted(row.value for row in spark.read.parquet(str(folder / "copy")).collect())
+    return sorted(row.value for row in in_parquet(rows, folder / "stream").collect())
 
 
 def _values(cluster: Cluster, topic: object) -> list[str]:

@@ -9,6 +9,7 @@ from spark_log.maintenance.erase.spark_workers import SparkWorkers, on_spark
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.read.read_topic import read_topic
 from spark_log.tables.publication import delta_tables
+from tests.spark.queries import running
 from tests.support.records import append_keyed, rows_of
 from tests.support.resources import files_with
 from tests.support.table_checks import assert_delta_is_the_log
@@ -39,8 +40,7 @@ def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_continue(sp
     start(delta, "delta").trigger(availableNow=True).start().awaitTermination()
     fill(values[3:6])  # the Delta stream reads them after their files have been replaced
     before = rows_of(log, topic)
-    query = start(ours, "ours").start()
-    try:
+    with running(start(ours, "ours").start()) as query:
         query.processAllAvailable()
         erased = erase(cluster, "t", [GONE, *(b"other %d" % n for n in range(1000))], workers=on_spark(spark))
         assert (erased.keys, erased.records, erased.partitions, erased.before.files) == (1001, 6, 3, 6)
@@ -50,8 +50,6 @@ def test_segments_of_many_partitions_are_erased_in_tasks_and_streams_continue(sp
         assert sorted((p, o, bytes(k), bytes(v)) for p, o, k, v in native) == left
         fill(values[6:])
         query.processAllAvailable()
-    finally:
-        query.stop()
     start(delta, "delta").trigger(availableNow=True).start().awaitTermination()
     for sink in ("ours", "delta"):
         rows = spark.read.parquet(str(tmp_path / sink)).collect()

@@ -9,6 +9,7 @@ import pytest
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.jobs.maintenance import MaintenanceArguments, do_tasks
 from spark_log.tables.publication import delta_tables
+from tests.spark.queries import in_parquet
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append, dense_rows, make
 
@@ -58,15 +59,8 @@ def test_streams_that_lag_see_each_record_once(spark, cluster, log, tmp_path):
     (location,) = delta_tables(cluster, topic).values()
 
     def go_on(name, source):
-        query = (
-            source.selectExpr("CAST(value AS STRING) AS value")
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
-            .trigger(availableNow=True)
-            .start(str(tmp_path / name))
-        )
-        assert query.awaitTermination(120)
-        return sorted(row.value for row in spark.read.parquet(str(tmp_path / name)).collect())
+        rows = in_parquet(source.selectExpr("CAST(value AS STRING) AS value"), tmp_path / name)
+        return sorted(row.value for row in rows.collect())
 
     def both():
         delta = spark.readStream.format("delta").option("maxFilesPerTrigger", 7).load(location)

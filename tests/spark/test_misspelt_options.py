@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_log.cluster.cluster import Cluster
-from spark_log.spark.datasource.source import SparkLogDataSource
+from tests.spark.queries import register_as
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 
@@ -19,16 +19,6 @@ SUGGESTIONS = {
     "maxrecordperpartition": "maxRecordsPerPartition",
     "kafka.group_id": "kafka.group.id",
 }
-
-
-class SourceWithProcesses(SparkLogDataSource):
-    """The source under another name, registered with an environment of its own, so that Spark starts Python processes
-    for it and reuses none.
-    """
-
-    @classmethod
-    def name(cls) -> str:
-        return "spark_log_with_processes"
 
 
 @contextmanager
@@ -49,8 +39,7 @@ def test_each_misspelt_option_is_reported_once(
 ) -> None:
     make(cluster, "t"), make(cluster, "copy")
     monkeypatch.setitem(spark.sparkContext.environment, "SPARK_PROCESSES", "for the misspelt options")
-    spark.dataSource.register(SourceWithProcesses)
-    name = SourceWithProcesses.name()
+    name = register_as(spark, "spark_log_with_processes")  # Spark starts Python processes for it and reuses none
     base = {"cluster": str(cluster.store.address), "path": "ignored", "queryName": "ignored"}
     with errors_of_the_driver(spark) as errors:
         rows = spark.range(9).selectExpr("cast(id as string) value")

@@ -16,6 +16,7 @@ from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.streams import SparkLogListener, observing_queries, query_listener
+from tests.spark.queries import running
 from tests.support.alerts import firing, samples
 from tests.support.postgres import PostgresServer
 from tests.support.records import table
@@ -43,8 +44,7 @@ def test_it_reports_what_spark_reports_and_the_lag(spark, cluster, log, tmp_path
     topic = create_topic(cluster, "t", 2)
     log.append(topic, [Records(0, table("a", "a", "b")), Records(1, table("c"))])
     with observing_queries(spark, cluster, metrics_port=0, record_interval_s=0.05) as listener:
-        query = counts(spark, cluster, tmp_path)
-        try:
+        with running(counts(spark, cluster, tmp_path)) as query:
             query.processAllAvailable()
             log.append(topic, [Records(0, table("a", "d"))])
             query.processAllAvailable()
@@ -61,8 +61,6 @@ def test_it_reports_what_spark_reports_and_the_lag(spark, cluster, log, tmp_path
             assert found["spark_log_query_lag_records"] == 0 and found["spark_log_query_active"] == 1
             assert found["spark_log_query_input_rows_total"] == 6 and found["spark_log_query_state_rows"] == 4
             wait_until(lambda: [q for q in read_queries(cluster, from_ms=0) if q.lag == 0 and q.state == "running"])
-        finally:
-            query.stop()
         log.append(topic, [Records(1, table("e"))])
         wait_until(lambda: listener.queries()[0].state == "terminated" and listener.queries()[0].lag == 1)
         assert listener.queries()[0].lags == {TopicPartition("t", 0): 0, TopicPartition("t", 1): 1}
@@ -116,8 +114,7 @@ def test_a_query_that_does_not_read_its_records_is_stalled(spark, cluster, log, 
         source = spark.readStream.format("spark_log").options(cluster=str(cluster.store.address), subscribe="t")
         records = source.option("startingOffsets", "earliest").load()
         writer = records.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.trigger(processingTime="1 hour").start()
-        try:
+        with running(writer.trigger(processingTime="1 hour").start()):
             wait_until(lambda: of_queries(listener.port).get("spark_log_query_lag_records") == 0)
             found = scraped(listener.port)
             assert firing(found, found, 1) == {_NO_COORDINATOR}
@@ -125,8 +122,6 @@ def test_a_query_that_does_not_read_its_records_is_stalled(spark, cluster, log, 
             wait_until(lambda: of_queries(listener.port)["spark_log_query_lag_records"] == 1)
             found = scraped(listener.port)
             assert firing(found, found, 1) == {"SparkLogQueryStalled", _NO_COORDINATOR}
-        finally:
-            query.stop()
 
 
 @pytest.mark.slow
@@ -140,8 +135,7 @@ def test_a_query_goes_on_while_the_store_of_its_reports_is_down(spark, cluster, 
             observing_queries(spark, reports, record_interval_s=0.05) as listener,
         ):
             reports.store.read_timeout_ms = 1_000 * int(LIMIT_S)  # the listener has shorter ones of its own
-            query = counts(spark, cluster, tmp_path)
-            try:
+            with running(counts(spark, cluster, tmp_path)) as query:
                 log.append(topic, [Records(0, table("a"))])
                 query.processAllAvailable()
                 wait_until(lambda: read_queries(reports, from_ms=0))
@@ -151,8 +145,6 @@ def test_a_query_goes_on_while_the_store_of_its_reports_is_down(spark, cluster, 
                     query.processAllAvailable()
                 wait_until(lambda: listener.queries()[0].total_rows == 7)
                 assert query.isActive and query.exception() is None
-            finally:
-                query.stop()
     finally:
         server.kill()
         server.remove()

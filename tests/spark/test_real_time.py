@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from spark_log import Producer
 from spark_log.cluster.cluster import Cluster
 from spark_log.gateway import serve
+from tests.spark.queries import running
 from tests.support.topics import all_stored, make
 
 BATCH = "10 minutes"
@@ -26,8 +27,9 @@ def test_records_arrive_while_the_batch_runs(spark: SparkSession, cluster: Clust
         orders = spark.readStream.format("kafka").options(**kafka).options(subscribe="in", startingOffsets="earliest")
         rows = orders.load().selectExpr("key", "upper(string(value)) AS value")
         writer = rows.writeStream.format("kafka").options(**kafka).option("topic", "out").outputMode("update")
-        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(realTime=BATCH).start()
-        try:
+        with running(
+            writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(realTime=BATCH).start()
+        ) as query:
             for text in ("a", "b", "c"):
                 producer.send("in", text.encode()).get()
                 until = time.monotonic() + PATIENCE_S
@@ -35,6 +37,4 @@ def test_records_arrive_while_the_batch_runs(spark: SparkSession, cluster: Clust
                     assert query.isActive and time.monotonic() < until, query.exception()
                     time.sleep(0.05)
             assert query.lastProgress is None, "the first batch has not ended"
-        finally:
-            query.stop()
     assert all_stored(cluster, "out") == ["A", "B", "C"]

@@ -21,6 +21,7 @@ from spark_log.spark.datasource.write import write_commit
 from spark_log.spark.streams import batch_transaction, transacted_batch
 from spark_log.spark.streams.topic_stream import stream_topic
 from spark_log.transactions import transaction_parts
+from tests.spark.queries import in_parquet
 from tests.support.replicas import truncate
 from tests.support.spark import uncommit
 from tests.support.topics import fails, fill, read, read_stream, stored, values
@@ -54,12 +55,6 @@ def test_batch_reads_topics_of_both_stores(spark, stores):
     assert sorted(bytes(row.value).decode() for row in read_topic(spark, stores, "far").collect()) == expected
 
 
-def streamed(spark, frame, folder):
-    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
-    writer.option("path", str(folder / "out")).trigger(availableNow=True).start().awaitTermination()
-    return spark.read.schema(frame.schema).parquet(str(folder / "out"))
-
-
 @pytest.mark.delta
 def test_a_topic_of_a_data_store_is_streamed_with_its_history(spark, stores, tmp_path):
     log, history = ClientLog(stores), str(tmp_path / "history")
@@ -67,12 +62,12 @@ def test_a_topic_of_a_data_store_is_streamed_with_its_history(spark, stores, tmp
     fill(log, "far", [1, 1], first=5)
     frame = stream_topic(spark, stores, "far", history=history)
     assert (tmp_path / "history/_delta_log" / f"{0:020d}.json").read_text().count('{"add"') == 2
-    assert values(streamed(spark, frame, tmp_path)) == stored(stores, "far")
+    assert values(in_parquet(frame, tmp_path)) == stored(stores, "far")
     add_partitions(stores, "far", 3)
     fill(log, "far", [1, 0, 2], first=6)
     log.close()
     again = stream_topic(spark, stores.store.address.with_password, "far", history=history)
-    assert values(streamed(spark, again, tmp_path)) == stored(stores, "far")
+    assert values(in_parquet(again, tmp_path)) == stored(stores, "far")
     truncate(stores, "far", 0)
     with pytest.raises(DataLossError, match="begin again with a new checkpoint and history"):
         stream_topic(spark, stores, "far", history=history)
@@ -90,7 +85,7 @@ def test_typed_columns_that_files_of_a_topic_of_a_data_store_lack_are_refused(sp
         stream_topic(spark, stores, "far", history=history, record=True)
     for _ in run_tasks(stores, ["columns"], topics=["far"]):
         pass
-    rows = streamed(spark, stream_topic(spark, stores, "far", history=history, record=True), tmp_path)
+    rows = in_parquet(stream_topic(spark, stores, "far", history=history, record=True), tmp_path)
     assert rows.filter("record_error IS NOT NULL").count() == 8
 
 

@@ -18,6 +18,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
+from tests.spark.queries import running
 from tests.support.data_source import StreamQuery
 from tests.support.records import NOON_MS
 from tests.support.spark import uncommit
@@ -94,8 +95,7 @@ def test_a_stream_starts_at_latest_and_reads_new_partitions_from_their_earliest(
     spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribe="t"), checkpoint)
-    query = run.start()
-    try:
+    with running(run.start()) as query:
         query.processAllAvailable()
         assert run.all == {}
         fill(log, "t", [2, 1], first=10)
@@ -105,8 +105,6 @@ def test_a_stream_starts_at_latest_and_reads_new_partitions_from_their_earliest(
         append(log, "t", "new", partition=2)
         query.processAllAvailable()
         assert run.all == {0: numbers(0, 10, 12), 1: numbers(1, 10, 11), 2: ["new"]}
-    finally:
-        query.stop()
 
 
 STARTS: list[tuple[dict[str, Any], dict[int, tuple[int, int]]]] = [
@@ -175,15 +173,12 @@ def test_an_empty_pattern_waits_for_its_topics(
     spark: SparkSession, cluster: Cluster, log: ClientLog, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribePattern="^news"), checkpoint)
-    query = run.start()
-    try:
+    with running(run.start()) as query:
         query.processAllAvailable()
         make(cluster, "news.eu")
         append(log, "news.eu", "first of a new topic")  # from its earliest offset, although the query starts at latest
         query.processAllAvailable()
         assert run.all == {0: ["first of a new topic"]}
-    finally:
-        query.stop()
 
 
 # --- limits and triggers --------------------------------------------------------------------------------------------
@@ -232,8 +227,7 @@ def test_a_minimum_of_offsets_waits_until_its_maximum_delay(
 ) -> None:
     options = {"subscribe": "t", "startingOffsets": "earliest", "minOffsetsPerTrigger": 5, "maxTriggerDelay": "10m"}
     run = Run(read_stream(spark, cluster, **options), checkpoint)
-    query = run.start()
-    try:
+    with running(run.start()) as query:
         query.processAllAvailable()
         assert run.all == {0: numbers(0, 3), 1: ["1/0"]}  # the first batch always fires
         fill(log, "t", [2, 2], first=10)
@@ -242,20 +236,15 @@ def test_a_minimum_of_offsets_waits_until_its_maximum_delay(
         fill(log, "t", [1, 0], first=12)
         query.processAllAvailable()
         assert run.batches[1:] == [(1, {0: numbers(0, 10, 13), 1: numbers(1, 10, 12)})]
-    finally:
-        query.stop()
     options["maxTriggerDelay"] = "1s"
     run = Run(read_stream(spark, cluster, **options), checkpoint)
-    query = run.start()
-    try:
+    with running(run.start()) as query:
         query.processAllAvailable()
         fill(log, "t", [1, 0], first=20)
         deadline = time.monotonic() + 60
         while not run.all and time.monotonic() < deadline:
             query.processAllAvailable()
         assert run.all == {0: ["0/20"]}
-    finally:
-        query.stop()
 
 
 # --- loss -----------------------------------------------------------------------------------------------------------
@@ -308,14 +297,11 @@ def test_a_topic_deleted_between_two_batches(
     spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint)
-    query = run.start()
-    try:
+    with running(run.start()) as query:
         query.processAllAvailable()
         delete_topic(cluster, "t")
         with fails("Partitions Set(t-0, t-1) have been deleted"):
             query.awaitTermination()
-    finally:
-        query.stop()
     assert run.all == {0: numbers(0, 3), 1: ["1/0"]}
 
 
@@ -331,23 +317,19 @@ def test_a_group_gets_the_end_offsets(
     assert committed_offsets(cluster.store, "g") == {TopicPartition("t", 0): 3, TopicPartition("t", 1): 1}
     fill(log, "t", [1, 0], first=3)
     assert [row.lag for row in group_lag(cluster, "g")] == [1, 0], "its lag shows like any other group's"
-    query = Run(frame, checkpoint).start()
-    try:
+    with running(Run(frame, checkpoint).start()) as query:
         query.processAllAvailable()
         deadline = time.monotonic() + 60
         while committed_offsets(cluster.store, "g")[TopicPartition("t", 0)] != 4:
             assert time.monotonic() < deadline
             query.processAllAvailable()
-    finally:
-        query.stop()
 
 
 def test_progress_shows_offsets_as_kafkas_source_does(
     spark: SparkSession, cluster: Cluster, log: ClientLog, t: None, checkpoint: Path
 ) -> None:
     run = Run(read_stream(spark, cluster, subscribe="t", startingOffsets="earliest"), checkpoint)
-    query = run.start()
-    try:
+    with running(run.start()) as query:
         query.processAllAvailable()
         progress = [found for found in query.recentProgress if found["numInputRows"]]
         [source] = progress[0]["sources"]
@@ -356,5 +338,3 @@ def test_progress_shows_offsets_as_kafkas_source_does(
             assert shown["t"] == expected
             assert all(key == "t" or key.startswith("@") for key in shown)
         assert str(cluster.store.address) not in json.dumps(progress[0], default=str)
-    finally:
-        query.stop()

@@ -11,6 +11,7 @@ from spark_log.errors import InvalidOptionError
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams.joins import Bounds, Kind, Side, join_static, join_streams
 from spark_log.spark.streams.windows import Tumbling, late_records, windowed
+from tests.spark.queries import running
 from tests.support.records import NOON_MS
 from tests.support.spark import assert_same_rows
 from tests.support.topics import append, make, read, read_stream
@@ -85,8 +86,8 @@ def test_outer_rows_are_emitted_when_the_watermark_passes(
         found.clear()
         return rows
 
-    query = joined.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "c")).start()
-    try:
+    writer = joined.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "c"))
+    with running(writer.start()) as query:
         send(log, "orders", "o1", "tea", 0)
         send(log, "orders", "o2", "jug", 0)
         send(log, "payments", "o1", "p", 5)
@@ -102,8 +103,6 @@ def test_outer_rows_are_emitted_when_the_watermark_passes(
         send(log, "payments", "o1", "late", 5)
         assert come() == [], "the order's state has gone"
         assert late_records(query) > 0
-    finally:
-        query.stop()
 
 
 @pytest.mark.slow

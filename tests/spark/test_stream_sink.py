@@ -19,8 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.metadata import tables
-from spark_log.spark.datasource.source import SparkLogDataSource
+from tests.spark.queries import left_behind, register_as
 from tests.support.python_process import REPOSITORY
 from tests.support.spark import uncommit
 from tests.support.topics import append, fails, make, read_stream, stored
@@ -55,18 +54,6 @@ def copy(frame: DataFrame, cluster: Cluster, checkpoint: Path, sink: str = "spar
     writer.start().awaitTermination()
 
 
-def write_ids(cluster: Cluster) -> int:
-    """The number of those of Spark's writes. The test's own client has one if it has sealed a tail."""
-    query = tables.write_id.select().where(tables.write_id.c.holder.startswith("spark"))
-    return len(cluster.store.read(lambda c: c.execute(query).all()))
-
-
-def orphans(cluster: Cluster, folder: Path) -> list[str]:
-    rows = cluster.store.read(lambda c: c.execute(tables.segment.select()).mappings().all())
-    named = {row["name"] for row in rows}
-    return [p.name for p in folder.rglob("*") if "_segments" in p.parts and p.is_file() and p.name not in named]
-
-
 # --- repeated batches -----------------------------------------------------------------------------------------------
 
 
@@ -80,7 +67,7 @@ def test_a_replay_of_the_last_batch_changes_nothing(
     feed(log, 1)
     copy(source(spark, cluster, maxOffsetsPerTrigger=6), cluster, checkpoint)
     assert stored(cluster, "out") == stored(cluster, "in")
-    assert (write_ids(cluster), orphans(cluster, checkpoint.parent)) == (0, [])
+    assert left_behind(cluster, checkpoint.parent) == (0, 0)
 
 
 def test_a_rolled_back_checkpoint_is_an_error(
@@ -97,7 +84,7 @@ def test_a_rolled_back_checkpoint_is_an_error(
     with fails("batch 0 comes after batch 2 was written", "The checkpoint was"):
         copy(source(spark, cluster), cluster, old)
     assert stored(cluster, "out") == before == stored(cluster, "in")
-    assert orphans(cluster, checkpoint.parent) == []
+    assert left_behind(cluster, checkpoint.parent)[0] == 0
 
 
 def test_a_copied_checkpoint_is_an_error(
@@ -251,18 +238,10 @@ def test_a_batch_without_partitions_keeps_no_write_id(spark: SparkSession, clust
     spark.dataSource.register(EmptySource)
     copy(spark.readStream.format(EmptySource.name()).load(), cluster, checkpoint)
     assert len(list((checkpoint / "commits").glob("[0-9]"))) > 0
-    assert write_ids(cluster) == 0
+    assert left_behind(cluster, checkpoint.parent) == (0, 0)
 
 
 # --- crashes --------------------------------------------------------------------------------------------------------
-
-
-class DoomedSource(SparkLogDataSource):
-    """The source under another name, registered with its own environment."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "spark_log_doomed"
 
 
 # one in the tasks, one in the commit; all points are in tests/unit/spark/datasource/test_sink_crashes.py
@@ -284,9 +263,8 @@ def test_rows_are_stored_once_when_workers_are_killed(
     batches = [{}, stored(cluster, "in")]
     for number, point in enumerate(WORKER_KILLS, 1):
         monkeypatch.setitem(spark.sparkContext.environment, "SPARK_LOG_FAILPOINT", point)
-        spark.dataSource.register(DoomedSource)
         with fails("worker"):
-            copy(source(spark, cluster), cluster, checkpoint, sink=DoomedSource.name())
+            copy(source(spark, cluster), cluster, checkpoint, sink=register_as(spark, "spark_log_doomed"))
         assert stored(cluster, "out") in batches
         feed(log, number)
         batches.append(stored(cluster, "in"))

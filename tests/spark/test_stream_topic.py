@@ -26,6 +26,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, delete_topic
 from spark_log.spark.streams import topic_stream
+from tests.spark.queries import in_parquet
 from tests.support.python_process import killed_at, run_process
 from tests.support.replicas import truncate
 from tests.support.s3 import S3Server
@@ -42,14 +43,7 @@ def query(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Callable[...
     """Run the stream up to the present, from where the last run ended; returns all that its runs have written."""
 
     def run(topic: str = "t", **options: Any) -> DataFrame:
-        frame = stream_topic(spark, cluster, topic, history=str(tmp_path / "history"), **options)
-        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        running = writer.option("path", str(tmp_path / "out")).trigger(availableNow=True).start()
-        try:
-            assert running.awaitTermination(120)
-        finally:
-            running.stop()
-        return spark.read.schema(frame.schema).parquet(str(tmp_path / "out"))
+        return in_parquet(stream_topic(spark, cluster, topic, history=str(tmp_path / "history"), **options), tmp_path)
 
     return run
 
@@ -284,16 +278,6 @@ def test_a_query_whose_history_was_lost_does_not_continue_with_another_one(
         query()
 
 
-def start(frame: DataFrame, folder: Path) -> None:
-    """Run a stream up to the present."""
-    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
-    running = writer.option("path", str(folder / "out")).trigger(availableNow=True).start()
-    try:
-        assert running.awaitTermination(120)
-    finally:
-        running.stop()
-
-
 def test_a_history_of_records_that_were_truncated_since_ends_the_query(
     spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:
@@ -305,11 +289,11 @@ def test_a_history_of_records_that_were_truncated_since_ends_the_query(
     truncate(cluster, "t", 1)
     append(log, topic, "d"), append(log, topic, "e"), append(log, topic, "f")
     with pytest.raises(StreamingQueryException, match="lost by an unclean leader election"):
-        start(frame, tmp_path)
+        in_parquet(frame, tmp_path)
     with pytest.raises(DataLossError, match=r"t-0 up to offset 3, .* from offset 1 on .* new checkpoint and history"):
         stream_topic(spark, cluster, "t", history=history)
-    start(stream_topic(spark, cluster, "t", history=str(tmp_path / "new")), tmp_path / "again")
-    assert sorted(bytes(row.value) for row in spark.read.parquet(str(tmp_path / "again" / "out")).collect()) == [
+    again = in_parquet(stream_topic(spark, cluster, "t", history=str(tmp_path / "new")), tmp_path / "again")
+    assert sorted(bytes(row.value) for row in again.collect()) == [
         b"a", b"d", b"e", b"f",
     ]  # fmt: skip
 
@@ -324,7 +308,7 @@ def test_a_history_of_a_topic_that_was_created_again_ends_the_query(
     append(log, make(cluster, "t", inline_max_bytes="0", **KEPT), "b")
     append(log, "t", "c")
     with pytest.raises(StreamingQueryException, match="deleted and created again"):
-        start(frame, tmp_path)
+        in_parquet(frame, tmp_path)
     with pytest.raises(InvalidOptionError, match=r"topic_uuid .* use another folder, and a new checkpoint"):
         stream_topic(spark, cluster, "t", history=history)
 

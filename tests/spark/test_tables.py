@@ -12,6 +12,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import add_partitions
 from spark_log.spark.streams.compacted_tables import read_table, table_changes, write_table
 from spark_log.spark.streams.deduplication import deduplicated, keep_first, keep_last
+from tests.spark.queries import running
 from tests.support.records import NOON_MS, append_keyed
 from tests.support.spark import assert_same_rows
 from tests.support.topics import append, compact_now, fails, make, read, read_stream
@@ -142,8 +143,8 @@ def test_duplicates_within_a_time(spark: SparkSession, cluster: Cluster, log: Cl
     def collect(batch, _id):
         found.extend((row.value.decode(), row.offset) for row in batch.orderBy("offset").collect())
 
-    query = once.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "c")).start()
-    try:
+    writer = once.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "c"))
+    with running(writer.start()) as query:
         append(log, "t", "a", "a again", key=b"a", timestamp_ms=NOON_MS)
         query.processAllAvailable()
         append(log, "t", "a once more", key=b"a", timestamp_ms=NOON_MS + 5 * minute)
@@ -152,6 +153,4 @@ def test_duplicates_within_a_time(spark: SparkSession, cluster: Cluster, log: Cl
         append(log, "t", "a anew", key=b"a", timestamp_ms=NOON_MS + 31 * minute)
         append(log, "t", "late", key=b"c", timestamp_ms=NOON_MS)
         query.processAllAvailable()
-    finally:
-        query.stop()
     assert found == [("a", 0), ("b", 3), ("a anew", 4)]

@@ -12,6 +12,7 @@ from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import delta_tables
+from tests.spark.queries import in_parquet
 from tests.support.topics import append, fails, make, read, read_stream
 
 SCHEMA = (
@@ -98,26 +99,16 @@ def test_the_delta_table_has_the_columns_after_the_backfill(spark, cluster, orde
 
 
 def test_a_stream_of_records_continues_through_a_change_of_the_schema(spark, cluster, orders, tmp_path):
-    def run(frame):
-        query = (
-            frame.writeStream.format("parquet")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .option("path", str(tmp_path / "out"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-
     frame = read_stream(spark, cluster, subscribe="orders", startingOffsets="earliest", columns="offset,record").select(
         "offset", "record.item", "record.n"
     )
-    run(frame)
+    in_parquet(frame, tmp_path)
     topic = alter_configs(cluster, "orders", {"value.schema": WIDER + ", extra STRING"})
     log = ClientLog(cluster)
     append(log, topic, document(5, extra="e"))
     log.close()
-    run(frame)  # the same DataFrame, with the type that the topic had before
-    found = {(row.offset, row.item, row.n) for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    rows = in_parquet(frame, tmp_path)  # the same DataFrame, with the type that the topic had before
+    found = {(row.offset, row.item, row.n) for row in rows.collect()}
     assert found == {(0, "i1", 1), (1, "i2", 2), (2, "i3", 3), (3, "i4", 4), (4, None, None), (5, "i5", 5)}
 
 
