@@ -21,12 +21,6 @@ def run(cluster: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["broker", *arguments, "--cluster", str(cluster)])
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Path:
-    Cluster.init(str(tmp_path / "log")).close()
-    return tmp_path / "log"
-
-
 def test_brokers_are_added_listed_and_removed(cluster: Path, tmp_path: Path) -> None:
     first, second = str(tmp_path / "d2"), str(tmp_path / "d3")
     added = run(cluster, "add", "--id", "2", "--rack", "b", "--log-dir", first, "--log-dir", second)
@@ -48,7 +42,7 @@ def test_brokers_are_added_listed_and_removed(cluster: Path, tmp_path: Path) -> 
     [
         (["add", "--id", "1", "--log-dir", "{}/d2"], "broker_id: there is a broker 1 already"),
         (["add", "--id", "0", "--log-dir", "{}/d2"], "broker_id: expected a number from 1 to 2147483647, got 0"),
-        (["add", "--id", "2", "--log-dir", "{}/log/broker-1/x"], "overlaps"),
+        (["add", "--id", "2", "--log-dir", "{}/cluster/broker-1/x"], "overlaps"),
         (["add", "--id", "2", "--log-dir", "{}/d2", "--log-dir", "{}/d2/"], "log_dirs: the same one twice"),
         (
             ["add", "--id", "2", "--rack", "", "--log-dir", "{}/d2"],

@@ -9,8 +9,7 @@ from spark_log.cli.main import app
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.cli.test_cli import cluster as cluster
-from tests.cli.test_cli import run
+from tests.cli.conftest import run
 from tests.support.records import append_keyed, rows_of
 
 

@@ -7,9 +7,7 @@ import subprocess
 from pathlib import Path
 
 from spark_log import Consumer
-from tests.cli.test_cli import cluster as cluster
-from tests.cli.test_cli import events as events
-from tests.cli.test_cli import ok, run
+from tests.cli.conftest import ok, run
 from tests.support.python_process import PythonProcess
 
 

@@ -13,9 +13,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance import TASKS
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.cli.test_cli import cluster as cluster
-from tests.cli.test_cli import events as events
-from tests.cli.test_cli import ok, run
+from tests.cli.conftest import ok, run
 from tests.support.records import read_all
 from tests.support.topics import append
 

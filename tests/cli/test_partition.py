@@ -14,8 +14,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.reassignments import begin_reassignments
 from spark_log.replication.replicas import replica_moves
-from tests.cli.test_cli import cluster as cluster
-from tests.cli.test_cli import ok, run
+from tests.cli.conftest import ok, run
 from tests.support.records import read_all
 from tests.support.replicas import add_brokers, assigned, bring_back, take_away, topic_on
 from tests.support.stores import change

@@ -7,13 +7,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from spark_log.cli.main import app
-from spark_log.cluster.cluster import Cluster
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Path:
-    Cluster.init(str(tmp_path / "log")).close()
-    return tmp_path / "log"
 
 
 def run(cluster: Path, *arguments: str) -> Result:

@@ -8,9 +8,7 @@ import pytest
 from spark_log.clients.admin.audit import read_changes
 from spark_log.cluster.cluster import Cluster
 from spark_log.groups.share.rules import AcknowledgeType
-from tests.cli.test_cli import cluster as cluster
-from tests.cli.test_cli import events as events
-from tests.cli.test_cli import ok, run
+from tests.cli.conftest import ok, run
 from tests.support.share_members import ShareMember
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from spark_log.clients.admin.audit import read_changes
 from spark_log.cluster.cluster import Cluster
-from tests.cli.test_cli import cluster as cluster
-from tests.cli.test_cli import ok, run
+from tests.cli.conftest import ok, run
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
-from tests.cli.test_cli import cluster as cluster
-from tests.cli.test_cli import ok, run
+from tests.cli.conftest import ok, run
 from tests.support.topics import append, find, make
 
 CONFIGS = {

@@ -17,9 +17,7 @@ from spark_log.cli.records.produce import RECORDS_PER_BATCH_MAX
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import TransactionAbortableError
 from spark_log.metadata import tables as t
-from tests.cli.test_cli import cluster as cluster
-from tests.cli.test_cli import consumed, ok, run
-from tests.cli.test_cli import events as events
+from tests.cli.conftest import consumed, ok, run
 from tests.support.python_process import PythonProcess, killed_at
 from tests.support.stores import change
 

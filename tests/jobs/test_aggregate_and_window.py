@@ -12,6 +12,7 @@ from spark_log.spark.jobs.window import WindowArguments
 from spark_log.spark.streams.formats.codecs import Avro, Json, Protobuf
 from spark_log.spark.streams.outputs import ConsoleOutput, DeltaOutput, TopicOutput
 from spark_log.spark.streams.windows import Session, Sliding, Tumbling
+from tests.jobs.conftest import Refused
 
 INPUT = "--subscribe t --value-schema 'k STRING, x DOUBLE, at TIMESTAMP' --checkpoint c"
 WINDOW = f"{INPUT} --window '1 hour' --watermark '0 seconds' --aggregate count"
@@ -130,13 +131,10 @@ def test_the_command_line_wins_over_the_file(config: Path) -> None:
         ("window = '1 hour'\nwindow = '2 hours'", "Cannot overwrite"),
     ],
 )
-def test_wrong_config_file_is_refused(toml: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_config_file_is_refused(toml: str, said: str, tmp_path: Path, refused: Refused) -> None:
     path = tmp_path / "job.toml"
     path.write_text(toml)
-    with pytest.raises(SystemExit) as stopped:
-        windows(f"--config {path}")
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(windows, f"--config {path}")
 
 
 @pytest.mark.parametrize(
@@ -171,20 +169,15 @@ def test_wrong_config_file_is_refused(toml: str, said: str, tmp_path: Path, caps
         (f"{WINDOW} --check d", "No such option: --check"),
     ],
 )
-def test_wrong_usage_names_the_argument(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        windows(line)
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+def test_wrong_usage_names_the_argument(line: str, said: str, refused: Refused) -> None:
+    assert said in refused(windows, line)
 
 
-def test_append_mode_is_refused_for_running_aggregates(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        aggregates(f"{INPUT} --aggregate count --output-mode append")
-    assert "never final" in capsys.readouterr().err
+def test_append_mode_is_refused_for_running_aggregates(refused: Refused) -> None:
+    assert "never final" in refused(aggregates, f"{INPUT} --aggregate count --output-mode append")
 
 
-def test_repr_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repr_shows_no_password() -> None:
     url = "postgresql+psycopg://ada:secret@host/db"
     given = windows(f"{WINDOW} --to-topic out --cluster {url}")
     assert "secret" not in repr(given.input) + repr(given.stream.output)

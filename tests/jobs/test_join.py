@@ -8,6 +8,7 @@ import pytest
 from spark_log.spark.jobs.join import JOB
 from spark_log.spark.jobs.options.job_arguments import JoinArguments, OtherStream, WithStatic, WithTable
 from spark_log.spark.streams.joins import Bounds
+from tests.jobs.conftest import Refused
 
 LEFT = "--left-subscribe a --left-value-schema 'k STRING, at TIMESTAMP' --checkpoint c"
 RIGHT = (
@@ -69,8 +70,5 @@ def test_a_table_and_files_beside_a_stream(tmp_path: Path) -> None:
         (f"{LEFT} --right-subscribe b --on k", "--right-value-schema: needed with --right-subscribe"),
     ],
 )
-def test_wrong_usage_names_the_argument(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        join(line)
-    assert raised.value.code == 2
-    assert said in capsys.readouterr().err
+def test_wrong_usage_names_the_argument(line: str, said: str, refused: Refused) -> None:
+    assert said in refused(join, line)

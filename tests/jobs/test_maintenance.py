@@ -10,6 +10,7 @@ from spark_log.maintenance import TASKS
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.jobs import maintenance
 from spark_log.spark.jobs.maintenance import JOB
+from tests.jobs.conftest import Refused
 
 
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,11 +43,8 @@ def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         (["--cluster", "/x", "--dry-run", "--force"], "--force: only for task compact, and not with --dry-run"),
     ],
 )
-def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        JOB.parse(arguments)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+def test_wrong_usage(arguments: list[str], message: str, refused: Refused) -> None:
+    assert message in refused(JOB.parse, arguments)
 
 
 def test_spark_is_not_started_for_tasks_without_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from spark_log.spark.jobs.options.job_arguments import (
     ProduceArguments,
 )
 from spark_log.spark.jobs.options.run_options import AvailableNow, Batch, Every
+from tests.jobs.conftest import Refused
 
 
 def produce(line: str) -> ProduceArguments:
@@ -94,20 +95,13 @@ def test_triggers() -> None:
         ("t a.csv --part 3", "No such option: --part"),
     ],
 )
-def test_wrong_usage_of_produce_names_the_argument(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        produce(line)
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+def test_wrong_usage_of_produce_names_the_argument(line: str, said: str, refused: Refused) -> None:
+    assert said in refused(produce, line)
 
 
-def test_missing_cluster_names_the_variable_and_init(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_cluster_names_the_variable_and_init(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_LOG_CLUSTER")
-    with pytest.raises(SystemExit):
-        produce("t a.csv")
-    first, second = capsys.readouterr().err.splitlines()
+    first, second = refused(produce, "t a.csv").splitlines()
     assert first.startswith(
         "produce: Missing option '--cluster' (env var: 'SPARK_LOG_CLUSTER or SPARK_LOG_CLUSTER_FILE'). "
     )
@@ -171,8 +165,5 @@ def test_sinks() -> None:
         ("--subscribe-pattern '('", "pattern"),
     ],
 )
-def test_wrong_usage_of_consume_names_the_argument(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        consume(line)
-    assert stopped.value.code == 2
-    assert said.lower() in capsys.readouterr().err.lower()
+def test_wrong_usage_of_consume_names_the_argument(line: str, said: str, refused: Refused) -> None:
+    assert said.lower() in refused(consume, line).lower()

@@ -43,11 +43,8 @@ def test_arguments(tmp_path):
         ([*BASE, "--subscribe", "x", "--to-topic", "y", "--retries", "0"], "greater than or equal to 1"),
     ],
 )
-def test_wrong_usage_names_the_argument(arguments, said, capsys):
-    with pytest.raises(SystemExit) as raised:
-        JOB.parse(arguments)
-    assert raised.value.code == 2
-    assert said in capsys.readouterr().err
+def test_wrong_usage_names_the_argument(arguments, said, refused):
+    assert said in refused(JOB.parse, arguments)
 
 
 def test_functions_are_loaded_from_the_working_folder_or_installed_modules(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Streaming queries of the tests, sources under other names, and what writes leave behind."""
+"""Streaming queries, settings of the session, sources under other names, and what writes leave behind."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +19,20 @@ def running(query: StreamingQuery) -> Iterator[StreamingQuery]:
         yield query
     finally:
         query.stop()
+
+
+@contextmanager
+def configured(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """A setting of the session, which has its former value after the block."""
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
 
 
 def in_parquet(frame: DataFrame, folder: Path) -> DataFrame:

@@ -20,6 +20,7 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.batch_reader import BatchReader
 from spark_log.spark.datasource.read.read_task import ReadColumns
+from tests.spark.queries import configured
 from tests.support.data_source import read_values
 from tests.support.records import NOON_MS, table
 from tests.support.topics import append, fails, fill, make, read, values
@@ -304,28 +305,19 @@ def test_filters_leave_out_tasks_but_no_rows(spark: SparkSession, cluster: Clust
     def sorted_rows(frame: Any) -> list[tuple[str, int, int, bytes]]:
         return sorted((r.topic, r.partition, r.offset, bytes(r.value)) for r in frame.collect())
 
-    key = "spark.sql.python.filterPushdown.enabled"
-    spark.conf.set(key, "true")
-    try:
+    with configured(spark, "spark.sql.python.filterPushdown.enabled", "true"):
         for condition, count in conditions.items():
             frame = read(spark, cluster, subscribe="t,u").where(condition)
             assert sorted_rows(frame) == sorted_rows(whole.where(condition)), condition
             assert tasks(frame) == count, condition
-    finally:
-        spark.conf.unset(key)
 
 
 def test_timestamps_are_pushed_down_in_any_zone(spark: SparkSession, cluster: Cluster, log: ClientLog, t: None) -> None:
     """NOON_MS is 2023-11-14 22:13:20 UTC."""
-    key = "spark.sql.session.timeZone"
-    before = spark.conf.get(key)
     for zone, text in [("UTC", "2023-11-14 22:13:22"), ("Asia/Tokyo", "2023-11-15 07:13:22")]:
-        spark.conf.set(key, zone)
-        try:
+        with configured(spark, "spark.sql.session.timeZone", zone):
             frame = read(spark, cluster, subscribe="t").where(F.col("timestamp") >= F.lit(text).cast("timestamp"))
             assert frame.count() == 3 + 1, zone
-        finally:
-            spark.conf.set(key, before)
 
 
 # --- data loss ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from spark_log.log.log import Records
 from spark_log.spark.streams.bad_records import dead_letters, valid
 from spark_log.spark.streams.formats.codecs import Avro, Confluent, Json, Protobuf, decode, encode
 from spark_log.spark.streams.outputs import TopicOutput, write_stream
+from tests.spark.queries import configured
 from tests.support.mirroring import everything
 from tests.support.records import table
 from tests.support.schemas import FLIGHT_DESCRIPTOR_SET, flight_bytes
@@ -38,13 +39,13 @@ def avro(carrier, delay):
 
 
 def decoded(spark, codec, values):
-    """{value: struct or error} for each value; all are decoded in one query."""
+    """The decoded value or the error of each value; all are decoded in one query."""
     frame = spark.createDataFrame([(n, value) for n, value in enumerate(values)], "n INT, value BINARY")
     rows = decode(frame, codec).orderBy("n").collect()
     assert [row.raw for row in rows] == values
     for row in rows:
         assert row.value is None or row.error is None
-    return [row.error if row.error is not None else row.value and tuple(row.value) for row in rows]
+    return [row.error if row.error is not None else row.value for row in rows]
 
 
 JSON_CASES = {
@@ -120,8 +121,7 @@ def test_json_keeps_the_microseconds_of_timestamps(spark):
         "by_name": f"map('a', {local})",
     }
     one_of_them = [f"if(id = {number}, {columns[name]}, null) AS {name}" for number, name in enumerate(columns)]
-    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    try:
+    with configured(spark, "spark.sql.session.timeZone", "Europe/Berlin"):
         rows = spark.range(len(columns)).selectExpr("id", "timestamp_millis(id) AS millis", *one_of_them)
         back = decode(encode(rows, Json()), Json(rows.schema)).select("error", "value.*")
         assert_same_rows(back, [(None, *row) for row in rows.collect()])
@@ -129,23 +129,14 @@ def test_json_keeps_the_microseconds_of_timestamps(spark):
         assert json_of(alike).count("04:04:05.123456+01:00") == 2
         given = spark.sql(f"SELECT {precise} AS at, {local} AS local")
         assert json_of(given, timestampformat="yyyy") == '{"at":"2026","local":"2026-01-02T03:04:05.123456"}'
-    finally:
-        spark.conf.unset("spark.sql.session.timeZone")
 
 
-@pytest.fixture
-def legacy(spark):
-    """A session with the parser of timestamps of Spark 2."""
-    spark.conf.set("spark.sql.legacy.timeParserPolicy", "legacy")
-    yield spark
-    spark.conf.unset("spark.sql.legacy.timeParserPolicy")
-
-
-def test_json_keeps_the_microseconds_of_timestamps_under_the_legacy_policy(legacy):
+def test_json_keeps_the_microseconds_of_timestamps_under_the_legacy_policy(spark):
     precise, local = "timestamp'2026-01-02 03:04:05.123456Z'", "timestamp_ntz'2026-01-02 03:04:05.123456'"
-    assert json_of(legacy.sql(f"SELECT {precise} AS at")) == '{"at":"2026-01-02T03:04:05.123456Z"}'
-    assert json_of(legacy.sql(f"SELECT {local} AS local")) == '{"local":"2026-01-02T03:04:05.123456"}'
-    assert json_of(legacy.sql("SELECT 1 AS n")) == '{"n":1}'
+    with configured(spark, "spark.sql.legacy.timeParserPolicy", "legacy"):  # that of Spark 2
+        assert json_of(spark.sql(f"SELECT {precise} AS at")) == '{"at":"2026-01-02T03:04:05.123456Z"}'
+        assert json_of(spark.sql(f"SELECT {local} AS local")) == '{"local":"2026-01-02T03:04:05.123456"}'
+        assert json_of(spark.sql("SELECT 1 AS n")) == '{"n":1}'
 
 
 def test_json_has_milliseconds_as_to_json_writes_them(spark):

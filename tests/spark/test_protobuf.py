@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 from spark_log.spark.streams.bad_records import valid
 from spark_log.spark.streams.formats.codecs import Confluent, Protobuf, decode, encode
+from tests.spark.test_codecs import decoded
 from tests.support.schemas import (
     FLIGHT_DESCRIPTOR_SET,
     SHOP_ALONE_DESCRIPTOR_SET,
@@ -24,16 +25,6 @@ FLIGHT = Protobuf("Flight", FLIGHT_DESCRIPTOR_SET)
 STRICT = Protobuf("Strict", FLIGHT_DESCRIPTOR_SET)
 ORDER = Protobuf("shop.Order", SHOP_DESCRIPTOR_SET)
 CORRUPT = "not a message of Protobuf type {}: Wire format was corrupt"
-
-
-def decoded(spark, codec, values):
-    """The decoded value or the error of each value; all are decoded in one query."""
-    frame = spark.createDataFrame([(n, value) for n, value in enumerate(values)], "n INT, value BINARY").coalesce(1)
-    rows = decode(frame, codec).orderBy("n").collect()
-    assert [row.raw for row in rows] == values
-    for row in rows:
-        assert row.value is None or row.error is None
-    return [row.error if row.error is not None else row.value for row in rows]
 
 
 UA = flight_bytes("UA", 3)

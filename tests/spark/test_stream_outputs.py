@@ -19,6 +19,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import ConsoleOutput, DeltaOutput, TopicOutput, keep_last, write_stream
 from spark_log.spark.streams.outputs import Output
+from tests.spark.queries import configured
 from tests.support.python_process import killed_at, run_process
 from tests.support.spark import driver_gateway, uncommit
 from tests.support.topics import all_stored, append, fails, make, read_stream, stored
@@ -132,10 +133,9 @@ def test_a_key_of_any_name_may_be_repeated_in_the_error_which_shows_its_beginnin
 @pytest.fixture
 def rocksdb(spark: SparkSession) -> Iterator[None]:
     """The state store that transformWithState needs; conf/spark-defaults.conf sets it too."""
-    name = "spark.sql.streaming.stateStore.providerClass"
-    spark.conf.set(name, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
-    yield
-    spark.conf.unset(name)
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    with configured(spark, "spark.sql.streaming.stateStore.providerClass", provider):
+        yield
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance.client_log import ClientLog
-from tests.spark.queries import left_behind, register_as
+from tests.spark.queries import configured, left_behind, register_as
 from tests.support.python_process import REPOSITORY
 from tests.support.spark import uncommit
 from tests.support.topics import append, fails, make, read_stream, stored
@@ -130,8 +130,7 @@ def test_other_rows_are_an_error_if_the_sink_cannot_read_the_offset_log(
         writer = frame.writeStream.format("spark_log").option("cluster", str(cluster.store.address))
         writer.option("topic", "out").trigger(availableNow=True).queryName("copy").start().awaitTermination()
 
-    spark.conf.set("spark.sql.streaming.checkpointLocation", str(checkpoint))
-    try:
+    with configured(spark, "spark.sql.streaming.checkpointLocation", str(checkpoint)):
         run(source(spark, cluster))
         uncommit(checkpoint / "copy", 0)
         before = stored(cluster, "out")
@@ -139,8 +138,6 @@ def test_other_rows_are_an_error_if_the_sink_cannot_read_the_offset_log(
             run(source(spark, cluster).withColumn("key", F.lit("k")))
         run(source(spark, cluster))  # the original rows again
         assert stored(cluster, "out") == before
-    finally:
-        spark.conf.unset("spark.sql.streaming.checkpointLocation")
 
 
 def test_two_queries_and_two_targets_are_independent(

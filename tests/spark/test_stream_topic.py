@@ -26,7 +26,7 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, delete_topic
 from spark_log.spark.streams import topic_stream
-from tests.spark.queries import in_parquet
+from tests.spark.queries import configured, in_parquet
 from tests.support.python_process import killed_at, run_process
 from tests.support.replicas import truncate
 from tests.support.s3 import S3Server
@@ -150,12 +150,11 @@ def test_a_history_keeps_its_topic_and_columns(
     )
     with pytest.raises(InvalidOptionError, match="has not written"):
         stream_topic(spark, cluster, "t", history=str(tmp_path / "foreign"))
-    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
-    try:
-        with pytest.raises(InvalidConfigurationError, match="ignoreMissingFiles"):
-            stream_topic(spark, cluster, "t", history=history)
-    finally:
-        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+    with (
+        configured(spark, "spark.sql.files.ignoreMissingFiles", "true"),
+        pytest.raises(InvalidConfigurationError, match="ignoreMissingFiles"),
+    ):
+        stream_topic(spark, cluster, "t", history=history)
 
 
 def test_of_two_processes_that_begin_a_history_the_second_uses_that_of_the_first(

@@ -11,6 +11,7 @@ from spark_log import read_topic
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.publication import delta_tables
+from tests.spark.queries import configured
 from tests.support.topics import append, make, read
 
 SCHEMA = "item STRING, price DOUBLE, n BIGINT, at TIMESTAMP, day DATE, total DECIMAL(20, 2), place STRUCT<city: STRING>"
@@ -47,11 +48,8 @@ def orders(cluster):
 @pytest.fixture
 def pushdown(spark):
     """Spark gives filters to Python data sources."""
-    key = "spark.sql.python.filterPushdown.enabled"
-    before = spark.conf.get(key)
-    spark.conf.set(key, "true")
-    yield
-    spark.conf.set(key, before)
+    with configured(spark, "spark.sql.python.filterPushdown.enabled", "true"):
+        yield
 
 
 FILTERS = {

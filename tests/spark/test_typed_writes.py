@@ -18,6 +18,7 @@ from spark_log.log.columns.types import to_ddl
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import typed
 from spark_log.tables.publication import delta_tables
+from tests.spark.queries import configured
 from tests.support.topics import fails, make
 from tests.unit.log.columns.strategies import SCHEMAS
 
@@ -97,18 +98,16 @@ def test_the_stored_record_is_the_decoded_value_for_any_schema(spark, cluster, d
 @pytest.mark.parametrize("policy", ["CORRECTED", "LEGACY"])
 def test_nulls_other_zones_and_microseconds_are_kept(spark, cluster, policy):
     topic_of(cluster, value_columns="item,at")
-    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    spark.conf.set("spark.sql.legacy.timeParserPolicy", policy)
-    try:
+    with (
+        configured(spark, "spark.sql.session.timeZone", "Europe/Berlin"),
+        configured(spark, "spark.sql.legacy.timeParserPolicy", policy),
+    ):
         frame = spark.sql(
             "SELECT if(id = 0, null, struct(at, item, price)) o FROM VALUES (0, null, '', float(0)),"
             " (1, timestamp'1871-03-02 10:00:00.123456', 'a', float(0.1)), (2, timestamp_micros(1), null, float(1e-40))"
             " AS t(id, at, item, price)"
         )
         write(typed(frame, cluster, "orders", value="o"), cluster)
-    finally:
-        spark.conf.unset("spark.sql.session.timeZone")
-        spark.conf.unset("spark.sql.legacy.timeParserPolicy")
     found = check(cluster)
     assert [sorted(row or ()) for row in found].count([]) == 1
     assert dt.datetime(1970, 1, 1, 0, 0, 0, 1, dt.UTC) in [row and row["at"] for row in found]

@@ -7,17 +7,18 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given
-from hypothesis import strategies as st
 
 from spark_log.log.columns.decoded import ColumnsDefinition
 from spark_log.log.columns.field_paths import BASE_IDS, FIRST_TYPED_ID, numbered, with_ids, without_ids
 from spark_log.log.columns.topic_columns import changed, from_text, to_text
-from spark_log.log.columns.types import list_of, parse_ddl
+from spark_log.log.columns.types import parse_ddl
 from spark_log.log.records.read_shape import ReadShape
 from spark_log.log.records.schema import RECORD_SCHEMA, TimestampType, read_schema, segment_schema
 from spark_log.log.records.segment_open import ExpectedSegment, open_segment
 from spark_log.log.records.segment_read import read_slice
 from spark_log.log.records.segment_write import SegmentWriter
+
+from .strategies import SCHEMAS
 
 DDL = "id BIGINT, tags ARRAY<STRING>, place STRUCT<x: DOUBLE>, prices MAP<STRING, STRUCT<p: BIGINT>>"
 
@@ -73,19 +74,7 @@ def test_stores_without_ids_number_the_fields_in_the_order_of_a_file():
     assert from_text(json.dumps(text)).decodable.ids == from_text(json.dumps(text)).ids
 
 
-kinds = st.recursive(
-    st.sampled_from([pa.int64(), pa.string()]),
-    lambda inner: (
-        st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(lambda of: pa.struct(list(of.items())))
-        | inner.map(list_of)
-        | inner.map(lambda kind: pa.map_(pa.string(), kind))
-    ),
-    max_leaves=8,
-)
-structs = st.dictionaries(st.sampled_from("abcdef"), kinds, min_size=1).map(lambda of: pa.struct(list(of.items())))
-
-
-@given(structs, structs)
+@given(SCHEMAS, SCHEMAS)
 def test_a_path_keeps_its_id_and_ids_are_distinct(before, after):
     first = numbered([pa.field("record", before)], {})
     second = numbered([pa.field("record", after)], first)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from spark_log.errors import InvalidSchemaError
 from spark_log.log.columns.avro.cursor import Cursor
@@ -84,25 +84,29 @@ def test_an_avro_fixed_of_a_negative_size_is_no_column():
         schema_fields("avro", json.dumps({"type": "record", "name": "R", "fields": fields}))
 
 
-def protobuf_of_wide_messages(label, oneof=None):
-    """Fields 1 and 2 are messages of 100 fields."""
+def protobuf_of(messages, label=1, oneof=None):
+    """A schema of the last of these messages. The type of each field is a message, or an integer if it is None."""
     file = FileDescriptorProto(name="m.proto", syntax="proto3")
-    item, outer = file.message_type.add(name="I"), file.message_type.add(name="M")
-    for number in range(1, 101):
-        item.field.add(name=f"c{number}", number=number, type=FieldDescriptorProto.TYPE_INT64, label=1)
-    if oneof is not None:
-        outer.oneof_decl.add(name="one")
-    for number in (1, 2):
-        outer.field.add(
-            name=f"i{number}", number=number, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=".I", label=label,
-            oneof_index=oneof,
-        )  # fmt: skip
-    return protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
+    for name, fields in messages.items():
+        message = file.message_type.add(name=name)
+        if oneof is not None and any(fields.values()):
+            message.oneof_decl.add(name="one")
+        for number, (field, kind) in enumerate(fields.items(), 1):
+            if kind is None:
+                message.field.add(name=field, number=number, type="TYPE_INT64", label=1)
+            else:
+                message.field.add(
+                    name=field, number=number, type="TYPE_MESSAGE", type_name=f".{kind}", label=label, oneof_index=oneof
+                )
+    return protobuf_schema(name, FileDescriptorSet(file=[file]).SerializeToString())
+
+
+WIDE_MESSAGES = {"I": dict.fromkeys(f"c{number}" for number in range(100)), "M": {"i1": "I", "i2": "I"}}
 
 
 @pytest.mark.parametrize(
     ("schema", "messages"),
-    [(protobuf_of_wide_messages(3), b"\x0a\0"), (protobuf_of_wide_messages(1, oneof=0), b"\x0a\0\x12\0")],
+    [(protobuf_of(WIDE_MESSAGES, 3), b"\x0a\0"), (protobuf_of(WIDE_MESSAGES, oneof=0), b"\x0a\0\x12\0")],
     ids=["repeated", "oneof"],
 )
 def test_many_empty_messages_of_many_fields_are_bad_before_they_are_parsed(schema, messages):
@@ -209,16 +213,8 @@ def test_types_of_types_do_not_multiply_the_work_on_an_avro_schema(use):
 
 @pytest.mark.parametrize("label", [1, 3], ids=["optional", "repeated"])
 def test_messages_of_messages_do_not_multiply_the_work_on_a_protobuf_schema(label):
-    file = FileDescriptorProto(name="m.proto", syntax="proto3")
-    file.message_type.add(name="R0").field.add(name="a", number=1, type=FieldDescriptorProto.TYPE_INT64, label=1)
-    for level in range(1, LEVELS):
-        message = file.message_type.add(name=f"R{level}")
-        for number in (1, 2):
-            message.field.add(
-                name=f"f{number}", number=number, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=f".R{level - 1}",
-                label=label,
-            )  # fmt: skip
-    schema = protobuf_schema(f"R{LEVELS - 1}", FileDescriptorSet(file=[file]).SerializeToString())
+    doubled = {f"R{level + 1}": {"f1": f"R{level}", "f2": f"R{level}"} for level in range(LEVELS - 1)}
+    schema = protobuf_of({"R0": {"a": None}, **doubled}, label)
     with pytest.raises(InvalidSchemaError, match=r"more than 10000 fields|nested deeper than 32 levels"):
         schema_fields("protobuf", schema)
 
@@ -280,24 +276,13 @@ def test_fields_of_a_protobuf_enum_share_the_names_of_its_values():
         enum.value.add(name=f"V{number}", number=number)
     message = file.message_type.add(name="M")
     for number in range(1, 9_001):
-        message.field.add(
-            name=f"f{number}", number=number, type=FieldDescriptorProto.TYPE_ENUM, type_name=".E", label=1
-        )
+        message.field.add(name=f"f{number}", number=number, type="TYPE_ENUM", type_name=".E", label=1)
     schema = protobuf_schema("M", FileDescriptorSet(file=[file]).SerializeToString())
     assert reasons("protobuf", schema, b"\x08\x05") == [None]
 
 
 LONG = "n" * 2_000
 """The paths of the fields below a field repeat its name: a longer one would take gigabytes."""
-
-
-def protobuf_of_long_names(field="f", message="M"):
-    file = FileDescriptorProto(name="m.proto", syntax="proto3")
-    file.message_type.add(name=message).field.add(name="a", number=1, type=FieldDescriptorProto.TYPE_INT64, label=1)
-    file.message_type.add(name="R").field.add(
-        name=field, number=1, type=FieldDescriptorProto.TYPE_MESSAGE, type_name=f".{message}", label=1
-    )
-    return protobuf_schema("R", FileDescriptorSet(file=[file]).SerializeToString())
 
 
 def avro_of_long_names(field="f", namespace="n"):
@@ -314,8 +299,8 @@ def avro_of_long_names(field="f", namespace="n"):
         ("json", json.dumps({"type": "object", "properties": {LONG: {"type": "string"}}})),
         ("avro", avro_of_long_names(field=LONG)),
         ("avro", avro_of_long_names(namespace=LONG)),
-        ("protobuf", protobuf_of_long_names(field=LONG)),
-        ("protobuf", protobuf_of_long_names(message=LONG)),
+        ("protobuf", protobuf_of({"M": {"a": None}, "R": {LONG: "M"}})),
+        ("protobuf", protobuf_of({LONG: {"a": None}, "R": {"f": LONG}})),
     ],
     ids=["DDL", "path", "map", "JSON Schema", "Avro", "Avro's namespace", "Protobuf", "Protobuf's message"],
 )

@@ -73,7 +73,12 @@ def assert_as_the_model(batches):
         assert outcome(each) == model(batch), batch.hex()
 
 
-def check_every_byte(count, wide):
+WIDE = pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.long)])
+
+
+@WIDE
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_batch_with_a_changed_byte_has_the_outcome_of_the_model(count, wide):
     """All positions and lengths; of a large batch a seeded choice of them, larger if `wide`."""
     batch = batch_of(count)
     positions = [*range(_BASE_TIMESTAMP, _MAX_TIMESTAMP), *range(HEADER_BYTES, len(batch))]
@@ -92,17 +97,6 @@ def check_every_byte(count, wide):
         assert_as_the_model(batches[first : first + together])
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_a_batch_with_a_changed_byte_has_the_outcome_of_the_model(count):
-    check_every_byte(count, wide=False)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", COUNTS)
-def test_a_batch_with_any_byte_changed_has_the_outcome_of_the_model(count):
-    check_every_byte(count, wide=True)
-
-
 def check_mutations(rows, mutations, cut):
     batch = damaged(encode(stored(rows), base_offset=0, last_offset=len(rows) - 1, leader_epoch=0), mutations, cut)
     if (len(batch) - HEADER_BYTES) // 6 >= len(rows):
@@ -110,20 +104,10 @@ def check_mutations(rows, mutations, cut):
         assert_as_the_model([batch])
 
 
-DAMAGE = given(rows=RECORDS, mutations=MUTATIONS, cut=st.integers(0, 40))
-
-
-@DAMAGE
-@settings(max_examples=40)
-def test_damaged_records_have_the_outcome_of_the_model(rows, mutations, cut):
-    check_mutations(rows, mutations, cut)
-
-
-@pytest.mark.long
-@DAMAGE
-@settings(max_examples=3_000)
-def test_any_damaged_records_have_the_outcome_of_the_model(rows, mutations, cut):
-    check_mutations(rows, mutations, cut)
+@WIDE
+def test_damaged_records_have_the_outcome_of_the_model(wide):
+    of_damage = given(rows=RECORDS, mutations=MUTATIONS, cut=st.integers(0, 40))
+    settings(max_examples=3_000 if wide else 40)(of_damage(check_mutations))()
 
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)

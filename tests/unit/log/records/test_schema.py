@@ -11,32 +11,6 @@ from tests.unit.log.records.strategies import record_tables
 KAFKA_COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
 
 
-def test_read_schema_equals_what_spark_expects_of_its_kafka_source() -> None:
-    from pyspark.sql import types
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    spark = types.StructType(
-        [
-            types.StructField("key", types.BinaryType()),
-            types.StructField("value", types.BinaryType()),
-            types.StructField("topic", types.StringType()),
-            types.StructField("partition", types.IntegerType()),
-            types.StructField("offset", types.LongType()),
-            types.StructField("timestamp", types.TimestampType()),
-            types.StructField("timestampType", types.IntegerType()),
-            types.StructField(
-                "headers",
-                types.ArrayType(
-                    types.StructType(
-                        [types.StructField("key", types.StringType()), types.StructField("value", types.BinaryType())]
-                    )
-                ),
-            ),
-        ]
-    )
-    assert to_arrow_schema(spark, timezone="UTC").equals(read_schema(include_headers=True))
-
-
 def test_read_schema_columns() -> None:
     assert read_schema().names == KAFKA_COLUMNS
     assert read_schema(True).names == [*KAFKA_COLUMNS, "headers"]
