@@ -23,7 +23,6 @@ from spark_log.errors import (
     MetadataStoreUnavailableError,
     SparkLogError,
     UnsupportedVersionError,
-    redact,
 )
 from spark_log.ids import BrokerId
 from spark_log.log.log import Records
@@ -382,13 +381,6 @@ def test_an_address_without_its_password_can_be_repeated():
     assert Address.parse("postgresql://me:x@h/db").without_password == "postgresql+psycopg://me@h/db"
     assert Address.parse("postgresql+psycopg://me@h/db").without_password == "postgresql+psycopg://me@h/db"
     assert Address.parse("/a:***@b").without_password == "/a:***@b"
-
-
-def test_redact_changes_only_passwords():
-    assert redact("see postgresql://me:x@h/db and s3://k:y@b/z?region=r") == (
-        "see postgresql://me:***@h/db and s3://k:***@b/z?region=r"
-    )
-    assert redact("file:///a b/c:d and http://h:80/x?a=b") == "file:///a b/c:d and http://h:80/x?a=b"
 
 
 def test_a_log_dir_of_another_cluster_is_refused(cluster, postgres_server, tmp_path):

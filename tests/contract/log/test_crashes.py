@@ -94,23 +94,6 @@ def test_a_killed_writer_loses_nothing(failpoint, tmp_path):
         log.close()
 
 
-@pytest.mark.parametrize("point", ["file.temporary-written", "append.decided", "append.committed"])
-def test_a_writer_killed_on_postgresql_loses_nothing(point, postgres_url, tmp_path):
-    """On PostgreSQL the transaction ends with the connection, not with the file locks of the process."""
-    with Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir")) as cluster:
-        topic = create_topic(cluster, "t", configs=SMALL_TAILS)
-        code, _, acked = write(postgres_url, "w", f"{point}:3")
-        assert code == -signal.SIGKILL
-        log = ClientLog(cluster)
-        values = [text for _, _, text in read_all(log, topic)]
-        assert values == [writer_value("w", number) for number in range(len(values))]
-        assert len(acked) <= len(values) <= len(acked) + 1
-        assert log.append(topic, [Records(0, table("on"))]) == [Appended(len(values), len(values) + 1)]
-        publish(cluster, topic)
-        assert_delta_is_the_log(cluster)
-        log.close()
-
-
 @pytest.mark.parametrize("point", ["file.temporary-written", "file.renamed"])
 def test_a_killed_init_can_be_repeated(point, tmp_path):
     address = str(tmp_path / "cluster")
