@@ -1,5 +1,7 @@
 """Fixtures of the contract suites, which every store and every kind of log dir must pass."""
 
+import contextlib
+import itertools
 from uuid import uuid4
 
 import pytest
@@ -9,8 +11,10 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance import client_log
 from spark_log.maintenance.rewrite.table_loop import TableLoop
+from tests.support.gateway_wire import WireConnection
 from tests.support.postgres import PostgresServer
 from tests.support.resources import bounded_resources
+from tests.support.server_processes import GatewayProcess
 from tests.support.stores import put_topics_in_a_data_store
 from tests.support.waiting import LIMIT_S
 
@@ -106,6 +110,33 @@ def consume(cluster_address, cluster):
     yield make
     for consumer in made:
         consumer.close(autocommit=False)
+
+
+@pytest.fixture
+def gateway(cluster, cluster_address, tmp_path):
+    """A gateway of the cluster, without options."""
+    with GatewayProcess(tmp_path, cluster_address) as running:
+        yield running
+
+
+@pytest.fixture
+def gateways(cluster, cluster_address, tmp_path):
+    """Two gateways of the cluster, without options."""
+    with GatewayProcess(tmp_path, cluster_address) as one, GatewayProcess(tmp_path, cluster_address) as two:
+        yield one, two
+
+
+@pytest.fixture
+def connect(gateways):
+    """A new connection to one of the two gateways, in turn; or to the one that is asked for."""
+    with contextlib.ExitStack() as stack:
+        turns = itertools.cycle(gateways)
+
+        def connect(number=None):
+            gateway = next(turns) if number is None else gateways[number]
+            return stack.enter_context(WireConnection(gateway.port))
+
+        yield connect
 
 
 @pytest.fixture

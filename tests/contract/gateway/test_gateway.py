@@ -186,31 +186,30 @@ def test_the_members_of_a_group_are_of_any_kind(cluster, gateway):
     ours.close()
 
 
-def test_a_killed_gateway_loses_and_doubles_nothing(cluster, cluster_address, tmp_path):
+def test_a_killed_gateway_loses_and_doubles_nothing(cluster, gateways):
     make(cluster, "t", 4)
-    first, second = (GatewayProcess(tmp_path, cluster_address) for _ in range(2))
-    with first, second:
-        client = rd_producer(first, second, enable_idempotence=True, message_timeout_ms=60_000)
-        errors, acknowledged = [], []
+    first, second = gateways
+    client = rd_producer(first, second, enable_idempotence=True, message_timeout_ms=60_000)
+    errors, acknowledged = [], []
 
-        def delivered(error, message):
-            (errors if error else acknowledged).append(error or message.value())
+    def delivered(error, message):
+        (errors if error else acknowledged).append(error or message.value())
 
-        for number in range(3_000):
-            client.produce("t", b"%d" % number, b"k%d" % (number % 7), on_delivery=delivered)
-            client.poll(0)
-            if number in (1_000, 2_000):
-                while len(acknowledged) < number // 2:
-                    client.poll(0.05)
-                first.kill()
-                first.start()
-        assert client.flush(60) == 0
-        assert errors == []
-        rows = topic_rows(cluster, "t")
-        assert sorted(int(row["value"]) for row in rows) == list(range(3_000))
-        for key in {row["key"] for row in rows}:
-            numbers = [int(row["value"]) for row in rows if row["key"] == key]
-            assert numbers == sorted(numbers)
+    for number in range(3_000):
+        client.produce("t", b"%d" % number, b"k%d" % (number % 7), on_delivery=delivered)
+        client.poll(0)
+        if number in (1_000, 2_000):
+            while len(acknowledged) < number // 2:
+                client.poll(0.05)
+            first.kill()
+            first.start()
+    assert client.flush(60) == 0
+    assert errors == []
+    rows = topic_rows(cluster, "t")
+    assert sorted(int(row["value"]) for row in rows) == list(range(3_000))
+    for key in {row["key"] for row in rows}:
+        numbers = [int(row["value"]) for row in rows if row["key"] == key]
+        assert numbers == sorted(numbers)
 
 
 def test_refused_records_have_kafkas_errors(cluster, gateway):

@@ -103,19 +103,13 @@ joins again: epoch 4, 4 of t
 
 
 @pytest.fixture
-def gateways(cluster, cluster_address, tmp_path):
-    """Two gateways of a cluster whose members send heartbeats often."""
+def many_heartbeats(cluster):
     alter_settings(cluster, {"group.consumer.heartbeat.interval.ms": "100"})
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(GatewayProcess(tmp_path, cluster_address)) for _ in range(2)]
 
 
 @pytest.fixture
-def connect(gateways):
-    """A new connection to one of the gateways, in turn."""
-    with contextlib.ExitStack() as stack:
-        count = iter(range(10_000))
-        yield lambda: stack.enter_context(WireConnection(gateways[next(count) % 2].port))
+def gateways(many_heartbeats, gateways):
+    return gateways
 
 
 def test_gateway_answers_each_request_as_a_broker_does(cluster, cluster_address, tmp_path):

@@ -17,7 +17,6 @@ from spark_log.metadata import tables as t
 from tests.support.classic_members import ClassicMember
 from tests.support.consumer_members import ConsumerMember, topic_ids
 from tests.support.gateway_wire import WireConnection, commit_request, committed
-from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 
@@ -128,13 +127,12 @@ class Life:
         return True
 
 
-@pytest.fixture
-def gateways(cluster, cluster_address, tmp_path):
+@pytest.fixture(autouse=True)
+def topic(cluster):
+    """Topic t, and short sessions."""
     make(cluster, "t", PARTITIONS)
     times = {"group.consumer.heartbeat.interval.ms": "100", "group.consumer.session.timeout.ms": f"{SESSION_MS}"}
     alter_settings(cluster, times)
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(GatewayProcess(tmp_path, cluster_address)) for _ in range(2)]
 
 
 @pytest.mark.slow

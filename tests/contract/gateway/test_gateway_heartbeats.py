@@ -1,7 +1,6 @@
 """Heartbeats of classic members say what the store says at that moment, whichever gateway they reach."""
 
 import asyncio
-import contextlib
 from dataclasses import replace
 from threading import Event, Thread
 
@@ -18,23 +17,12 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import add_partitions
 from tests.support.classic_members import ClassicMember, settle
 from tests.support.consumer_members import ConsumerMember, topic_ids
-from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms
 from tests.support.group_members import settle as settle_readers
-from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 
 NONE, ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID = 0, 22, 25, 27, 82
-
-
-@pytest.fixture
-def connect(cluster, cluster_address, tmp_path):
-    """A new connection to one of two gateways, in turn."""
-    with contextlib.ExitStack() as stack:
-        gateways = [stack.enter_context(GatewayProcess(tmp_path, cluster_address)) for _ in range(2)]
-        count = iter(range(10_000))
-        yield lambda: stack.enter_context(WireConnection(gateways[next(count) % 2].port))
 
 
 @pytest.fixture

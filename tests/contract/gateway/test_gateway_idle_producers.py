@@ -19,7 +19,6 @@ from spark_log.transactions.transaction_expiry import expire_ids
 from spark_log.transactions.transaction_store import init_producer
 from tests.support.gateway_wire import WireConnection, produced, transactional_batch
 from tests.support.kafka_programs import java_producer
-from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -27,10 +26,9 @@ OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 45, 59
 
 
 @pytest.fixture
-def gateway(cluster, cluster_address, tmp_path):
+def gateway(cluster, gateway):
     make(cluster, "flights", 2)
-    with GatewayProcess(tmp_path, cluster_address) as running:
-        yield running
+    return gateway
 
 
 def forget(cluster, newer_producers=0):

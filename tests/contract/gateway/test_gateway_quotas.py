@@ -25,10 +25,9 @@ PRODUCER, OTHER = (Bucket("producer_byte_rate", (("user", name),), rate=1.0) for
 
 
 @pytest.fixture
-def gateway(cluster, cluster_address, tmp_path):
+def gateway(cluster, gateway):
     make(cluster, "flights", 1)
-    with GatewayProcess(tmp_path, cluster_address) as gateway:
-        yield gateway
+    return gateway
 
 
 def alteration(*entries, validate_only=False):

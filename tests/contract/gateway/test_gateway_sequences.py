@@ -2,7 +2,6 @@
 
 import struct
 
-import pytest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from spark_log import Consumer
@@ -10,20 +9,12 @@ from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.metadata import tables as t
 from tests.support.gateway_wire import WireConnection, produced
 from tests.support.kafka_batches import stored, with_checksum
-from tests.support.server_processes import GatewayProcess
 from tests.support.stores import change
 from tests.support.topics import make
 
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 LAST = 2**31 - 1
 NOW_MS = 1_790_000_000_000
-
-
-@pytest.fixture
-def gateways(cluster, cluster_address, tmp_path):
-    make(cluster, "flights", 1)
-    with GatewayProcess(tmp_path, cluster_address) as one, GatewayProcess(tmp_path, cluster_address) as two:
-        yield one, two
 
 
 def batch(producer_id, first_sequence, values):
@@ -40,8 +31,8 @@ def appended(connection, records):
 
 
 def test_repetitions_and_gaps_are_noticed_around_the_last_sequence(cluster, gateways):
-    one, two = gateways
-    with WireConnection(one.port) as first, WireConnection(two.port) as second:
+    make(cluster, "flights", 1)
+    with WireConnection(gateways[0].port) as first, WireConnection(gateways[1].port) as second:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1_000)
         producer_id = first.exchange(request, 4).producer_id
         assert appended(first, batch(producer_id, 0, [b"0"])) == (0, 0)

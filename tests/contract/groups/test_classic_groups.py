@@ -34,25 +34,6 @@ NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS
 NON_EMPTY_GROUP, GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID, UNKNOWN_SERVER_ERROR = 68, 81, 82, -1
 
 
-@pytest.fixture
-def gateways(cluster, cluster_address, tmp_path):
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(GatewayProcess(tmp_path, cluster_address)) for _ in range(2)]
-
-
-@pytest.fixture
-def connect(gateways):
-    """A new connection to one of the two gateways, in turn; or to the one that is asked for."""
-    with contextlib.ExitStack() as stack:
-        count = iter(range(1_000))
-
-        def connect(number=None):
-            gateway = gateways[next(count) % 2 if number is None else number]
-            return stack.enter_context(WireConnection(gateway.port))
-
-        yield connect
-
-
 def expire(cluster, member):
     ended = t.classic_member.update().where(CLASSIC_MEMBER.member_id == member.member_id).values(until_ms=0)
     cluster.store.transact(lambda connection: connection.execute(ended), announce=True)

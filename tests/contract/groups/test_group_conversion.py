@@ -48,10 +48,9 @@ PARTITIONS = 6
 
 
 @pytest.fixture
-def connect(cluster, cluster_address, tmp_path):
+def connect(cluster, gateway):
     make(cluster, "t", PARTITIONS)
     with contextlib.ExitStack() as stack:
-        gateway = stack.enter_context(GatewayProcess(tmp_path, cluster_address))
         yield lambda: stack.enter_context(WireConnection(gateway.port))
 
 
