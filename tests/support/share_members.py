@@ -1,6 +1,6 @@
 """Members of share groups: in this process without a client, and at a gateway, byte by byte."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -20,11 +20,13 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.shares.share_sessions import Session
 from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
+from spark_log.groups.share.looks import look
 from spark_log.groups.share.members import ShareAnswer, ShareHeartbeat, leave_share_group, share_heartbeat
-from spark_log.groups.share.offers import ask_offers, offers_of
+from spark_log.groups.share.offers import Offer, ask_offers, offers_of
 from spark_log.groups.share.polling import Result, SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
+from spark_log.groups.share.service import Outcome, Poll, run_polls
 from spark_log.log.partitions.partition_rows import Key
 from tests.support.gateway_wire import WireConnection
 from tests.support.waiting import wait_until
@@ -90,6 +92,29 @@ class ShareMember:
 
     def leave(self) -> None:
         leave_share_group(self.cluster.store, self.group, self.member)
+
+
+def overtaken_member(cluster: Cluster, meanwhile: Callable[[], object]) -> ShareMember:
+    """A member. `meanwhile` runs once, between its first read of records and the transaction that acquires them."""
+    left = [meanwhile]
+
+    def run(poll: Poll) -> Outcome:
+        if poll.readable and left:
+            left.pop()()
+        return run_polls(cluster.store, [poll])[0]
+
+    return ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), run))
+
+
+def offsets_of(acquired: dict[Key, list[Range]]) -> list[int]:
+    """The offsets of all acquired records."""
+    return [offset for ranges in acquired.values() for r in ranges for offset in range(r.first, r.end)]
+
+
+def only_offer(cluster: Cluster) -> Offer:
+    """What group "workers" has of the only partition that it has read."""
+    [offer] = look(cluster.store, "workers").offers.values()
+    return offer
 
 
 def move_lock_ends(cluster: Cluster, by_ms: int) -> None:

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kafka
@@ -653,11 +654,8 @@ def test_one_consumer_per_thread(cluster, log, cluster_address):
             consumer.assign([TopicPartition("t", number)])
             seen.extend(record.value.decode() for record in consumer)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert sorted(seen) == [f"{p}/{n}" for p in range(4) for n in range(5)]
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import kafka.errors
 import pyarrow as pa
@@ -267,11 +267,8 @@ def test_many_threads_share_a_producer(produce, cluster, log):
     def work(name):
         futures[name] = [producer.send("t", b"%d-%d" % (name, n), b"%d" % name) for n in range(200)]
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     producer.flush()
     found = contents(log, "t")
     for name, sent in futures.items():

@@ -2,6 +2,7 @@
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,6 @@ from spark_log.errors import (
     LogDirMismatchError,
     MetadataConflictError,
     MetadataStoreUnavailableError,
-    SparkLogError,
     UnsupportedVersionError,
 )
 from spark_log.ids import BrokerId
@@ -67,24 +67,19 @@ def test_a_cluster_is_created_once_and_opened_by_its_address(cluster, cluster_ad
 
 
 def test_two_concurrent_inits_create_one_cluster(cluster_address, tmp_path):
-    start, outcomes = threading.Barrier(2), []
+    start = threading.Barrier(2)
 
     def init(number):
         start.wait(timeout=60)
         log_dir = str(tmp_path / f"dir-{number}") if "://" in cluster_address else None
         try:
             with Cluster.init(cluster_address, log_dir=log_dir) as made:
-                outcomes.append(made.cluster_id)
-        except ClusterAlreadyExistsError as error:
-            outcomes.append(error)
+                return made.cluster_id
+        except ClusterAlreadyExistsError:
+            return None
 
-    threads = [threading.Thread(target=init, args=[number]) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    (made,) = [outcome for outcome in outcomes if isinstance(outcome, str)]
-    assert len(outcomes) == 2
+    with ThreadPoolExecutor(2) as pool:
+        (made,) = filter(None, pool.map(init, range(2)))
     with Cluster.open(cluster_address) as cluster:
         assert cluster.cluster_id == made
         (info,) = cluster.log_dirs().values()
@@ -233,7 +228,7 @@ def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_serve
     create_store(address, "c").close()
     revision = become_next_version(tmp_path, monkeypatch)
     watching = Store(address)
-    upgrade, outcomes = migrations.upgrade, []
+    upgrade = migrations.upgrade
 
     def upgrade_until_another_waits(connection):
         """Commits only when another thread that opens the store waits for this transaction."""
@@ -245,19 +240,9 @@ def test_processes_that_open_an_old_store_at_once_upgrade_it_once(postgres_serve
 
     monkeypatch.setattr(migrations, "upgrade", upgrade_until_another_waits)
 
-    def open_it():
-        try:
-            open_store(address).close()
-            outcomes.append(None)
-        except SparkLogError as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=open_it) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert outcomes == [None] * 3
+    with ThreadPoolExecutor(3) as pool:
+        for store in pool.map(open_store, [address] * 3):
+            store.close()
     assert watching.read(revision_of) == revision
     watching.close()
 

@@ -20,7 +20,7 @@ from tests.support.consumer_members import ConsumerMember, topic_ids
 from tests.support.group_members import LONG_MS, Reader, move_session_end, session_until_ms
 from tests.support.group_members import settle as settle_readers
 from tests.support.topics import make
-from tests.support.waiting import wait_until
+from tests.support.waiting import Worker, wait_until
 
 NONE, ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID = 0, 22, 25, 27, 82
 
@@ -204,15 +204,13 @@ def test_heartbeats_at_the_same_time_have_answers_of_their_own(cluster, connect)
     members = [ClassicMember(connect(), f"g{number}", ["t"]) for number in range(12)]
     for member in members:
         assert (member.join(), member.sync()) == (NONE, NONE)
-    stopped = Event()
     others = [f"other{number}" for number in range(1_000)]
 
-    def commit():
-        while not stopped.is_set() and others:
+    def commit(stop):
+        while not stop.is_set() and others:
             make(cluster, others.pop())
 
-    committing = Thread(target=commit)
-    committing.start()
+    committing = Worker(commit)
     try:
         for member in members[::4]:
             member.generation -= 1
@@ -224,8 +222,7 @@ def test_heartbeats_at_the_same_time_have_answers_of_their_own(cluster, connect)
                 member.send_beat()
             assert [member.receive_beat() for member in members] == wanted
     finally:
-        stopped.set()
-        committing.join()
+        committing.finish()
 
 
 @pytest.mark.parametrize("group_type", ["classic", "consumer"])

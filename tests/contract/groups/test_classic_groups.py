@@ -1,7 +1,7 @@
 """Groups whose leader assigns (Kafka Connect, Kafka Streams, custom assignors), through two gateways on both stores."""
 
 import contextlib
-import threading
+from functools import partial
 
 import kafka
 import pytest
@@ -28,7 +28,7 @@ from tests.support.classic_members import JOIN, ClassicMember, WorkerMember, ass
 from tests.support.gateway_wire import WireConnection, commit_request, committed
 from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
-from tests.support.waiting import wait_until
+from tests.support.waiting import Worker, wait_until
 
 NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 0, 22, 23, 25, 27
 NON_EMPTY_GROUP, GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID, UNKNOWN_SERVER_ERROR = 68, 81, 82, -1
@@ -350,34 +350,32 @@ def test_consumers_with_their_own_assignor(cluster, gateways):
     for number in range(30):
         producer.send("t", b"%d" % number, partition=number % 3)
     producer.flush()
-    found, stopped = [], threading.Event()
+    found = []
 
-    def consume(kind, address):
+    def consume(kind, address, stop):
         consumer = kind(
             "t", **address, group_id="custom", auto_offset_reset="earliest", heartbeat_interval_ms=200,
             partition_assignment_strategy=[LastTakesAll], metadata_max_age_ms=1000,
         )  # fmt: skip
-        while not stopped.is_set():
+        while not stop.is_set():
             for records in consumer.poll(timeout_ms=100).values():
                 found.extend(record.value for record in records)
         consumer.close()
 
     places = [(kafka.KafkaConsumer, {"bootstrap_servers": each.address}) for each in gateways]
     places.append((Consumer, {"cluster": str(cluster.store.address)}))
-    threads = [threading.Thread(target=consume, args=place) for place in places]
+    workers = [Worker(partial(consume, *place)) for place in places]
     try:
-        for thread in threads:
-            thread.start()
         watcher = kafka.KafkaAdminClient(bootstrap_servers=gateways[0].address)
         described = {}
         while described.get("group_state") != "Stable" or counts(described) != [0, 0, 3] or len(set(found)) < 30:
             described = watcher.describe_groups(["custom"])["custom"]
-            assert all(thread.is_alive() for thread in threads)
+            for worker in workers:
+                worker.check()
         watcher.close()
     finally:
-        stopped.set()
-        for thread in threads:
-            thread.join()
+        for worker in workers:
+            worker.finish()
     assert described["protocol_data"] == "last-takes-all"
     assert sum(committed_offsets(cluster.store, "custom").values()) == 30
     [listed] = list_groups(cluster.store)

@@ -1,6 +1,6 @@
 """Dead letters of share groups: one for each record that is rejected or was delivered too often, and none is lost."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -221,11 +221,8 @@ def test_two_writers_of_the_same_letters_append_them_once(cluster, cluster_addre
     create_topic(cluster, "dlq.jobs", configs={**ENABLED, "inline.max.bytes": "0"})  # files, of which one is deleted
     [key] = look(cluster.store, "workers").offers
     writers = [DeadLetters(lambda: ClientLog(cluster)) for _ in range(2)]
-    threads = [threading.Thread(target=writer.write, args=("workers", key)) for writer in writers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda writer: writer.write("workers", key), writers))
     for writer in writers:
         writer.close()
     found = letters(cluster_address, 20)

@@ -1,7 +1,7 @@
 """Consumer groups in the store: assignment, commits, and the state after members leave."""
 
-import threading
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from json import JSONDecodeError
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ from tests.support.group_members import LONG_MS, Reader, move_session_end, sessi
 from tests.support.records import NOON_MS
 from tests.support.stores import change
 from tests.support.topics import append
-from tests.support.waiting import wait_until
+from tests.support.waiting import Worker, wait_until
 
 
 def tp(number, topic="t"):
@@ -180,31 +180,24 @@ def test_a_changed_subscription_is_reassigned(cluster):
 def test_concurrent_members(cluster):
     create_topic(cluster, "t", 8)
     readers = [Reader(cluster, assignors=["cooperative-sticky"]) for _ in range(5)]
-    failures = []
-    done = threading.Event()
 
-    def work(reader):
-        try:
-            while not done.is_set():
-                seen = cluster.store.changes.current()
-                if reader.beat().complete:
-                    cluster.store.changes.wait(seen, 0.05)
-        except Exception as error:
-            failures.append(error)
+    def work(reader, stop):
+        while not stop.is_set():
+            seen = cluster.store.changes.current()
+            if reader.beat().complete:
+                cluster.store.changes.wait(seen, 0.05)
 
-    threads = [threading.Thread(target=work, args=(reader,)) for reader in readers]
-    for thread in threads:
-        thread.start()
+    workers = [Worker(partial(work, reader)) for reader in readers]
 
     def stable():
-        found = described(cluster)
-        return failures or (found.state == "Stable" and len(found.members) == 5)
+        for worker in workers:
+            worker.check()
+        group = described(cluster)
+        return group.state == "Stable" and len(group.members) == 5
 
     wait_until(stable)
-    done.set()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert failures == []
+    for worker in workers:
+        worker.finish()
     settle(*readers)
     assert sorted(p for reader in readers for p in reader.held) == [tp(n) for n in range(8)]
 

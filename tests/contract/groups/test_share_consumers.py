@@ -23,10 +23,9 @@ from spark_log.errors import (
 from spark_log.facts.groups import describe_groups
 from spark_log.facts.share_groups import describe_share_group
 from spark_log.groups.share import rows
-from spark_log.groups.share.looks import look
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from tests.support.share_members import move_lock_ends
+from tests.support.share_members import move_lock_ends, only_offer
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite
@@ -202,7 +201,7 @@ def test_a_renewed_lock_lasts(cluster, produce, worker):
 
 def first_end_ms(cluster):
     """When the first lock of the partition ends."""
-    [offer] = look(cluster.store, "workers").offers.values()
+    offer = only_offer(cluster)
     return offer.wake_ms
 
 

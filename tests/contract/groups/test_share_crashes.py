@@ -9,13 +9,12 @@ from spark_log import Consumer
 from spark_log.groups.share import dead_letters
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.dead_letters import DeadLetters
-from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.maintenance.client_log import ClientLog
 from tests.support.python_process import PythonProcess
-from tests.support.share_members import ShareMember, move_lock_ends, set_lock_ms
+from tests.support.share_members import ShareMember, move_lock_ends, only_offer, set_lock_ms
 from tests.support.topics import fill, make
 from tests.support.waiting import LIMIT_S
 
@@ -72,20 +71,15 @@ def letters(address):
         return found
 
 
-def state(cluster):
-    [offer] = look(cluster.store, GROUP).offers.values()
-    return offer
-
-
 def is_finished(cluster):
-    return state(cluster).start_offset == COUNT and state(cluster).unfinished == 0
+    return only_offer(cluster).start_offset == COUNT and only_offer(cluster).unfinished == 0
 
 
 def take_over(cluster, member, deliveries):
     """Poll until the records come, and return their ranges. They come once, and not before their lock's end. Nothing
     else than this end wakes the poll, whose time limit a test does not reach.
     """
-    ends_ms = state(cluster).wake_ms
+    ends_ms = only_offer(cluster).wake_ms
     acquired = member.poll(timeout_s=10 * LIMIT_S)
     assert cluster.store.now().lease_ms >= ends_ms
     [ranges] = acquired.values()
@@ -111,7 +105,7 @@ def test_acknowledgements_of_a_member_killed_before_their_answer_stay(cluster, c
 def test_rejected_records_of_a_killed_member_have_one_letter_each(cluster, cluster_address, survivor, point):
     alter_group_configs(cluster.store, GROUP, LETTERS)
     killed(cluster_address, point, "poll", "reject")
-    assert state(cluster).archiving == (COUNT if point == "share.acknowledged" else 0)
+    assert only_offer(cluster).archiving == (COUNT if point == "share.acknowledged" else 0)
     member = survivor()
     while not is_finished(cluster):
         assert member.poll(timeout_s=0.1) == {}
@@ -124,7 +118,7 @@ def test_records_that_kill_each_member_have_one_letter_each(cluster, cluster_add
     for _ in range(2):
         killed(cluster_address, "share.acquired", "poll")
         move_lock_ends(cluster, LOCK_MS)
-    ends_ms = state(cluster).wake_ms
+    ends_ms = only_offer(cluster).wake_ms
     member = survivor()
     while not is_finished(cluster):
         assert member.poll(timeout_s=0.1) == {}

@@ -11,10 +11,9 @@ from spark_log.groups.share.looks import look
 from spark_log.groups.share.polling import SharePolls
 from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import run_polls
 from spark_log.ids import TopicPartition
 from tests.support.replicas import truncate
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, only_offer, overtaken_member
 from tests.support.topics import append, make, stored
 
 HOUR_MS = 3_600_000
@@ -37,11 +36,6 @@ def values(member, records_max=500):
 
 def accept(member):
     return list(member.acknowledge(member.acquired, AcknowledgeType.ACCEPT).errors.values())
-
-
-def offer(cluster):
-    [found] = look(cluster.store, "workers").offers.values()
-    return found
 
 
 @pytest.mark.parametrize(
@@ -67,8 +61,8 @@ def test_new_records_below_the_next_offset_are_delivered(cluster, log, count, ac
         [error] = accept(member)
         assert isinstance(error, InvalidRecordStateError), "half of its records are gone"
     assert accept(other) == [None]
-    assert offer(cluster).next_offset == 3 + count
-    assert offer(cluster).unfinished == (0 if accepted else 3)
+    assert only_offer(cluster).next_offset == 3 + count
+    assert only_offer(cluster).unfinished == (0 if accepted else 3)
 
 
 def test_delayed_and_available_records_above_the_truncation_are_forgotten(cluster, log):
@@ -80,24 +74,21 @@ def test_delayed_and_available_records_above_the_truncation_are_forgotten(cluste
     truncate(cluster, "t", 1)
     append(log, "t", "new1")
     assert values(ShareMember(cluster, member="m2")) == {1: "new1"}
-    assert (offer(cluster).delayed, offer(cluster).available) == (1, 0)
+    assert (only_offer(cluster).delayed, only_offer(cluster).available) == (1, 0)
 
 
 @pytest.mark.on_sqlite
 def test_a_truncation_between_read_and_acquisition(cluster, log):
     """The records that were read before are not delivered under the offsets of the new ones."""
-    elections = [lambda: truncate(cluster, "t", 3)]
 
-    def run(poll):
-        if poll.readable and elections:
-            elections.pop()()
-            append(log, "t", "new3")
-        return run_polls(cluster.store, [poll])[0]
+    def elect():
+        truncate(cluster, "t", 3)
+        append(log, "t", "new3")
 
-    member = ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), run))
+    member = overtaken_member(cluster, elect)
     assert values(member) == {0: "old0", 1: "old1", 2: "old2", 3: "new3"}
-    assert not elections and accept(member) == [None]
-    assert offer(cluster).next_offset == offer(cluster).start_offset == 4
+    assert accept(member) == [None]
+    assert only_offer(cluster).next_offset == only_offer(cluster).start_offset == 4
 
 
 @pytest.mark.on_sqlite
@@ -163,7 +154,7 @@ def rejected(cluster):
     member = ShareMember(cluster)
     values(member)
     member.acknowledge(member.acquired, AcknowledgeType.REJECT)
-    assert offer(cluster).archiving == 6
+    assert only_offer(cluster).archiving == 6
     return member
 
 
@@ -199,7 +190,7 @@ def test_an_election_while_letters_are_written(cluster, log, monkeypatch, reject
                 rejected.acknowledge(rejected.acquired, AcknowledgeType.REJECT)
                 values(rejected)
                 rejected.acknowledge(rejected.acquired, AcknowledgeType.REJECT)
-                assert offer(cluster).archiving == 6
+                assert only_offer(cluster).archiving == 6
         return letters
 
     monkeypatch.setattr(dead_letters, "_letters", elected)

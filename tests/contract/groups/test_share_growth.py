@@ -1,6 +1,7 @@
 """Partitions are added to a topic while share groups read it: no record is missed, and each is accepted once."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -38,40 +39,33 @@ def test_partitions_are_added_under_load(cluster, cluster_address, quick, reset)
     done = threading.Event()
 
     def consume(consumer):
-        try:
-            with consumer:
-                consumer.set_acknowledgement_commit_callback(
-                    lambda offsets, error: (
-                        accepted.extend(
-                            (partition.partition, offset) for partition, found in offsets.items() for offset in found
-                        )
-                        if error is None
-                        else failed.append(error)
+        with consumer:
+            consumer.set_acknowledgement_commit_callback(
+                lambda offsets, error: (
+                    accepted.extend(
+                        (partition.partition, offset) for partition, found in offsets.items() for offset in found
                     )
+                    if error is None
+                    else failed.append(error)
                 )
-                while not done.is_set() and len(accepted) < expected:
-                    consumer.poll(100)
-        except BaseException as error:
-            failed.append(error)
+            )
+            while not done.is_set() and len(accepted) < expected:
+                consumer.poll(100)
 
-    threads = [threading.Thread(target=consume, args=(consumer,)) for consumer in consumers]
-    for thread in threads:
-        thread.start()
-    log = ClientLog(cluster)
-    for partitions in STEPS:
-        if partitions > 1:
-            add_partitions(cluster, "t", partitions)
-        for partition in range(partitions):
-            append(log, "t", *(f"{partition}-{n}" for n in range(EACH)), partition=partition)
-            before = sum(partition < count for count in STEPS if count < partitions) * EACH
-            written += [(partition, before + n) for n in range(EACH)]
-    log.close()
-    for thread in threads:
-        thread.join(timeout=60)
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    with ThreadPoolExecutor(2) as pool:
+        consuming = [pool.submit(consume, consumer) for consumer in consumers]
+        log = ClientLog(cluster)
+        for partitions in STEPS:
+            if partitions > 1:
+                add_partitions(cluster, "t", partitions)
+            for partition in range(partitions):
+                append(log, "t", *(f"{partition}-{n}" for n in range(EACH)), partition=partition)
+                before = sum(partition < count for count in STEPS if count < partitions) * EACH
+                written += [(partition, before + n) for n in range(EACH)]
+        log.close()
+        wait(consuming, timeout=60)
+        done.set()
+    assert [each.result() for each in consuming] == [None, None] and not failed
     assert sorted(accepted) == sorted(written)
 
 

@@ -1,7 +1,7 @@
 """Many members of a share group come and go: each record is accepted once, and no member starves."""
 
 import random
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,14 +46,10 @@ class Lives:
         self.accepted, self.lives, self.passed_over = [], 0, 0
         self.ways = set()
         self.chosen = random.Random(number)
-        self.error = None
 
     def run(self):
-        try:
-            while not is_finished(self.cluster):
-                self._live()
-        except BaseException as error:
-            self.error = error
+        while not is_finished(self.cluster):
+            self._live()
 
     def _live(self):
         self.lives += 1
@@ -88,12 +84,8 @@ def test_members_come_and_go(cluster, jobs):
     polls = [SharePolls(cluster, ShareReads(cluster)) for _ in range(2)]
     turns = [0]
     lives = [Lives(cluster, number, polls[number % 2], turns) for number in range(THREADS)]
-    threads = [threading.Thread(target=each.run) for each in lives]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [each.error for each in lives] == [None] * THREADS
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(Lives.run, lives))
     accepted = [place for each in lives for place in each.accepted]
     assert sorted(accepted) == [(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH)]
     assert max(each.passed_over for each in lives) < PASSED_OVER_MAX

@@ -9,12 +9,11 @@ import subprocess
 import pytest
 
 from spark_log.groups.share.administration import alter_group_configs
-from spark_log.groups.share.looks import look
 from spark_log.groups.share.rules import AcknowledgeType
 from tests.support.gateway_wire import WireConnection
 from tests.support.python_process import PythonProcess
 from tests.support.server_processes import GatewayProcess
-from tests.support.share_members import ShareMember, WireShareMember, acquired, set_lock_ms
+from tests.support.share_members import ShareMember, WireShareMember, acquired, only_offer, set_lock_ms
 from tests.support.stores import each_on_sqlite_last_on_postgres
 from tests.support.topics import fill, find, make
 from tests.support.waiting import LIMIT_S
@@ -44,12 +43,12 @@ def take_over(cluster, member):
 
 def is_not_disturbed(cluster, member):
     """The member still has all records, and its acknowledgements count."""
-    [offer] = look(cluster.store, "workers").offers.values()
+    offer = only_offer(cluster)
     assert (offer.unfinished, offer.available, offer.start_offset) == (COUNT, 0, 0)
     [ranges] = (([part for part, _ in taken.parts]) for taken in member.last.taken)
     [key] = member.assigned
     assert set(member.acknowledge({key: ranges}, AcknowledgeType.ACCEPT).errors.values()) == {None}
-    [offer] = look(cluster.store, "workers").offers.values()
+    offer = only_offer(cluster)
     assert (offer.unfinished, offer.start_offset) == (0, COUNT)
 
 

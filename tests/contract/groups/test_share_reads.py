@@ -21,7 +21,7 @@ from tests.support.disk_faults import replicas_of
 from tests.support.gateway_wire import WireConnection
 from tests.support.s3 import also_on_s3, give_up_at_once
 from tests.support.server_processes import GatewayProcess
-from tests.support.share_members import ShareMember, WireShareMember
+from tests.support.share_members import ShareMember, WireShareMember, only_offer
 from tests.support.topics import append, make
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -138,7 +138,7 @@ def test_acknowledgements_count_although_nothing_can_be_read(cluster, log):
     acks = {key: [Acknowledgement(r.first, r.end, r.lock, member.member, AcknowledgeType.ACCEPT)]}
     result = member._polls.poll("workers", Request(member.member), member.assigned, acks, timeout_s=0.05)
     assert (result.errors, result.taken) == ({key: None}, ())
-    [offer] = look(cluster.store, "workers").offers.values()
+    offer = only_offer(cluster)
     assert (offer.start_offset, offer.unfinished) == (1, 0)
     with pytest.raises(SparkLogError):
         member.poll()

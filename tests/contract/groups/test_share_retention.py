@@ -12,7 +12,7 @@ from spark_log.groups.share.service import end_idle_locks, run_polls
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import apply_retention, delete_records
 from spark_log.metadata import tables as t
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, offsets_of
 from tests.support.stores import rows_of
 from tests.support.topics import append, fill, make
 
@@ -49,10 +49,6 @@ def part(acquired, first, end):
         key: [r._replace(first=max(first, r.first), end=min(end, r.end)) for r in ranges]
         for key, ranges in acquired.items()
     }
-
-
-def offsets_of(acquired):
-    return [offset for ranges in acquired.values() for r in ranges for offset in range(r.first, r.end)]
 
 
 def errors(result):

@@ -7,18 +7,14 @@ import pytest
 from spark_log.config import ClusterSettings
 from spark_log.groups.share import reading
 from spark_log.groups.share.administration import alter_group_configs
-from spark_log.groups.share.looks import look
-from spark_log.groups.share.polling import SharePolls
-from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import run_polls
 from spark_log.log.append.write_ids import Writer
 from spark_log.maintenance import run_tasks
 from spark_log.maintenance.compaction import local_compaction
 from spark_log.maintenance.context import MaintenanceContext
 from spark_log.maintenance.erase.erase import erase
 from tests.support.records import append_keyed, read_all
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, offsets_of, only_offer, overtaken_member
 from tests.support.topics import make
 
 KEYED = [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), (b"a", b"3"), (b"c", b"2")]
@@ -64,39 +60,20 @@ def rewritten(request, cluster, log):
     return topic, lambda: rewrite(cluster, log, topic)
 
 
-def member_with(cluster, meanwhile):
-    """A member. `meanwhile` runs once, between its first read and the transaction that acquires."""
-    waiting = [meanwhile]
-
-    def run(poll):
-        if poll.readable and waiting:
-            waiting.pop()()
-        return run_polls(cluster.store, [poll])[0]
-
-    member = ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), run))
-    member.waiting = waiting
-    return member
-
-
 def log_has(log, topic):
     return {(partition, offset): value for partition, offset, value in read_all(log, topic)}
 
 
-def offsets_of(acquired):
-    return [offset for ranges in acquired.values() for r in ranges for offset in range(r.first, r.end)]
-
-
 def is_finished(cluster):
-    [offer] = look(cluster.store, "workers").offers.values()
+    offer = only_offer(cluster)
     return (offer.start_offset, offer.next_offset, offer.unfinished) == (len(KEYED), len(KEYED), 0)
 
 
 def test_new_records_are_as_the_log_has_them(cluster, log, rewritten):
     topic, rewrite = rewritten
     before = log_has(log, topic)
-    member = member_with(cluster, rewrite)
+    member = overtaken_member(cluster, rewrite)
     acquired = member.poll()
-    assert not member.waiting
     after = log_has(log, topic)
     assert member.values() == after and set(after.items()) <= set(before.items())
     assert offsets_of(acquired) == [offset for _, offset in after]
@@ -109,9 +86,8 @@ def test_released_records_are_as_the_log_has_them(cluster, log, rewritten):
     topic, rewrite = rewritten
     first = ShareMember(cluster, member="m0")
     first.acknowledge(first.poll(), AcknowledgeType.RELEASE)
-    member = member_with(cluster, rewrite)
+    member = overtaken_member(cluster, rewrite)
     acquired = member.poll()
-    assert not member.waiting
     after = log_has(log, topic)
     assert member.values() == after
     assert offsets_of(acquired) == [offset for _, offset in after]

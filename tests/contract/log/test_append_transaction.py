@@ -2,6 +2,7 @@
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -250,11 +251,8 @@ def test_the_same_first_spark_batch_from_two_drivers_at_once_is_appended_once(cl
             batch = SparkBatch(f"stream:{version}", "t", 0, 1, "aa", strict=True)
             outcomes.append(spark_write(cluster, topic, batch, f"{version}").committed_before)
 
-    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
     assert (outcomes.count(False), outcomes.count(True)) == (10, 30)
     assert sorted(value for _, _, value in read_all(log, topic)) == [f"{version}" for version in range(10)]
 

@@ -3,6 +3,8 @@
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -526,11 +528,10 @@ def test_concurrent_appends_lose_no_file_that_they_named(cluster, cluster_addres
     """Write ids that expire at once: an append either commits before clean-up or is refused."""
     topic = create_topic(cluster, "t", 2, configs={**FILES, "segment.bytes": "14"})
     done = threading.Event()
-    failures, outcomes = [], []
+    outcomes = []
 
     def write(partition):
-        log = ClientLog(cluster)
-        try:
+        with closing(ClientLog(cluster)) as log:
             for number in range(15):
                 try:
                     [outcome] = log.append(
@@ -539,25 +540,18 @@ def test_concurrent_appends_lose_no_file_that_they_named(cluster, cluster_addres
                     outcomes.append(outcome)
                 except WriteIdExpiredError as error:
                     outcomes.append(Rejected(error))
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            log.close()
 
     def expire_and_clean():
         while not done.is_set():
             change(cluster, t.write_id.update().values(until_ms=0))
             clean(cluster)
 
-    writers = [threading.Thread(target=write, args=(partition,)) for partition in (0, 1)]
-    beside = threading.Thread(target=expire_and_clean)
-    for thread in (*writers, beside):
-        thread.start()
-    for thread in writers:
-        thread.join()
-    done.set()
-    beside.join()
-    assert failures == []
+    with ThreadPoolExecutor(3) as pool:
+        beside = pool.submit(expire_and_clean)
+        writers = [pool.submit(write, partition) for partition in (0, 1)]
+        wait(writers)
+        done.set()
+    assert [each.result() for each in (*writers, beside)] == [None] * 3
     appended = [outcome for outcome in outcomes if isinstance(outcome, Appended)]
     log = ClientLog(cluster)
     assert len(read_all(log, topic)) == len(appended)

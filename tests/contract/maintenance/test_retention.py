@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import sqlalchemy as sa
@@ -386,16 +387,6 @@ def test_appends_and_reads_during_retention(cluster, log):
     here = [TopicPartition("t", 0), TopicPartition("t", 1)]
     writers_done = threading.Event()
     acked = {0: {}, 1: {}}
-    failures = []
-
-    def guarded(body):
-        def run():
-            try:
-                body()
-            except BaseException as error:
-                failures.append(error)
-
-        return threading.Thread(target=run)
 
     def write(partition):
         own = ClientLog(cluster)
@@ -420,16 +411,12 @@ def test_appends_and_reads_during_retention(cluster, log):
         while not writers_done.is_set():
             apply_retention(topics_view(cluster), topic)
 
-    writers = [guarded(lambda partition=partition: write(partition)) for partition in (0, 1)]
-    beside = [guarded(read), guarded(retain)]
-    for thread in (*writers, *beside):
-        thread.start()
-    for thread in writers:
-        thread.join()
-    writers_done.set()
-    for thread in beside:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write, partition) for partition in (0, 1)]
+        beside = [pool.submit(read), pool.submit(retain)]
+        wait(writers)
+        writers_done.set()
+    assert [each.result() for each in (*writers, *beside)] == [None] * 4
     apply_retention(topics_view(cluster), topic)
     for tp in here:
         state = state_of(cluster, topic, tp.partition)

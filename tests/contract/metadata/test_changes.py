@@ -3,6 +3,7 @@
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -58,14 +59,10 @@ def test_a_change_wakes_every_waiting_thread(cluster, log):
     changes = cluster.store.changes
     settle(changes)
     seen = changes.current()
-    seen_by_all = []
-    waiting = [threading.Thread(target=lambda: seen_by_all.append(changes.wait(seen, LIMIT_S))) for _ in range(4)]
-    for thread in waiting:
-        thread.start()
-    log.append(topic, [Records(0, table("v"))])
-    for thread in waiting:
-        thread.join(LIMIT_S)
-    assert seen_by_all == [True] * 4
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(changes.wait, seen, LIMIT_S) for _ in range(4)]
+        log.append(topic, [Records(0, table("v"))])
+    assert [each.result() for each in waiting] == [True] * 4
 
 
 def test_a_wait_without_a_change_ends_at_its_timeout(cluster):

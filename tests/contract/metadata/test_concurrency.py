@@ -1,9 +1,9 @@
 """Many concurrent processes: dense offsets, each record once, no starvation, no error."""
 
 import contextlib
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -134,14 +134,12 @@ def test_appends_during_the_deletion_of_their_topic(cluster, cluster_address):
             while not any(not isinstance(outcome, Appended) for outcome in results):
                 results.extend(log.append(topic, [Records(p, table("x")) for p in range(PARTITIONS)]))
 
-        threads = [threading.Thread(target=write) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        while len(results) < 30:
-            time.sleep(0.001)
-        delete_topic(cluster, "t")
-        for thread in threads:
-            thread.join(timeout=60)
+        with ThreadPoolExecutor(3) as pool:
+            writing = [pool.submit(write) for _ in range(3)]
+            while len(results) < 30:
+                time.sleep(0.001)
+            delete_topic(cluster, "t")
+        assert [each.result() for each in writing] == [None] * 3
         with cluster.store.snapshot() as connection:
             for found in (
                 t.segment,

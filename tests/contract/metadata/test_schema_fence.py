@@ -2,7 +2,7 @@
 refused, and nothing that it does is read or written in them.
 """
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -72,26 +72,21 @@ COUNT_RECORDS = """
 def test_no_transaction_of_an_older_version_comes_after_the_upgrade(cluster, cluster_address, tmp_path, monkeypatch):
     threads_count = 3
     topic = create_topic(cluster, "t", partitions=threads_count)
-    appended, outcomes = [0] * threads_count, []
+    appended = [0] * threads_count
 
     def append_until_refused(number):
         log = ClientLog(cluster)
-        try:
-            while True:
-                log.append(topic, [Records(number, table("r"))])
-                appended[number] += 1
-        except BaseException as error:
-            outcomes.append(error)
+        while True:
+            log.append(topic, [Records(number, table("r"))])
+            appended[number] += 1
 
-    threads = [threading.Thread(target=append_until_refused, args=(number,)) for number in range(threads_count)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: all(count >= 20 for count in appended), "appends")
-    become_next_version(tmp_path, monkeypatch, upgrade=COUNT_RECORDS)
-    with Cluster.open(cluster_address) as upgraded:
-        for thread in threads:
-            thread.join(timeout=60)
-        assert [type(error) for error in outcomes] == [UnsupportedVersionError] * threads_count
+    with ThreadPoolExecutor(threads_count) as pool:
+        appending = [pool.submit(append_until_refused, number) for number in range(threads_count)]
+        wait_until(lambda: all(count >= 20 for count in appended), "appends")
+        become_next_version(tmp_path, monkeypatch, upgrade=COUNT_RECORDS)
+        upgraded = Cluster.open(cluster_address)
+    assert [type(each.exception()) for each in appending] == [UnsupportedVersionError] * threads_count
+    with upgraded:
         at_upgrade = upgraded.store.read(lambda c: c.exec_driver_sql("SELECT records FROM seen").scalar_one())
         now = upgraded.store.read(lambda c: c.exec_driver_sql("SELECT sum(log_end_offset) FROM partition").scalar_one())
         assert at_upgrade == now == sum(appended)

@@ -14,14 +14,11 @@ from spark_log.errors import UnknownTopicOrPartitionError
 from spark_log.groups import group_operations
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.share.administration import alter_group_configs
-from spark_log.groups.share.polling import SharePolls
-from spark_log.groups.share.reading import ShareReads
 from spark_log.groups.share.rules import AcknowledgeType
-from spark_log.groups.share.service import run_polls
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.streams import TransactionalLoop
-from tests.support.share_members import ShareMember
+from tests.support.share_members import ShareMember, overtaken_member
 from tests.support.stores import each_on_sqlite_last_on_postgres, rows_of
 from tests.support.topics import fill, make
 
@@ -214,15 +211,8 @@ def test_state_of_a_share_group_in_the_old_topic_does_not_apply_to_the_new_one(c
 def test_a_topic_is_created_again_between_the_read_of_a_share_group_and_its_acquisition(cluster, log, recreate):
     alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
     fill(log, make(cluster, "t"), [5])
-    times = [recreate]
-
-    def run(poll):
-        if poll.readable and times:
-            times.pop()()
-        return run_polls(cluster.store, [poll])[0]
-
-    member = ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), run))
-    assert member.poll() == {} and not times
+    member = overtaken_member(cluster, recreate)
+    assert member.poll() == {}
     member.join()
     member.poll()
     assert sorted(member.values()) == [(0, 0), (0, 1), (0, 2)]

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -268,19 +269,14 @@ def test_many_readers_repair_at_once(stored):
     for files in replicas:
         files[0].damage("zeroed")
         files[1].damage("missing")
-    rows = {}
     started = threading.Barrier(6)
 
-    def read(number):
+    def read(_):
         started.wait()
-        rows[number] = stored.read()
+        return stored.read()
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert rows == dict.fromkeys(range(6), stored.expected)
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(read, range(6))) == [stored.expected] * 6
     assert contents(replicas) == whole
     if "://" not in stored.uris[1]:
         assert not list(Path(stored.uris[1]).parent.rglob("*.tmp"))

@@ -1,6 +1,6 @@
 """Transactions through the producer's API: visibility, failed sends, calls in the wrong state, settings."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import kafka.errors
 import pyarrow as pa
@@ -79,7 +79,7 @@ def test_a_transaction_becomes_visible_at_once(cluster, cluster_address, log, to
 
 def test_a_reader_never_sees_part_of_a_transaction(cluster, topic, begin):
     names, mine = [topic(), topic()], group()
-    producer, done = begin(), threading.Event()
+    producer = begin()
 
     def work():
         for number in range(1, 26):
@@ -88,7 +88,6 @@ def test_a_reader_never_sees_part_of_a_transaction(cluster, topic, begin):
             producer.send_offsets_to_transaction(commits(names[0], number), mine)
             producer.commit_transaction()
             producer.begin_transaction()
-        done.set()
 
     ends = (
         sa.select(t.partition.c.high_watermark, t.partition.c.log_end_offset)
@@ -96,16 +95,15 @@ def test_a_reader_never_sees_part_of_a_transaction(cluster, topic, begin):
         .where(t.topic.c.name.in_(names))
     )
     offset = sa.select(t.group_offset.c.committed_offset).where(t.group_offset.c.group_id == mine)
-    worker = threading.Thread(target=work)
-    worker.start()
     seen = set()
-    while not done.is_set() and worker.is_alive():
-        with cluster.store.snapshot() as connection:
-            committed = connection.execute(offset).scalar_one_or_none() or 0
-            assert connection.execute(ends).all() == [(committed, committed)] * 2
-            seen.add(committed)
-    worker.join()
-    assert done.is_set() and len(seen) > 1
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        while not working.done():
+            with cluster.store.snapshot() as connection:
+                committed = connection.execute(offset).scalar_one_or_none() or 0
+                assert connection.execute(ends).all() == [(committed, committed)] * 2
+                seen.add(committed)
+    assert working.result() is None and len(seen) > 1
 
 
 @also_on_s3
@@ -160,11 +158,8 @@ def test_threads_send_in_one_transaction(log, topic, begin):
         for n in range(100):
             producer.send(name, b"%d-%d" % (number, n), partition=number % 2)
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     written = producer.commit_transaction()
     assert sum(each.end_offset - each.base_offset for each in written) == 400
     for partition, values in contents(log, name).items():
