@@ -11,6 +11,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -252,37 +253,31 @@ class Clients:
     """One thread for each client, which makes `count` transfers."""
 
     def __init__(self, servers: str, names: Sequence[str], count: int) -> None:
-        self._servers, self._count = servers, count
+        self._servers, self._names, self._count = servers, names, count
         self.acknowledged: set[str] = set()
-        self.failures: list[BaseException] = []
-        self._threads = [threading.Thread(target=self._run, args=(name,), name=f"teller {name}") for name in names]
 
     def __enter__(self) -> "Clients":
-        for thread in self._threads:
-            thread.start()
+        self._pool = ThreadPoolExecutor(len(self._names), "teller")
+        self._runs = [self._pool.submit(self._run, name) for name in self._names]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for thread in self._threads:
-            thread.join()
-        if self.failures:
-            raise self.failures[0]
+        self._pool.shutdown()
+        for run in self._runs:
+            run.result()
 
     @property
     def running(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return not all(run.done() for run in self._runs)
 
     def _run(self, name: str) -> None:
         transfers = [numbered(name, number) for number in range(self._count)]
-        try:
-            transfer_all(
-                self._servers,
-                group_of(name),
-                [records_of(transfer) for transfer in transfers],
-                lambda number: self.acknowledged.add(transfers[number]),
-            )
-        except BaseException as error:
-            self.failures.append(error)
+        transfer_all(
+            self._servers,
+            group_of(name),
+            [records_of(transfer) for transfer in transfers],
+            lambda number: self.acknowledged.add(transfers[number]),
+        )
 
 
 @contextlib.contextmanager

@@ -46,8 +46,12 @@ class Child:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.endswith("\n"):  # otherwise the partial last line of a killed process
+                self.heard(line.split())
                 self.lines.append(line.split())
                 self._new.put(None)
+
+    def heard(self, line: list[str]) -> None:
+        """Each line, as it comes."""
 
     def say(self, word: str) -> None:
         assert self._process.stdin is not None

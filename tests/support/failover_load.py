@@ -1,7 +1,6 @@
 """Clients of every kind on a cluster whose store fails over, with the offsets and times of their acknowledgements."""
 
 import itertools
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import confluent_kafka as rdkafka
 from spark_log import Consumer, Producer
 from spark_log.spark.streams import TransactionalLoop
 from tests.support.child_programs import producer_value
-from tests.support.python_process import PythonProcess
+from tests.support.children import Child
 from tests.support.server_processes import GatewayProcess
 from tests.support.waiting import Worker, wait_until
 
@@ -34,49 +33,67 @@ class Acknowledgements:
         self.places[number] = (partition, offset)
         self.times_s.append(time.monotonic())
 
-    def wait_for_more(self) -> None:
-        """Wait until another record is acknowledged than those so far."""
-        count = len(self.places)
-        wait_until(lambda: len(self.places) > count, f"an acknowledgement; failed so far: {self.failed[:3]}")
+    def wait_for_more(self, more: int = 1) -> None:
+        """Wait until so many more records are acknowledged than those so far."""
+        count = len(self.places) + more
+        wait_until(lambda: len(self.places) >= count, f"an acknowledgement; failed so far: {self.failed[:3]}")
 
-    def gap_s(self, since_s: float) -> float:
+    def gap_s(self, since_s: float = 0.0) -> float:
         """The longest time between two acknowledgements, of which the second came after `since_s`."""
         times = list(self.times_s)
         return max(later - earlier for earlier, later in itertools.pairwise(times) if later > since_s)
 
 
-class ProducerProcess:
-    """A numbered_producer, whose output is read in a thread."""
+class ProducerProcess(Child):
+    """A numbered_producer."""
 
     def __init__(self, address: str, topic: str, name: str) -> None:
         self.name, self.acknowledged = name, Acknowledgements()
-        self._process = PythonProcess(
-            "-m", "tests.support.child_programs", "numbered_producer", address, topic, name,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        super().__init__("tests.support.child_programs", "numbered_producer", address, topic, name)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            kind, number, *rest = line.split()
-            if kind == "acked":
-                partition, offset = map(int, rest)
-                self.acknowledged.add(int(number), partition, offset)
-            elif kind == "failed":
-                self.acknowledged.failed.append(line)
+    def heard(self, line: list[str]) -> None:
+        kind, number, *rest = line
+        if kind == "acked":
+            partition, offset = map(int, rest)
+            self.acknowledged.add(int(number), partition, offset)
+        elif kind == "failed":
+            self.acknowledged.failed.append(" ".join(line))
 
-    def finish(self) -> None:
+    def end(self) -> None:
         """End it; returns when it has reported every record."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait(timeout=DELIVERY_MS / 1000) == 0
-        self._thread.join(timeout=60)
+        self.close_input()
+        self.finish(DELIVERY_MS / 1000)
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(timeout=60)
+
+class KafkaProducer(Worker):
+    """A producer of librdkafka, which sends numbered records to gateways until `finish`."""
+
+    def __init__(self, servers: str, name: str) -> None:
+        self.name, self.acknowledged, self._servers = name, Acknowledgements(), servers
+        super().__init__(self._produce)
+
+    def _produce(self, stop: threading.Event) -> None:
+        client = rdkafka.Producer(
+            {
+                "bootstrap.servers": self._servers, "enable.idempotence": True, "linger.ms": 5,
+                "message.timeout.ms": DELIVERY_MS,
+            }
+        )  # fmt: skip
+        for number in itertools.count():
+            if stop.is_set():
+                break
+            client.produce(
+                TOPIC, producer_value(self.name, number), f"{self.name}-{number % 7}".encode(),
+                on_delivery=lambda error, message, number=number: self._delivered(number, error, message),
+            )  # fmt: skip
+            client.poll(0.02)
+        client.flush(DELIVERY_MS / 1000)
+
+    def _delivered(self, number: int, error: Any, message: Any) -> None:
+        if error is None:
+            self.acknowledged.add(number, message.partition(), message.offset())
+        else:
+            self.acknowledged.failed.append(f"{number} {error}")
 
 
 class FailoverLoad:
@@ -88,13 +105,12 @@ class FailoverLoad:
     def __init__(self, address: str, folder: Path) -> None:
         self._address = address
         self.read: dict[tuple[int, int], bytes] = {}
-        self.at_gateway = Acknowledgements()
         with ExitStack() as stack:
-            self._gateway = stack.enter_context(GatewayProcess(folder, address))
+            gateway = stack.enter_context(GatewayProcess(folder, address))
             self._producers = [ProducerProcess(address, TOPIC, name) for name in ("p", "q")]
             for producer in self._producers:
                 stack.callback(producer.kill)
-            self._sending = Worker(self._produce_at_gateway)
+            self._sending = KafkaProducer(gateway.address, "g")
             self._copying = Worker(self._copy)
             self._reading = Worker(self._read_as_group)
             for worker in (self._sending, self._copying, self._reading):
@@ -110,7 +126,8 @@ class FailoverLoad:
     @property
     def acknowledged(self) -> dict[str, Acknowledgements]:
         """By the name of the producer."""
-        return {"g": self.at_gateway, **{producer.name: producer.acknowledged for producer in self._producers}}
+        producers: list[KafkaProducer | ProducerProcess] = [self._sending, *self._producers]
+        return {producer.name: producer.acknowledged for producer in producers}
 
     def wait_for_more(self) -> None:
         """Wait until each producer has another acknowledgement."""
@@ -122,7 +139,7 @@ class FailoverLoad:
     def finish(self, is_complete: Callable[[], bool]) -> None:
         """End the producers, wait until copy and group have the rest, and end those."""
         for producer in self._producers:
-            producer.finish()
+            producer.end()
         self._sending.finish()
 
         def has_all() -> bool:
@@ -133,30 +150,6 @@ class FailoverLoad:
         wait_until(has_all, "copy and group come to the end", pause_s=0.1)
         self._copying.finish()
         self._reading.finish()
-
-    def _produce_at_gateway(self, stop: threading.Event) -> None:
-        client = rdkafka.Producer(
-            {
-                "bootstrap.servers": self._gateway.address, "enable.idempotence": True, "linger.ms": 5,
-                "message.timeout.ms": DELIVERY_MS,
-            }
-        )  # fmt: skip
-        number = 0
-
-        def delivered(error: Any, message: Any, number: int) -> None:
-            if error is None:
-                self.at_gateway.add(number, message.partition(), message.offset())
-            else:
-                self.at_gateway.failed.append(f"{number} {error}")
-
-        while not stop.is_set():
-            client.produce(
-                TOPIC, producer_value("g", number), b"g-%d" % (number % 7),
-                on_delivery=lambda error, message, number=number: delivered(error, message, number),
-            )  # fmt: skip
-            number += 1
-            client.poll(0.02)
-        client.flush(DELIVERY_MS / 1000)
 
     def _copy(self, stop: threading.Event) -> None:
         with (

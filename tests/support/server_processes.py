@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tests.support.loopback import free_port
 from tests.support.python_process import PythonProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, Worker, wait_until
 
 
 class LoggedProcess:
@@ -20,7 +21,7 @@ class LoggedProcess:
     def __init__(self, log: Path, *arguments: str) -> None:
         self._log = log
         self._command = ["-c", "from spark_log.cli.main import app; app()", *arguments]
-        self._process: PythonProcess | None = None
+        self._process: subprocess.Popen[Any] | None = None
 
     def start(self, failpoint: str | None = None) -> None:
         with self._log.open("ab") as log:
@@ -45,7 +46,7 @@ class LoggedProcess:
 
     def wait_until_stopped(self) -> None:
         """Until all threads of the process have stopped (SIGSTOP), or it has ended."""
-        assert self._process is not None
+        assert isinstance(self._process, PythonProcess)
         self._process.wait_until_stopped()
 
     def kill(self) -> None:
@@ -61,7 +62,7 @@ class LoggedProcess:
 
     def wait(self) -> int:
         assert self._process is not None
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=LIMIT_S)
 
 
 class GatewayProcess(LoggedProcess):
@@ -120,26 +121,23 @@ def killed_at_each(gateway: GatewayProcess, failpoints: Sequence[str]) -> Iterat
     """Run the gateway: it is killed at one failpoint after the other, and started again each time, at last without one.
     At the end it must have been killed at all of them.
     """
-    stopping = threading.Event()
     reached: list[str | None] = [failpoints[0]]
 
-    def keep_running() -> None:
+    def keep_running(stop: threading.Event) -> None:
         left = iter(failpoints[1:])
-        while not stopping.is_set():
+        while not stop.is_set():
             if not gateway.running:
                 reached.append(next(left, None))
                 with contextlib.suppress(AssertionError):  # killed already
                     gateway.start(failpoint=reached[-1])
-            stopping.wait(0.02)
+            stop.wait(0.02)
 
     gateway.start(failpoint=reached[0])
-    keeping = threading.Thread(target=keep_running)
-    keeping.start()
+    keeping = Worker(keep_running)
     try:
         yield
     finally:
-        stopping.set()
-        keeping.join()
+        keeping.finish()
         gateway.kill()
     assert reached == [*failpoints, None], "the gateway was killed at every failpoint"
 

@@ -7,7 +7,6 @@ import io
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -21,10 +20,9 @@ import pytest
 from spark_log.metadata import migrations
 from spark_log.metadata import tables as t
 from spark_log.metadata.connections.schema_fence import number_of
-from tests.support.python_process import PythonProcess
-from tests.support.waiting import LIMIT_S, wait_until
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.python_process import REPOSITORY, PythonProcess
+from tests.support.server_processes import LoggedProcess
+from tests.support.waiting import wait_until
 
 ADD_ZONE = """
     op.add_column("broker", sa.Column("zone", sa.Text(), nullable=False, server_default="none"))
@@ -123,19 +121,11 @@ class Version:
         return process.output
 
 
-class VersionProcess:
-    """A process of a version. A context manager, which kills it at exit."""
+class VersionProcess(LoggedProcess):
+    """A process of a version, which has been started. A context manager, which kills it at exit."""
 
     def __init__(self, process: "subprocess.Popen[Any]", log: Path) -> None:
         self._process, self._log = process, log
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
 
     def wait_for(self, text: str) -> None:
         """Wait until the output has `text`."""
@@ -146,22 +136,9 @@ class VersionProcess:
 
         wait_until(printed, f"{text} in {self._log}")
 
-    def wait(self) -> int:
-        """Wait for the end; returns the exit code."""
-        return self._process.wait(timeout=LIMIT_S)
-
     def end_input(self) -> None:
-        assert self._process.stdin is not None
+        assert self._process is not None and self._process.stdin is not None
         self._process.stdin.close()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(timeout=LIMIT_S)
-
-    def end(self) -> int:
-        """Send SIGTERM; returns the exit code."""
-        self._process.send_signal(signal.SIGTERM)
-        return self.wait()
 
     def __enter__(self) -> "VersionProcess":
         return self

@@ -2,17 +2,13 @@
 them: every acknowledged record is in the log, once.
 """
 
-import itertools
 import json
-import threading
-import time
 from contextlib import ExitStack
 
-import confluent_kafka as rdkafka
 import pytest
 import sqlalchemy as sa
 
-from tests.support.child_programs import producer_value
+from tests.support.failover_load import Acknowledgements, KafkaProducer
 from tests.support.loopback import free_port
 from tests.support.versions import earlier_version, next_version, previous_version, this_version
 from tests.support.waiting import wait_until
@@ -72,57 +68,6 @@ class GroupReader:
         wait_until(lambda: len(self.places) >= count, "records")
 
 
-class Acknowledged:
-    """`places` has the partition and offset of each acknowledged record, by its name and number."""
-
-    def __init__(self):
-        self.places, self.times_s, self.failed = {}, [], []
-
-    def wait_for_more(self):
-        count = len(self.places) + MORE
-        wait_until(lambda: len(self.places) >= count, f"acknowledgements; failures: {self.failed[:3]}")
-
-    def longest_gap_s(self):
-        return max(later - earlier for earlier, later in itertools.pairwise(self.times_s))
-
-
-class KafkaProducer:
-    """A producer of librdkafka, which knows all gateways."""
-
-    def __init__(self, ports):
-        self.acknowledged = Acknowledged()
-        self._servers = ",".join(f"127.0.0.1:{port}" for port in ports)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        client = rdkafka.Producer(
-            {"bootstrap.servers": self._servers, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
-        )
-        for number in itertools.count():
-            if self._stopped.is_set():
-                break
-            client.produce(
-                "t",
-                producer_value("kafka", number),
-                on_delivery=lambda error, message, number=number: self._delivered(number, error, message),
-            )
-            client.poll(0.01)
-        client.flush(60)
-
-    def _delivered(self, number, error, message):
-        if error is not None:
-            self.acknowledged.failed.append(str(error))
-            return
-        self.acknowledged.places[f"kafka-{number}"] = [message.partition(), message.offset()]
-        self.acknowledged.times_s.append(time.monotonic())
-
-    def finish(self):
-        self._stopped.set()
-        self._thread.join(timeout=120)
-
-
 class Cluster:
     """Starts the processes of versions on one cluster."""
 
@@ -153,15 +98,15 @@ class SteadyProducer:
     """A Producer of a version. `acknowledged` reads the output of its process."""
 
     def __init__(self, process, name):
-        self._process, self._name = process, name
+        self._process, self.name = process, name
 
     @property
     def acknowledged(self):
-        found = Acknowledged()
+        found = Acknowledgements()
         for line in self._process.output.splitlines():
             kind, number, *rest = line.split(" ", 3)
             if kind == "acked":
-                found.places[f"{self._name}-{number}"] = list(map(int, rest))
+                found.add(int(number), *map(int, rest))
             elif kind == "failed":
                 found.failed.append(line)
         return found
@@ -221,10 +166,10 @@ def test_versions_side_by_side(case, tmp_path):
         old_producer = cluster.producer(older, "old")
         old_gateway.wait_for("listens on")
         old_coordinator.wait_for("is running")
-        kafka = KafkaProducer(ports)
+        kafka = KafkaProducer(",".join(f"127.0.0.1:{port}" for port in ports), "kafka")
         stack.callback(kafka.finish)
         old_producer.wait_for_more()
-        kafka.acknowledged.wait_for_more()
+        kafka.acknowledged.wait_for_more(MORE)
         old_reader = cluster.group_reader(older, "old-reader")
         old_reader.wait_for_more()
 
@@ -250,22 +195,20 @@ def test_versions_side_by_side(case, tmp_path):
         new_reader = cluster.group_reader(newer, "new-reader")
         new_reader.wait_for_more()
         new_producer.wait_for_more()
-        kafka.acknowledged.wait_for_more()
+        kafka.acknowledged.wait_for_more(MORE)
         assert new_gateway.running
         for each in (old_producer, new_producer, kafka):
             each.finish()
-        print("longest gap of the Kafka client:", kafka.acknowledged.longest_gap_s(), "s")
+        print("longest gap of the Kafka client:", kafka.acknowledged.gap_s(), "s")
         assert not kafka.acknowledged.failed and not new_producer.acknowledged.failed
         stored = {}
         for line in cluster.run(newer, "read", "-c", READ_ALL, address).splitlines():
             record, *place = json.loads(line)
-            assert stored.setdefault(record, place) == place, f"{record} is there twice"
+            assert stored.setdefault(record, tuple(place)) == tuple(place), f"{record} is there twice"
         for client in (old_producer, new_producer, kafka):
-            for record, place in client.acknowledged.places.items():
-                assert stored[record] == place
-        wait_until(
-            lambda: old_reader.places | new_reader.places >= set(map(tuple, stored.values())), "the group's rest"
-        )
+            for number, place in client.acknowledged.places.items():
+                assert stored[f"{client.name}-{number}"] == place
+        wait_until(lambda: old_reader.places | new_reader.places >= {*stored.values()}, "the group's rest")
 
 
 STREAM = """
@@ -309,4 +252,4 @@ def test_a_stream_goes_on_with_a_newer_version(tmp_path):
             for name, program in (("read", READ_ALL), ("read-copy", READ_ALL.replace('"t"', '"copy"')))
         )
         assert copied == read, "each record once"
-        assert set(producer.acknowledged.places) <= set(read)
+        assert {f"old-{number}" for number in producer.acknowledged.places} <= set(read)

@@ -61,7 +61,7 @@ def test_a_frozen_primary_is_replaced_and_acknowledges_nothing_when_it_resumes(p
         assert files_in(log_dir) >= new_files, "no file that the new primary names is deleted"
         acknowledged.wait_for_more()
         pair.primary.kill()
-        producing.finish()
+        producing.end()
         maintaining.kill()
         maintaining.wait(timeout=60)
         old_log.close()
