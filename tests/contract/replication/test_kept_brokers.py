@@ -1,4 +1,4 @@
-"""A new topic keeps its brokers in the cluster, and their leases are renewed meanwhile."""
+"""A new topic keeps its brokers in the cluster, and their leases are renewed meanwhile. The health of a broker."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +8,7 @@ from spark_log.cluster import brokers
 from spark_log.cluster.brokers import BrokerSession, add_broker, keep_brokers, list_brokers, remove_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidConfigurationError
+from spark_log.maintenance.coordinator.broker import Broker
 
 
 def test_a_kept_broker_renews_its_lease_and_is_not_removed(postgres_url, tmp_path):
@@ -46,3 +47,12 @@ def test_two_removals_at_once_leave_a_broker(postgres_url, tmp_path, monkeypatch
         with pytest.raises(InvalidConfigurationError, match="broker 1 is the only one"):
             removals[0].result(60)
         assert [broker.broker_id for broker in list_brokers(cluster)] == [1]
+
+
+def test_a_broker_whose_threads_have_ended_is_not_healthy(cluster, tmp_path):
+    add_broker(cluster, 7, [str(tmp_path / "d7")])
+    with Broker(cluster, 7) as broker:
+        assert broker.health() is None
+        broker._loops.request_stop()
+        broker._loops.join()
+        assert "spark-log-broker-7: lease, spark-log-broker-7: replicas" in broker.health()

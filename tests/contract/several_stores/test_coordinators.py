@@ -1,17 +1,12 @@
 """Coordinators of a cluster with several stores: each store has leases of its own, and home's is followed."""
 
-from functools import partial
-
 import pytest
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.lease import Lease
-from spark_log.cluster.topics import moving_topics, topics_of_store
 from spark_log.errors import NotControllerError, NotCoordinatorError
-from spark_log.ids import HOME
 from spark_log.log.partitions.partition_rows import read_partition
 from spark_log.maintenance.client_log import ClientLog
-from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import apply_retention
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.controller import elect_leaders
@@ -19,45 +14,8 @@ from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.transactions.left_over_parts import find_unresolved, resolve
 from tests.support.python_process import killed_at
 from tests.support.topics import TRANSACTION, append_to, stored
-from tests.support.waiting import wait_until
 
 EAST = 1
-PROGRAM = """
-import sys
-from spark_log.cluster.cluster import Cluster
-from spark_log.replication.controller.topic_moves import move_topic
-from spark_log.replication.controller.topic_operations import create_topic
-step, address = sys.argv[1:]
-with Cluster.open(address) as cluster:
-    if step == "create":
-        create_topic(cluster, "new", 2, store="east")
-    else:
-        move_topic(cluster, "moved", "east")
-"""
-
-
-def states(stores):
-    return {
-        stated.topic.name: (stated.topic.store_id, stated.state)
-        for store_id in (HOME, EAST)
-        for stated in stores.store.read(partial(topics_of_store, store_id=store_id)).values()
-        if not stated.topic.name.startswith("__")
-    }
-
-
-@pytest.mark.slow
-def test_a_coordinator_ends_what_killed_processes_began(stores):
-    address = stores.store.address.with_password
-    create_topic(stores, "moved")
-    append_to(stores, "moved", "a")
-    killed_at("topic.created-at-home", "-c", PROGRAM, "create", address)
-    killed_at("move.frozen", "-c", PROGRAM, "move", address)
-    assert states(stores) == {"moved": (HOME, "live"), "new": (EAST, "creating")}
-    with Coordinator(address):
-        wait_until(lambda: states(stores) == {"moved": (EAST, "live"), "new": (EAST, "live")})
-    assert stores.store.read(moving_topics) == []
-    append_to(stores, "moved", "b")
-    assert stored(stores, "moved") == {0: ["a", "b"]}
 
 
 @pytest.mark.slow

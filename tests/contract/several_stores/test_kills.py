@@ -1,21 +1,27 @@
 """Processes are killed between two stores: a coordinator ends what they began, and a repeated call works."""
 
+from functools import partial
+
 import pytest
 
 from spark_log.cluster.store_directory import find_stores
 from spark_log.cluster.stores import add_store, remove_store
-from spark_log.cluster.topics import topics_of_store
+from spark_log.cluster.topics import moving_topics, topics_of_store
 from spark_log.errors import InvalidConfigurationError
+from spark_log.ids import HOME
+from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.replication.controller.topic_copies import follow_all
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from tests.support.python_process import killed_at
-from tests.support.topics import stored
+from tests.support.topics import append_to, stored
+from tests.support.waiting import wait_until
 
 EAST = 1
 PROGRAM = """
 import sys
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.stores import add_store
+from spark_log.replication.controller.topic_moves import move_topic
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 step, address, *rest = sys.argv[1:]
 with Cluster.open(address) as cluster:
@@ -23,6 +29,8 @@ with Cluster.open(address) as cluster:
         create_topic(cluster, "t", 2, store="east")
     elif step == "delete":
         delete_topic(cluster, "t")
+    elif step == "move":
+        move_topic(cluster, "moved", "east")
     else:
         add_store(cluster, *rest)
 """
@@ -77,3 +85,26 @@ def test_an_addition_is_completed_by_the_same_call(stores, postgres_server, poin
     delete_topic(stores, "t")
     remove_store(stores, "west")
     assert [each.name for each in stores.store.read(find_stores)] == ["east"]
+
+
+def states(stores):
+    return {
+        stated.topic.name: (stated.topic.store_id, stated.state)
+        for store_id in (HOME, EAST)
+        for stated in stores.store.read(partial(topics_of_store, store_id=store_id)).values()
+        if not stated.topic.name.startswith("__")
+    }
+
+
+@pytest.mark.slow
+def test_a_coordinator_ends_what_killed_processes_began(stores):
+    create_topic(stores, "moved")
+    append_to(stores, "moved", "a")
+    killed(stores, "topic.created-at-home", "create")
+    killed(stores, "move.frozen", "move")
+    assert states(stores) == {"moved": (HOME, "live"), "t": (EAST, "creating")}
+    with Coordinator(stores.store.address.with_password):
+        wait_until(lambda: states(stores) == {"moved": (EAST, "live"), "t": (EAST, "live")})
+    assert stores.store.read(moving_topics) == []
+    append_to(stores, "moved", "b")
+    assert stored(stores, "moved") == {0: ["a", "b"]}

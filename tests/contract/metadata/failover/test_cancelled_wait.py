@@ -1,8 +1,9 @@
 """An operator cancels the wait of a commit for the synchronous standby: the commit then succeeds with a warning, and a
-failover would lose it. It is not acknowledged before the standby has it.
+failover would lose it. It is not acknowledged before the standby has it. So it is if an upgrade ends its session.
 """
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.connections import engine
 from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.records import read_all, table
+from tests.support.versions import become_next_version
 from tests.support.waiting import wait_until
 
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'spark-log'"
@@ -61,14 +63,12 @@ def waiting_pids(pair):
 def test_a_record_is_not_acknowledged_before_the_standby_has_it(cluster, standby_away):
     log = ClientLog(cluster)
     topic = log.find_topic("t")
-    outcomes = []
-    appending = threading.Thread(target=lambda: outcomes.extend(log.append(topic, [Records(0, table("a"))])))
-    appending.start()
-    cancel_waits(standby_away, 3)  # of the append, and twice of the question whether it was committed
-    assert appending.is_alive() and not outcomes
-    standby_away.standby.resume()
-    appending.join(timeout=60)
-    assert outcomes == [Appended(0, 1)]
+    with ThreadPoolExecutor(1) as pool:
+        appending = pool.submit(log.append, topic, [Records(0, table("a"))])
+        cancel_waits(standby_away, 3)  # of the append, and twice of the question whether it was committed
+        assert not appending.done()
+        standby_away.standby.resume()
+    assert appending.result() == [Appended(0, 1)]
     database = cluster.store.address.url.rpartition("/")[2]
     assert standby_away.standby.query("SELECT count(*) FROM segment", database) == "1"
     assert read_all(log, topic) == [(0, 0, "a")]
@@ -100,14 +100,13 @@ def test_a_repeated_spark_batch_is_not_acknowledged_before_the_standby_has_it(cl
     with pytest.raises(MetadataStoreUnavailableError):
         log.append_whole(request, topics, timeout_ms=1_000)
     cancelling.join(timeout=60)
-    results, earlier = [], waiting_pids(standby_away)
-    repeating = threading.Thread(target=lambda: results.append(log.append_whole(request, topics)))
-    repeating.start()
-    wait_until(lambda: results or waiting_pids(standby_away) - earlier)
-    assert results == []
-    standby_away.standby.resume()
-    repeating.join(timeout=60)
-    assert [each.committed_before for each in results] == [True]
+    earlier = waiting_pids(standby_away)
+    with ThreadPoolExecutor(1) as pool:
+        repeating = pool.submit(log.append_whole, request, topics)
+        wait_until(lambda: repeating.done() or waiting_pids(standby_away) - earlier)
+        assert not repeating.done()
+        standby_away.standby.resume()
+    assert repeating.result().committed_before
     log.close()
 
 
@@ -129,3 +128,26 @@ def test_commits_without_a_standby_do_not_take_all_connections(cluster, standby_
     assert len(waiting) == 2 and cluster.store.read(count) == 1
     standby_away.standby.resume()
     assert cluster.store.read_as_primary(count) == 1
+
+
+def test_a_commit_that_an_upgrade_cuts_off_is_acknowledged_if_it_is_committed(pair, tmp_path, monkeypatch):
+    address = pair.primary.create_database()
+    with Cluster.init(address, log_dir=str(tmp_path / "log-dir")) as cluster, ThreadPoolExecutor(2) as pool:
+        topic = create_topic(cluster, "t")
+        log = ClientLog(cluster)
+        pair.standby.freeze()
+        try:
+            append = pool.submit(log.append, topic, [Records(0, table("a"))])
+            wait_until(lambda: pair.primary.query(f"SELECT count(*) {WAITING}") == "1", "the commit")
+            cut = pair.primary.query(f"SELECT pid {WAITING}")
+            become_next_version(tmp_path, monkeypatch)
+            upgrade = pool.submit(Cluster.open, address)
+            running = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {cut}"
+            wait_until(lambda: pair.primary.query(running) == "0", "the end of the session")
+            assert not append.done()
+        finally:
+            pair.standby.resume()
+        assert append.result() == [Appended(0, 1)]
+        with upgrade.result() as upgraded:
+            assert read_all(ClientLog(upgraded), topic) == [(0, 0, "a")]
+        log.close()
