@@ -11,6 +11,7 @@ from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
 from spark_log.maintenance import client_log
 from spark_log.maintenance.rewrite.table_loop import TableLoop
+from tests.support.data_source import StreamQuery
 from tests.support.gateway_wire import WireConnection
 from tests.support.postgres import PostgresServer
 from tests.support.resources import bounded_resources
@@ -137,6 +138,32 @@ def connect(gateways):
             return stack.enter_context(WireConnection(gateway.port))
 
         yield connect
+
+
+@pytest.fixture
+def gateway_with(tmp_path):
+    """A function that starts a gateway with these configs, of the cluster in folder `<tmp>/cluster`."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*configs):
+            options = [option for config in configs for option in ("--config", config)]
+            return stack.enter_context(GatewayProcess(tmp_path, str(tmp_path / "cluster"), *options))
+
+        yield start
+
+
+@pytest.fixture
+def stream_query(cluster):
+    """A function that makes streaming queries over topic t; they are stopped at the end."""
+    made = []
+
+    def start(**options):
+        made.append(StreamQuery(cluster, **options))
+        return made[-1]
+
+    yield start
+    for query in made:
+        query.reader.stop()
 
 
 @pytest.fixture

@@ -130,6 +130,10 @@ class StreamQuery:
         return [] if end == self.checkpoint else self.run(end)
 
 
+def values(rows: Sequence[Row]) -> list[str]:
+    return [value.decode() for _, value in rows]
+
+
 def stored_offset(offset: dict[str, Any]) -> dict[str, Any]:
     found = json.loads(json.dumps(offset))
     assert isinstance(found, dict)

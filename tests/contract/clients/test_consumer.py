@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import kafka
@@ -40,18 +41,9 @@ LONG_WAIT = {"fetch_max_wait_ms": 10 * SOON_MS, "request_timeout_ms": 20 * SOON_
 
 
 @pytest.fixture
-def consume(cluster_address, cluster):
-    """A function that creates consumers, from the earliest offset by default; they are closed at the end."""
-    made = []
-
-    def make_consumer(*topics, **settings):
-        consumer = Consumer(*topics, cluster=cluster_address, **{"auto_offset_reset": "earliest", **settings})
-        made.append(consumer)
-        return consumer
-
-    yield make_consumer
-    for consumer in made:
-        consumer.close()
+def consume(consume):
+    """A function that creates consumers without a group by default."""
+    return partial(consume, group_id=None, enable_auto_commit=True)
 
 
 def values(records):

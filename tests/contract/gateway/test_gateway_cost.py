@@ -145,17 +145,11 @@ def test_costly_requests_of_all_apis(cluster, cluster_address, tmp_path, request
 
 
 @pytest.fixture
-def gateway_of(address, tmp_path):
+def gateway_of(address, gateway_with):
     """Starts a gateway with these configs."""
     with Cluster.open(address) as cluster:
         make(cluster, "flights", 2)
-    with ExitStack() as stack:
-
-        def start(*configs):
-            options = [option for config in configs for option in ("--config", config)]
-            return stack.enter_context(GatewayProcess(tmp_path, address, *options))
-
-        yield start
+    return gateway_with
 
 
 def connected(gateway, address=HOSTILE_ADDRESS):

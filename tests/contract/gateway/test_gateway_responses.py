@@ -12,7 +12,6 @@ from kafka.protocol.metadata import MetadataRequest
 from spark_log import Cluster
 from tests.support.costly_requests import HOSTILE_ADDRESS
 from tests.support.gateway_wire import WireConnection, frame_of
-from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 
@@ -21,18 +20,11 @@ LARGE_BYTES = 900_000
 
 
 @pytest.fixture
-def gateway_of(tmp_path):
+def gateway_of(gateway_with, tmp_path):
     """Starts a gateway with these configs, for a cluster with topic `flights` of 1,000 partitions."""
-    address = str(tmp_path / "cluster")
-    with Cluster.init(address) as cluster:
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
         make(cluster, "flights", 1_000)
-    with ExitStack() as stack:
-
-        def start(*configs):
-            options = [option for config in configs for option in ("--config", config)]
-            return stack.enter_context(GatewayProcess(tmp_path, address, *options))
-
-        yield start
+    return gateway_with
 
 
 def make_group(connection, name, size):

@@ -9,7 +9,7 @@ from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import delete_topic
 from spark_log.spark.datasource.options.source_options import ReadOptions
 from spark_log.spark.datasource.read.read_planner import ReadPlanner
-from tests.support.data_source import StreamQuery, address_of
+from tests.support.data_source import StreamQuery, address_of, values
 from tests.support.replicas import truncate
 from tests.support.topics import append, make
 
@@ -19,29 +19,22 @@ T0 = TopicPartition("t", 0)
 
 
 @pytest.fixture
-def query(cluster, log):
+def query(cluster, log, stream_query):
     """A function that starts a query, which has read records 0 to 4 of topic t, one segment each."""
-    made = []
 
     def start(**options):
-        made.append(StreamQuery(cluster, **options))
-        assert values(made[-1].trigger()) == ["0", "1", "2", "3", "4"]
-        return made[-1]
+        reading = stream_query(**options)
+        assert values(reading.trigger()) == ["0", "1", "2", "3", "4"]
+        return reading
 
     make(cluster, "t", delta_max_lag_ms="-1")
     more(log, *range(5))
-    yield start
-    for each in made:
-        each.reader.stop()
+    return start
 
 
 def more(log, *records):
     for record in records:
         append(log, "t", f"{record}")
-
-
-def values(rows):
-    return [value.decode() for _, value in rows]
 
 
 def recreate(cluster, log, *records):

@@ -5,28 +5,19 @@ import itertools
 import pytest
 
 from spark_log.spark.datasource.read import read_planner
-from tests.support.data_source import StreamQuery
 from tests.support.topics import append, make
 
 VALUE = "x" * 1_000
 
 
 @pytest.fixture
-def query(cluster, log):
+def query(cluster, log, stream_query):
     """A function that starts a query over 10 segments of 1 to 2 kB in each of two partitions."""
-    made = []
-
-    def start(**options):
-        made.append(StreamQuery(cluster, **options))
-        return made[-1]
-
     # a machine that takes 3 s for the appends would seal the tails, which are read as one segment each
     make(cluster, "t", 2, compression_type="none", delta_max_lag_ms="-1")
     for partition, n in itertools.product(range(2), range(10)):
         append(log, "t", f"{partition} {n} {VALUE}", partition=partition)
-    yield start
-    for each in made:
-        each.reader.stop()
+    return stream_query
 
 
 def values(rows):

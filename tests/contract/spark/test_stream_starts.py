@@ -5,35 +5,23 @@ import pytest
 from spark_log.errors import DataLossError, InvalidOptionError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
-from tests.support.data_source import StreamQuery, stored_offset
+from tests.support.data_source import StreamQuery, stored_offset, values
 from tests.support.topics import append, make
 
 pytestmark = [pytest.mark.on_sqlite]
 
 
 @pytest.fixture
-def query(cluster, log):
+def query(cluster, log, stream_query):
     """A function that makes a query over topic t, which has the records 0 to 4."""
-    made = []
-
-    def start(**options):
-        made.append(StreamQuery(cluster, **options))
-        return made[-1]
-
     make(cluster, "t")
     more(log, *range(5))
-    yield start
-    for each in made:
-        each.reader.stop()
+    return stream_query
 
 
 def more(log, *records, partition=0):
     for record in records:
         append(log, "t", f"{record}", partition=partition)
-
-
-def values(rows):
-    return [value.decode() for _, value in rows]
 
 
 STARTS = [
