@@ -99,10 +99,10 @@ def session_until_ms(store: Store, member_id: str) -> int:
 
 
 def move_session_end(store: Store, member_id: str, until_ms: int) -> None:
-    """Let a member's session end at a time by the store's clock; 0 has passed."""
+    """Let a member's session end at a time by the store's clock; 0 has passed. Members that wait notice it."""
     for table in _MEMBERS:
         moved = table.update().where(table.c.member_id == member_id).values(until_ms=until_ms)
-        store.transact(partial(_execute, statement=moved))
+        store.transact(partial(_execute, statement=moved), announce=True)
 
 
 def _execute(connection: sa.Connection, statement: sa.Executable) -> None:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from spark_log import ShareConsumer
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import Topic
@@ -92,6 +93,19 @@ class ShareMember:
 
     def leave(self) -> None:
         leave_share_group(self.cluster.store, self.group, self.member)
+
+
+def finish(consumer: ShareConsumer, kind: AcknowledgeType, count: int = 1) -> None:
+    """Acknowledge the next records with this type."""
+    done = 0
+    while done < count:
+        polled = consumer.poll(60_000)
+        assert polled
+        for records in polled.values():
+            for record in records:
+                consumer.acknowledge(record, kind)
+                done += 1
+        consumer.commit_sync()
 
 
 def overtaken_member(cluster: Cluster, meanwhile: Callable[[], object]) -> ShareMember:

@@ -67,6 +67,12 @@ def rows_of(cluster: Cluster, *tables: sa.Table) -> dict[str, list[str]]:
     return {name: sorted(found) for name, found in rows.items()}
 
 
+def count_rows(store: Store, table: sa.Table) -> int:
+    """Return the number of rows of a table."""
+    query = sa.select(sa.func.count()).select_from(table)
+    return int(store.read(lambda connection: connection.execute(query).scalar_one()))
+
+
 ONE_STORE_FILES = frozenset(
     {
         "gateway/test_gateway_error_messages.py",

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import kafka.errors
 import numpy as np
@@ -186,12 +187,10 @@ def test_missing_topics_are_created_or_awaited(produce, cluster):
             strict.send("missing", b"v")
     assert [topic.name for topic in list_topics(cluster)] == ["made"]
     patient = produce(allow_auto_create_topics=False, max_block_ms=30_000)
-    sent = []
-    thread = threading.Thread(target=lambda: sent.append(patient.send("missing", b"v").get(timeout=LIMIT_S)))
-    thread.start()
-    create_topic(cluster, "missing", 2)
-    thread.join(timeout=60)
-    assert sent[0].topic == "missing"
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(lambda: patient.send("missing", b"v").get(timeout=LIMIT_S))
+        create_topic(cluster, "missing", 2)
+    assert sent.result().topic == "missing"
 
 
 def test_new_partitions_are_found(produce, cluster):

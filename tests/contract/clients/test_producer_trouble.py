@@ -13,7 +13,7 @@ import spark_log.errors
 from spark_log import Producer
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from tests.support.stores import change
+from tests.support.stores import change, count_rows
 from tests.support.topics import contents, dense_rows
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -300,5 +300,4 @@ def test_all_ready_partitions_of_all_topics_are_in_one_append(produce, cluster):
             producer.send(name, b"v", partition=partition)
     producer.flush()
     assert producer.metrics(raw=True)["request-total"] == 1
-    count = sa.select(sa.func.count()).select_from(t.producer)
-    assert cluster.store.read(lambda connection: connection.execute(count).scalar_one()) == 1
+    assert count_rows(cluster.store, t.producer) == 1

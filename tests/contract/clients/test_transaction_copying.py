@@ -77,8 +77,7 @@ def test_each_record_is_copied_once_when_a_copier_is_killed_at_every_step(cluste
     lives = [*JOINING, *COPYING, *LATER, "kill", "kill", "kill", "on"]
     fill(30)
     copier = copiers("one", *lives, instance="static")
-    copier.close_input()
-    copier.finish()
+    copier.end()
     assert copier.count("lived") == len(lives) - 1
     check_copy(cluster, log, 30)
     copied = [tuple(line[1:]) for line in copier.lines if line[0] == "copied"]
@@ -107,8 +106,7 @@ def test_each_record_is_copied_once_when_a_copier_is_stopped_beyond_its_session(
     fill(5)
     wait_until(lambda: committed_offsets(cluster.store, GROUP) == all_at(15))
     for copier in (one, two):
-        copier.close_input()
-        copier.finish()
+        copier.end()
     check_copy(cluster, log, 15)
 
 

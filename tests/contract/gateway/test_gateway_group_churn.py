@@ -7,7 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import sqlalchemy as sa
 
 from spark_log.cluster.settings import alter_settings
 from spark_log.facts.groups import describe_groups
@@ -17,8 +16,9 @@ from spark_log.metadata import tables as t
 from tests.support.classic_members import ClassicMember
 from tests.support.consumer_members import ConsumerMember, topic_ids
 from tests.support.gateway_wire import WireConnection, commit_request, committed
+from tests.support.stores import count_rows
 from tests.support.topics import make
-from tests.support.waiting import wait_until
+from tests.support.waiting import Worker, wait_until
 
 PARTITIONS, MEMBERS, SURVIVORS, SESSION_MS = 12, 8, 4, 3_000
 CHURN_S = 3.0
@@ -48,32 +48,28 @@ class Ownership:
             return sorted(self._owners)
 
 
-class Life:
+class Life(Worker):
     """A place that members take one after the other, each of a random protocol, until `settle`; then one stays."""
 
     def __init__(self, seed, assignor, ports, ids, ownership):
         self.kinds = (assignor, "consumer")
         self.random, self.ports, self.ids, self.ownership = random.Random(seed), ports, ids, ownership
-        self.settle, self.stop, self.settled = threading.Event(), threading.Event(), False
+        self.settle, self.settled = threading.Event(), False
         self.instance_id = f"place-{seed}" if seed % 4 == 0 else None
-        self.error = None
         self.heard_s = 0.0
         """When it sent the last request that was answered: its session goes on from then."""
-        self.thread = threading.Thread(target=self.run)
+        super().__init__(self.run)
 
-    def run(self):
-        try:
-            while not self.stop.is_set():
-                with contextlib.suppress(*GONE):
-                    self.live(self.random.choice(self.kinds))
-                self.ownership.claim(self, ())
-        except BaseException as error:
-            self.error = error
+    def run(self, stop):
+        while not stop.is_set():
+            with contextlib.suppress(*GONE):
+                self.live(self.random.choice(self.kinds), stop)
+            self.ownership.claim(self, ())
 
     def connect(self):
         return WireConnection(self.random.choice(self.ports), timeout_s=10)
 
-    def live(self, kind):
+    def live(self, kind, stop):
         """Until the member leaves, or vanishes as a killed process does: its sockets close, and nothing is said."""
         wire = self.connect()
         try:
@@ -87,14 +83,14 @@ class Life:
                 )
                 alive = self.beat_classic
             beats = self.random.randint(0, 40)
-            while not self.stop.is_set() and (beats > 0 or self.settle.is_set()):
+            while not stop.is_set() and (beats > 0 or self.settle.is_set()):
                 beats -= 1
                 sent_s = time.monotonic()
                 if not alive(member):
                     return
                 self.heard_s = sent_s
                 time.sleep(0.05)
-            if self.stop.is_set() or self.random.random() < 0.4:
+            if stop.is_set() or self.random.random() < 0.4:
                 self.ownership.claim(self, ())
                 member.leave()
         finally:
@@ -148,20 +144,16 @@ def test_a_group_converges_after_members_and_gateways_were_killed(cluster, gatew
     ownership = Ownership()
     ports = [each.port for each in gateways]
     lives = [Life(seed, assignor, ports, ids, ownership) for seed in range(MEMBERS)]
-    for life in lives:
-        life.thread.start()
     try:
         ends_s = time.monotonic() + CHURN_S
         while time.monotonic() < ends_s:
             time.sleep(1)
             gateways[1].kill()
             gateways[1].start()
-        for life in lives[SURVIVORS:]:
-            life.stop.set()
         for life in lives[:SURVIVORS]:
             life.settle.set()
         for life in lives[SURVIVORS:]:
-            life.thread.join(60)
+            life.finish()
         survivors = lives[:SURVIVORS]
 
         def converged():
@@ -176,15 +168,12 @@ def test_a_group_converges_after_members_and_gateways_were_killed(cluster, gatew
         assert sorted(p.partition for each in group.members for p in each.assignment) == list(range(PARTITIONS))
     finally:
         for life in lives:
-            life.stop.set()
-        for life in lives:
-            life.thread.join(60)
-    assert [life.error for life in lives if life.error is not None] == []
+            life.finish()
     assert ownership.twice == []
 
     def nothing_left():
         reconcile_group(cluster.store, "g", known_assignors())  # as a coordinator ends the sessions of killed members
-        return members(cluster) == rows(cluster, t.group_partition) == 0
+        return members(cluster) == count_rows(cluster.store, t.group_partition) == 0
 
     wait_until(nothing_left, "rows are left")
     assert all("Traceback" not in each.output for each in gateways)
@@ -200,7 +189,7 @@ def test_of_members_that_join_with_one_instance_id_at_once_one_stays(cluster, ga
         with ThreadPoolExecutor(MEMBERS) as pool:
             joined = list(pool.map(ClassicMember.join, members))
             synced = list(pool.map(ClassicMember.sync, members))
-        assert rows(cluster, t.classic_member) == 1
+        assert count_rows(cluster.store, t.classic_member) == 1
         beats = [member.beat() for member in members]
         [owner] = [member for member, code in zip(members, beats, strict=True) if code in (0, 27)]
         assert set(beats) - {0, 27} <= {UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID}, (joined, synced, beats)
@@ -211,7 +200,7 @@ def test_of_members_that_join_with_one_instance_id_at_once_one_stays(cluster, ga
                 member.instance_id = instance_id
                 expected = {0} if member is owner else {UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID}
                 assert {commit(member)} <= expected and (member is owner or member.sync() in expected)
-        assert rows(cluster, t.classic_member) == 1 and owner.beat() == 0
+        assert count_rows(cluster.store, t.classic_member) == 1 and owner.beat() == 0
 
 
 def commit(member):
@@ -223,10 +212,4 @@ def commit(member):
 
 
 def members(cluster):
-    return rows(cluster, t.group_member) + rows(cluster, t.classic_member)
-
-
-def rows(cluster, table):
-    return cluster.store.read(
-        lambda connection: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar()
-    )
+    return count_rows(cluster.store, t.group_member) + count_rows(cluster.store, t.classic_member)

@@ -26,17 +26,13 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import CLASSIC_MEMBER
 from tests.support.classic_members import JOIN, ClassicMember, WorkerMember, assign_to_workers, settle_workers
 from tests.support.gateway_wire import WireConnection, commit_request, committed
+from tests.support.group_members import move_session_end
 from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 from tests.support.waiting import Worker, wait_until
 
 NONE, ILLEGAL_GENERATION, INCONSISTENT, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 0, 22, 23, 25, 27
 NON_EMPTY_GROUP, GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID, UNKNOWN_SERVER_ERROR = 68, 81, 82, -1
-
-
-def expire(cluster, member):
-    ended = t.classic_member.update().where(CLASSIC_MEMBER.member_id == member.member_id).values(until_ms=0)
-    cluster.store.transact(lambda connection: connection.execute(ended), announce=True)
 
 
 def await_rebalance(member):
@@ -137,12 +133,12 @@ def test_a_gateway_that_ends_before_its_answer_has_decided(
 def test_silent_members_are_dropped_by_any_process(cluster, connect):
     first, second, third = (WorkerMember(connect()) for _ in range(3))
     settle_workers(first, second, third)
-    expire(cluster, second)
+    move_session_end(cluster.store, second.member_id, 0)
     assert first.beat() == REBALANCE_IN_PROGRESS
     assert second.beat() == UNKNOWN_MEMBER_ID
     assert sorted(settle_workers(first, third)) == [b"a0", b"a1"]
     for member in (first, third):
-        expire(cluster, member)
+        move_session_end(cluster.store, member.member_id, 0)
     assert stale_groups(cluster.store) == ["g"]
     reconcile_group(cluster.store, "g", {})
     [found] = describe_groups(cluster.store, ["g"])

@@ -24,7 +24,7 @@ from spark_log.groups.consumer.service import consumer_heartbeat
 from spark_log.groups.identity import Identity
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import CLASSIC_MEMBER
+from tests.support.group_members import move_session_end
 from tests.support.topics import make
 
 GROUPS = 300
@@ -138,7 +138,7 @@ async def test_members_that_are_removed_wake_and_one_wakes_when_the_time_changes
         await gateway.quiet()
         await asyncio.to_thread(change, cluster.store, "g", remove)
         assert await gateway.woken() == ["b"]
-        await asyncio.to_thread(expire, cluster, "a")
+        await asyncio.to_thread(move_session_end, cluster.store, "a", 0)
         [first] = await gateway.woken()
         assert first in ("c", "d")
         [second] = await gateway.woken()
@@ -158,11 +158,6 @@ async def test_a_damaged_group_does_not_delay_the_members_of_other_groups(cluste
         assert await gateway.woken() == ["bad"], "its next read of the store has the error"
         await asyncio.to_thread(join, cluster, "good", "other")
         assert await gateway.woken() == ["good"]
-
-
-def expire(cluster, member_id):
-    ended = t.classic_member.update().where(CLASSIC_MEMBER.member_id == member_id).values(until_ms=0)
-    cluster.store.transact(lambda connection: connection.execute(ended), announce=True)
 
 
 def delete(connection):

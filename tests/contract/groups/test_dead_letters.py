@@ -14,6 +14,7 @@ from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic, delete_topic
+from tests.support.share_members import finish
 from tests.support.topics import consume_all
 
 letters = partial(consume_all, topic="dlq.jobs")
@@ -50,19 +51,6 @@ def send(produce, *values, partition=0):
 
 def facts_of(letter):
     return {name.removeprefix("__dlq.errors."): value.decode() for name, value in letter.headers}
-
-
-def finish(consumer, kind, count=1):
-    """Acknowledge the next records with this type."""
-    done = 0
-    while done < count:
-        polled = consumer.poll(60_000)
-        assert polled
-        for records in polled.values():
-            for record in records:
-                consumer.acknowledge(record, kind)
-                done += 1
-        consumer.commit_sync()
 
 
 def archiving(cluster):

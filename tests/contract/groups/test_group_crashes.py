@@ -132,8 +132,7 @@ def test_other_members_take_over_from_killed_ones(cluster, cluster_address, star
     kill(cluster, processes[1])
     share_everything([processes[2], *late])
     for process in (processes[2], *late):
-        process.close_input()
-        process.finish()
+        process.end()
     check_history(cluster, [*processes, *late])
     assert describe_groups(cluster.store, ["g"])[0].members == ()
 
@@ -155,8 +154,7 @@ def test_a_member_that_was_stopped_beyond_its_session_may_not_commit(cluster, cl
     assert at_that_time[len([c for c in at_that_time if c[0] == "committed"][:before]) :][0][0] == "refused"
     share_everything([stopped, other])
     for process in (stopped, other):
-        process.close_input()
-        process.finish()
+        process.end()
 
 
 MEMBER_POINTS = ["group.changed", "group.target-decided", "group.target-written", "group.assigned"]

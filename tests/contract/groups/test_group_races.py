@@ -18,6 +18,7 @@ from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import delete_topic
 from tests.support.share_members import ShareMember
+from tests.support.stores import count_rows
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 
@@ -61,11 +62,6 @@ def meanwhile(cluster, monkeypatch):
     wait()
 
 
-def count(cluster, table):
-    query = sa.select(sa.func.count()).select_from(table)
-    return cluster.store.read(lambda connection: connection.execute(query).scalar())
-
-
 @pytest.mark.parametrize("begins", ["heartbeat", "reset"])
 def test_a_topic_is_deleted_while_a_share_group_begins_to_read_it(cluster, meanwhile, begins):
     """Nothing of the topic stays, so the id is free for another group."""
@@ -77,7 +73,7 @@ def test_a_topic_is_deleted_while_a_share_group_begins_to_read_it(cluster, meanw
     else:
         reset_share_offsets(cluster, "workers", {TopicPartition("t", 0): Latest()})
     meanwhile.wait()
-    assert count(cluster, t.share_partition) == 0
+    assert count_rows(cluster.store, t.share_partition) == 0
     assert commit_offsets(cluster.store, "workers", {TopicPartition("u", 0): 1}) == []
 
 
@@ -94,7 +90,7 @@ def test_a_topic_is_deleted_during_a_commit(cluster, meanwhile, then):
     else:
         settings = replace(cluster.store.settings, offsets_retention_ms=1)
         wait_until(lambda: expire_offsets(cluster.store, settings) or not list_groups(cluster.store))
-        assert count(cluster, t.group_offset) == 0
+        assert count_rows(cluster.store, t.group_offset) == 0
 
 
 def test_a_config_of_a_group_is_set_while_its_last_one_is_reset(cluster, meanwhile):

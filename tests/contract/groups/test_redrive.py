@@ -22,6 +22,7 @@ from spark_log.spark.streams import redrive as redrive_module
 from spark_log.spark.streams.redrive import Redrive
 from tests.support.python_process import PythonProcess
 from tests.support.replicas import truncate
+from tests.support.share_members import finish
 from tests.support.stores import change
 from tests.support.topics import all_stored, consume_all
 from tests.support.waiting import LIMIT_S
@@ -70,13 +71,7 @@ def reject(cluster, cluster_address, produce):
             producer.send("jobs", value.encode(), key=b"key", headers=headers, partition=number % 2).get()
         settings = {"group_id": "workers", "share_acknowledgement_mode": "explicit"}
         with ShareConsumer("jobs", cluster=cluster_address, **settings) as consumer:
-            done = 0
-            while done < (len(values) if count is None else count):
-                for records in consumer.poll(60_000).values():
-                    for record in records:
-                        consumer.acknowledge(record, AcknowledgeType.REJECT)
-                        done += 1
-                consumer.commit_sync()
+            finish(consumer, AcknowledgeType.REJECT, len(values) if count is None else count)
 
     return send_and_reject
 

@@ -5,7 +5,6 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from spark_log import Producer
 from spark_log.cluster.brokers import add_broker
@@ -29,7 +28,7 @@ from tests.support.records import append_keyed, rows_of
 from tests.support.replicas import folder_of, take_away
 from tests.support.resources import places_with, unnamed_places
 from tests.support.share_members import ShareMember
-from tests.support.stores import topics_view
+from tests.support.stores import count_rows, topics_view
 
 pytestmark = [pytest.mark.on_sqlite, pytest.mark.on_data_store]
 
@@ -140,8 +139,7 @@ def test_clean_up_deletes_files_that_were_retired_while_a_log_dir_was_offline(th
     reports = list(run_tasks(cluster, ["files"]))
     assert sum(report.before.files for report in reports) == 1
     assert places_with(cluster, tmp_path / "d3", GONE, PRIVATE) == {}
-    copies = sa.select(sa.func.count()).select_from(t.retired_copy)
-    assert topics_view(cluster).store.read(lambda connection: connection.execute(copies).scalar_one()) == 0
+    assert count_rows(topics_view(cluster).store, t.retired_copy) == 0
     log.close()
 
 

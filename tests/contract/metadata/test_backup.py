@@ -6,7 +6,6 @@ Nothing that was acknowledged before the backup is lost, and readers that have r
 import json
 import shutil
 import sqlite3
-import threading
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -32,7 +31,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.records import LARGE, read_all
 from tests.support.replicas import topic_on
 from tests.support.topics import find, make
-from tests.support.waiting import LIMIT_S, wait_until
+from tests.support.waiting import LIMIT_S, Worker, wait_until
 
 pytestmark = pytest.mark.delta
 
@@ -126,24 +125,19 @@ def send(producer, topic, acked, *values):
         acked[done.partition, done.offset] = value
 
 
-class LiveWriter:
-    """A producer that writes in a thread until `stop`."""
+class LiveWriter(Worker):
+    """A producer that writes in a thread until `finish`."""
 
     def __init__(self, address, acked):
-        self._address, self._acked, self._stopping = address, acked, threading.Event()
-        self._thread = threading.Thread(target=self._write)
-        self._thread.start()
+        self._address, self._acked = address, acked
+        super().__init__(self._write)
 
-    def _write(self):
+    def _write(self, stop):
         with Producer(cluster=self._address) as producer:
             number = 0
-            while not self._stopping.is_set():
+            while not stop.is_set():
                 send(producer, "t", self._acked, f"live-{number}", f"live-{number}-{LARGE if number % 5 == 0 else ''}")
                 number += 1
-
-    def stop(self):
-        self._stopping.set()
-        self._thread.join(30)
 
 
 def copy_live(source, target):
@@ -220,12 +214,12 @@ def test_drill(backup, tmp_path):
         live_acked = {}
         writer = LiveWriter(backup.address, live_acked)
         while len(live_acked) < 4:
-            assert writer._thread.is_alive()
+            writer.check()
         before = acked | dict(live_acked.copy())
         backup.back_up()
         list(run_tasks(cluster, ["seal", "merge", "compact", "delta"], now=True))
         copy_live(backup.log_dir, tmp_path / "files")
-        writer.stop()
+        writer.finish()
 
         with Producer(cluster=backup.address) as producer:
             send(producer, "t", acked, *(f"lost-{n}" for n in range(20)), *(f"lost-{n}-{LARGE}" for n in range(4)))

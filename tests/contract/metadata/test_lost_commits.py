@@ -1,6 +1,6 @@
 """Connections to PostgreSQL that are lost in a COMMIT: no acknowledged record is lost, and none is stored twice."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from spark_log.replication.controller.topic_operations import create_topic
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import read_all, table
 from tests.support.share_members import ShareMember
+from tests.support.stores import count_rows
 from tests.support.topics import stored
 
 
@@ -82,18 +83,15 @@ def test_a_commit_that_reaches_the_server_after_the_query_is_refused(proxied):
 def test_the_query_waits_for_a_server_process_that_still_runs_the_transaction(proxied, end):
     cluster, _ = proxied
     token = commit_tokens.new_token()
-    answers = []
-    question = threading.Thread(target=lambda: answers.append(commit_tokens.was_committed(cluster.store.engine, token)))
-    with cluster.store.engine.connect() as lost:
+    with ThreadPoolExecutor(1) as pool, cluster.store.engine.connect() as lost:
         row = {"token": token, "committed": True, "at_ms": 0}
         lost.execute(t.commit_token.insert(), row)
-        question.start()
+        question = pool.submit(commit_tokens.was_committed, cluster.store.engine, token)
         waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'known'")
         while not cluster.store.read(lambda connection: connection.execute(waiting).scalar_one()):
-            assert question.is_alive()
+            assert not question.done()
         getattr(lost, end)()
-    question.join(timeout=60)
-    assert answers == [end == "commit"]
+    assert question.result() == (end == "commit")
     assert commit_tokens.was_committed(cluster.store.engine, token) == (end == "commit"), "asked again: the same"
 
 
@@ -127,8 +125,7 @@ def test_a_token_whose_row_is_gone_is_not_deleted_again(proxied):
     for number in range(100):
         register(store, f"holder {number}", 1_000)
         assert len(store._answered) <= commit_tokens._ANSWERED_MAX
-    count = sa.select(sa.func.count()).select_from(t.commit_token)
-    assert store.read(lambda connection: connection.execute(count).scalar_one()) <= commit_tokens._ANSWERED_MAX
+    assert count_rows(store, t.commit_token) <= commit_tokens._ANSWERED_MAX
 
 
 def test_the_tokens_of_reads_as_primary_do_not_accumulate(proxied):
@@ -136,8 +133,7 @@ def test_the_tokens_of_reads_as_primary_do_not_accumulate(proxied):
     store = proxied[0].store
     for _ in range(3 * commit_tokens._ANSWERED_MAX):
         assert store.read_as_primary(lambda _: "an answer")
-    count = sa.select(sa.func.count()).select_from(t.commit_token)
-    assert store.read(lambda connection: connection.execute(count).scalar_one()) <= commit_tokens._ANSWERED_MAX + 1
+    assert count_rows(store, t.commit_token) <= commit_tokens._ANSWERED_MAX + 1
 
 
 def test_a_commit_whose_outcome_is_not_known_any_more_is_not_repeated(proxied, monkeypatch):
@@ -155,18 +151,13 @@ def test_a_commit_whose_outcome_is_not_known_any_more_is_not_repeated(proxied, m
 
 
 def test_a_closed_store_leaves_no_tokens(proxied, postgres_url):
-    count = sa.select(sa.func.count()).select_from(t.commit_token)
     store = proxied[0].store
-
-    def tokens():
-        return store.read(lambda connection: connection.execute(count).scalar_one())
-
-    before = tokens()
+    before = count_rows(store, t.commit_token)
     with Cluster.open(postgres_url) as cluster:
         for number in range(40):
             register(cluster.store, f"holder {number}", 1_000)
-        assert tokens() > before
-    assert tokens() == before
+        assert count_rows(store, t.commit_token) > before
+    assert count_rows(store, t.commit_token) == before
 
 
 def test_after_a_crash_the_transaction_id_of_another_proves_nothing(own_postgres_server, tmp_path):

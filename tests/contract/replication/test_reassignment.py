@@ -15,7 +15,6 @@ from spark_log.errors import (
 )
 from spark_log.facts.topics import describe_topics
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Records
 from spark_log.log.partitions import retired_replicas
 from spark_log.log.partitions.retired_replicas import delete_retired_replicas
 from spark_log.metadata import tables as t
@@ -25,10 +24,11 @@ from spark_log.replication.controller.reassignments import begin_reassignments, 
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.replication.replicas.replica_moves import switch_reassignments
-from tests.support.records import read_all, table
+from tests.support.records import read_all
 from tests.support.replicas import add_brokers, assigned, bring_back, folder_of, take_away, topic_on
 from tests.support.stores import change
 from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.topics import append
 
 T0 = TopicPartition("t", 0)
 FILES = {"inline_max_bytes": "0"}
@@ -39,11 +39,6 @@ def brokers(cluster, tmp_path):
     """Brokers 1 to 4."""
     add_brokers(cluster, tmp_path, 2, 3, 4)
     return cluster
-
-
-def write(log, topic, *values, partition=0, acks="all"):
-    [outcome] = log.append(topic, [Records(partition, table(*values))], acks=acks)
-    return outcome
 
 
 def partition_of(cluster, name="t", number=0):
@@ -69,8 +64,8 @@ def files(tmp_path, broker_id):
 
 def test_a_partition_moves(brokers, log, tmp_path):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
-    write(log, topic, "a", "b")
-    write(log, topic, "c")
+    append(log, topic, "a", "b")
+    append(log, topic, "c")
     before = partition_of(brokers)
     begin_reassignments(brokers, {T0: [2, 3]}, throttle_bytes_per_s=10_000_000)
 
@@ -93,7 +88,7 @@ def test_a_partition_moves(brokers, log, tmp_path):
     assert finish(brokers) == []
     assert files(tmp_path, 3) == files(tmp_path, 2)
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
-    write(log, topic, "d")
+    append(log, topic, "d")
     assert len(files(tmp_path, 3)) == 3
 
 
@@ -116,13 +111,13 @@ def test_a_new_order_of_replicas_changes_the_preferred_leader(brokers):
 
 def test_a_reassignment_is_cancelled_half_way(brokers, log, tmp_path):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
-    write(log, topic, "a")
+    append(log, topic, "a")
     begin_reassignments(brokers, {T0: [3, 4]})
     copy(brokers, topic, 3)
-    write(log, topic, "b")
+    append(log, topic, "b")
     begin_reassignments(brokers, {T0: None})
     assert (assigned(brokers, "t"), list_reassignments(brokers.store)) == ([[1, 2]], {})
-    write(log, topic, "c")
+    append(log, topic, "c")
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
     assert {row.log_dir_id for row in rows(brokers, t.retired_replica)} == log_dirs_of(brokers, 3, 4)
     with pytest.raises(NoReassignmentInProgressError, match="t-0"):
@@ -135,7 +130,7 @@ def log_dirs_of(cluster, *broker_ids):
 
 def test_a_new_target_replaces_the_current_one(brokers, log):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
-    write(log, topic, "a")
+    append(log, topic, "a")
     begin_reassignments(brokers, {T0: [2, 3]})
     begin_reassignments(brokers, {T0: [2, 4]})
     status = list_reassignments(brokers.store)[T0]
@@ -191,14 +186,14 @@ def test_a_replica_is_placed_in_the_log_dir_with_the_fewest_replicas(brokers, tm
 
 def test_a_broker_fails_during_a_reassignment(brokers, log):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
-    write(log, topic, "a")
+    append(log, topic, "a")
     begin_reassignments(brokers, {T0: [2, 3]})
     copy(brokers, topic, 3)
     dies = t.log_dir.update().where(t.log_dir.c.broker_id == 3)
     change(brokers, dies.values(online=False))
     assert finish(brokers) == [], "in sync by the rows, but dead"
     elect_leaders(brokers.store, unfenced)
-    write(log, topic, "b")
+    append(log, topic, "b")
     change(brokers, dies.values(online=True))
     assert finish(brokers) == []
     copy(brokers, topic, 3)
@@ -209,11 +204,11 @@ def test_a_broker_fails_during_a_reassignment(brokers, log):
 
 def test_the_leaving_leader_fails_during_a_reassignment(brokers, log):
     topic = topic_on(brokers, "t", [[1, 2]], **FILES)
-    write(log, topic, "a")
+    append(log, topic, "a")
     begin_reassignments(brokers, {T0: [2, 3]})
     change(brokers, t.log_dir.update().where(t.log_dir.c.broker_id == 1).values(online=False))
     elect_leaders(brokers.store, unfenced)
-    write(log, topic, "b")
+    append(log, topic, "b")
     copy(brokers, topic, 3)
     finish(brokers)
     assert (assigned(brokers, "t"), partition_of(brokers).isr) == ([[2, 3]], (2, 3))
@@ -244,8 +239,8 @@ def test_a_stale_controller_switches_nothing(brokers):
 def moved(brokers, log):
     """Topic t moved from broker 3 to broker 4, with a file; a second partition stays at broker 3."""
     topic = topic_on(brokers, "t", [[3], [3]], **FILES)
-    write(log, topic, "a")
-    write(log, topic, "stays", partition=1)
+    append(log, topic, "a")
+    append(log, topic, "stays", partition=1)
     begin_reassignments(brokers, {T0: [4]})
     copy(brokers, topic, 4)
     finish(brokers)
@@ -290,7 +285,7 @@ def test_one_transaction_claims_a_limited_number_of_replicas(brokers, log, monke
 def test_the_delta_table_drops_a_replica_that_left(brokers, log):
     topic = topic_on(brokers, "t", [[3], [3]], **FILES)
     for partition in (0, 1):
-        write(log, topic, "a", partition=partition)
+        append(log, topic, "a", partition=partition)
     begin_reassignments(brokers, {T0: [4]})
     copy(brokers, topic, 4)
     assert_delta_is_the_log(brokers)

@@ -4,7 +4,6 @@ from unittest.mock import Mock
 
 import confluent_kafka
 import pytest
-import sqlalchemy as sa
 from kafka import KafkaProducer
 
 from spark_log.cluster.cluster import Cluster
@@ -27,6 +26,7 @@ from spark_log.transactions.transaction_store import init_producer
 from spark_log.transactions.wire_transactions import WireProducer, take_fencing_token
 from tests.support.python_process import killed_at
 from tests.support.server_processes import GatewayProcess, killed_at_each
+from tests.support.stores import count_rows
 from tests.support.topics import TRANSACTION, stored
 from tests.support.waiting import LIMIT_S
 
@@ -85,10 +85,9 @@ def test_the_next_producer_drops_the_pending_records_of_the_older_one_in_the_dat
         older.init_transactions()
         older.begin_transaction()
         older.send("far", b"never").get(LIMIT_S)
-        pending = sa.select(sa.func.count()).select_from(t.transaction_segment)
-        counts = [both.at(1).store.read(lambda c: c.execute(pending).scalar_one())]
+        counts = [count_rows(both.at(1).store, t.transaction_segment)]
         newer.init_transactions()
-        counts.append(both.at(1).store.read(lambda c: c.execute(pending).scalar_one()))
+        counts.append(count_rows(both.at(1).store, t.transaction_segment))
         assert counts == [1, 0]
         newer.close()
         older.close(timeout=0)

@@ -6,7 +6,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-import sqlalchemy as sa
 
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
@@ -31,6 +30,7 @@ from spark_log.replication.controller.topic_copies import follow
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables.verification import verify
 from tests.support.records import append_keyed, read_all, rows_of, table
+from tests.support.stores import count_rows
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import make_older
 from tests.support.waiting import wait_until
@@ -203,8 +203,7 @@ def test_a_coordinator_maintains_both_stores(stores, log, folder):
     assert kept == files_of(folder, gone) and len(kept) == 1, "for its readers"
     shutil.rmtree(folder / gone.folder)
     assert_whole(stores)
-    counts = stores.at(EAST).store.read(lambda c: c.execute(sa.select(sa.func.count()).select_from(t.segment)).scalar())
-    assert counts == 1
+    assert count_rows(stores.at(EAST).store, t.segment) == 1
 
 
 def test_work_on_request_goes_on_in_the_stores_after_one_that_fails(stores):

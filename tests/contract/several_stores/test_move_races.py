@@ -1,6 +1,6 @@
 """What else happens while a topic moves, or after a store was restored: nothing is lost without a word."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -45,15 +45,11 @@ from spark_log.transactions.transaction_store import init_producer
 from spark_log.transactions.wire_transactions import WireProducer
 from tests.support.records import table
 from tests.support.share_members import ShareMember
-from tests.support.topics import stored
+from tests.support.topics import append, stored
 from tests.support.waiting import LIMIT_S, wait_until
 
 EAST = 1
 FILES = {"inline.max.bytes": "0", "retention.ms": "-1"}
-
-
-def append(log, *texts):
-    log.append(log.find_topic("t"), [Records(0, table(*texts))])
 
 
 def test_the_number_of_a_removed_store_is_not_used_again(stores, postgres_server):
@@ -65,7 +61,7 @@ def test_the_number_of_a_removed_store_is_not_used_again(stores, postgres_server
 def test_a_store_does_not_get_a_topic_back_empty(stores, log):
     """As after a restore of the data store to a time before the topic was moved there."""
     topic = create_topic(stores, "t", configs=FILES)
-    append(log, "a")
+    append(log, "t", "a")
     move_topic(stores, "t", "east")
     east = stores.at(EAST).store
     east.transact(lambda connection: delete_topic_rows(connection, topic.topic_id))
@@ -76,7 +72,7 @@ def test_a_store_does_not_get_a_topic_back_empty(stores, log):
 
 def test_an_erase_of_a_topic_that_moves_fails(stores, log):
     create_topic(stores, "t", configs=FILES)
-    append(log, "a")
+    append(log, "t", "a")
 
     def workers(keys):
         move_topic(stores, "t", "east")
@@ -132,14 +128,14 @@ def test_files_from_before_a_move_there_and_back_are_checked_again(stores, log):
 def test_a_restored_store_begins_epochs_of_partitions_that_are_frozen(stores, log, monkeypatch):
     """A move is cancelled after the restore: positions in the lost log must be known as such."""
     create_topic(stores, "t", configs=FILES, store="east")
-    append(log, "a")
+    append(log, "t", "a")
     monkeypatch.setattr(topic_moves, "_copy", lambda *_: None)  # it stops after the freeze
     with pytest.raises(IllegalStateError):
         move_topic(stores, "t", "home")
     accept_store(stores.at(EAST))
     assert stores.at(EAST).store.read(frozen_topics) == [log.find_topic("t").topic_id]
     cancel_move(stores, "t")
-    append(log, "b")
+    append(log, "t", "b")
     key = (log.find_topic("t").topic_id, 0)
     assert stores.at(EAST).store.read(lambda c: read_partition(c, key)).leader_epoch >= EPOCHS_SKIPPED
     assert stored(stores, "t") == {0: ["a", "b"]}
@@ -151,15 +147,7 @@ def test_a_store_is_not_removed_while_it_gets_a_topic(stores, comes):
     if comes == "move":
         create_topic(stores, "t")
     home = stores.store
-    removal = []
-
-    def remove():
-        try:
-            remove_store(stores, "east")
-        except InvalidConfigurationError as error:
-            removal.append(error)
-
-    thread = threading.Thread(target=remove)
+    removals = []
 
     def begin(connection):
         lock_active_store(connection, "east")
@@ -168,12 +156,12 @@ def test_a_store_is_not_removed_while_it_gets_a_topic(stores, comes):
             set_move(connection, topic.topic_id, TopicMove("1", EAST, 0))
         else:
             insert_topic_row(connection, "t", 1, 1, {}, home.clock(connection), None, EAST)
-        thread.start()
+        removals.append(pool.submit(remove_store, stores, "east"))
         wait_until(lambda: home.read(lambda c: c.execute(sa.text(WAITING)).scalar()))
 
-    home.transact(begin)
-    thread.join(timeout=60)
-    assert [type(error) for error in removal] == [InvalidConfigurationError]
+    with ThreadPoolExecutor(1) as pool:
+        home.transact(begin)
+    assert [type(each.exception()) for each in removals] == [InvalidConfigurationError]
     assert EAST in stores.store_ids()
 
 
@@ -217,46 +205,31 @@ def test_a_member_of_a_share_group_finds_a_topic_that_moves(stores, monkeypatch)
 
 def test_a_move_waits_for_a_share_group_that_begins_to_read_the_topic(stores, monkeypatch):
     create_topic(stores, "t")
-    insert, refused, threads = rows.insert_rows, [], []
-
-    def begin():
-        try:
-            begin_move(stores, "t", "east")
-        except InvalidConfigurationError as error:
-            refused.append(error)
+    insert, moves = rows.insert_rows, []
 
     def insert_rows(*arguments):
-        threads.append(threading.Thread(target=begin))
-        threads[0].start()
-        wait_until(lambda: not threads[0].is_alive() or stores.store.read(waiting))
+        moves.append(pool.submit(begin_move, stores, "t", "east"))
+        wait_until(lambda: moves[0].done() or stores.store.read(waiting))
         insert(*arguments)
 
     def waiting(connection):
         return connection.execute(sa.text(WAITING)).scalar()
 
     monkeypatch.setattr(rows, "insert_rows", insert_rows)
-    ShareMember(stores)
-    threads[0].join(timeout=60)
-    assert len(refused) == 1
+    with ThreadPoolExecutor(1) as pool:
+        ShareMember(stores)
+    assert [type(each.exception()) for each in moves] == [InvalidConfigurationError]
     assert share_rows(stores) == ["workers"]
 
 
 @pytest.mark.parametrize("client", ["producer", "Kafka"])
 def test_a_store_is_not_removed_while_a_transaction_joins_it(stores, client, monkeypatch):
     home = stores.store
-    removal, rule = [], rules.join
-
-    def remove():
-        try:
-            remove_store(stores, "east")
-        except InvalidConfigurationError as error:
-            removal.append(str(error))
-
-    thread = threading.Thread(target=remove)
+    removals, rule = [], rules.join
 
     def join_slowly(*arguments, **options):
-        if thread.ident is None:
-            thread.start()
+        if not removals:
+            removals.append(pool.submit(remove_store, stores, "east"))
             wait_until(lambda: home.read(lambda c: c.execute(sa.text(WAITING)).scalar()))
         return rule(*arguments, **options)
 
@@ -271,10 +244,10 @@ def test_a_store_is_not_removed_while_a_transaction_joins_it(stores, client, mon
         return ref
 
     monkeypatch.setattr(rules, "join", join_slowly)
-    ref = join()
-    thread.join(timeout=60)
-    assert len(removal) == 1
-    assert "a transaction that has not ended writes to it" in removal[0]
+    with ThreadPoolExecutor(1) as pool:
+        ref = join()
+    with pytest.raises(InvalidConfigurationError, match="a transaction that has not ended writes to it"):
+        removals[0].result()
     transaction_parts.abort(stores, ref)
     remove_store(stores, "east")
     with pytest.raises(UnknownTopicOrPartitionError):

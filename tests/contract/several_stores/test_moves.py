@@ -55,8 +55,8 @@ from spark_log.tables.table_changes import TopicTable
 from tests.support.python_process import forkserver, killed_at
 from tests.support.records import table
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.topics import TRANSACTION, stored
-from tests.support.waiting import LIMIT_S, wait_until
+from tests.support.topics import TRANSACTION, append_to, stored
+from tests.support.waiting import LIMIT_S, Worker, wait_until
 
 EAST = 1
 STORES = ("home", "east")
@@ -91,12 +91,6 @@ def create(stores, store="home", partitions=2):
     return create_topic(stores, "t", partitions, configs=MIXED, store=store)
 
 
-def append(stores, *texts):
-    log = ClientLog(stores)
-    log.append(log.find_topic("t"), [Records(0, table(*texts))])
-    log.close()
-
-
 def store_of(stores):
     return STORES[stores.store.read(lambda connection: find_topic(connection, "t")).store_id]
 
@@ -125,12 +119,12 @@ def assert_is_in(stores, store, topic):
 @contextmanager
 def load(address):
     """An idempotent producer that sends numbers to both partitions inside the block. Yields the acknowledged ones."""
-    ended, acknowledged = threading.Event(), {0: [], 1: []}
+    acknowledged = {0: [], 1: []}
 
-    def send():
+    def send(stop):
         with Producer(cluster=address, enable_idempotence=True, retry_backoff_ms=10) as producer:
             for number in count():
-                if ended.is_set():
+                if stop.is_set():
                     return
                 text = f"{number}{LONG if number % 7 == 0 else ''}"
                 sent = {partition: producer.send("t", text.encode(), partition=partition) for partition in (0, 1)}
@@ -138,13 +132,11 @@ def load(address):
                     assert future.get(timeout=60).offset == number
                     acknowledged[partition].append(text)
 
-    thread = threading.Thread(target=send)
-    thread.start()
+    sending = Worker(send)
     try:
         yield acknowledged
     finally:
-        ended.set()
-        thread.join(timeout=60)
+        sending.finish()
 
 
 def test_clients_follow_a_topic_there_and_back(stores, address):
@@ -193,14 +185,14 @@ def test_a_consumer_with_the_former_store_goes_on_at_the_committed_offset(stores
     """It read the partition before the move, and gets it back before the former store's rows are removed."""
     source, target = way
     create(stores, source, partitions=1)
-    append(stores, "a", "b")
+    append_to(stores, "t", "a", "b")
     with Consumer(cluster=address, group_id="g", auto_offset_reset=reset, enable_auto_commit=False) as consumer:
         consumer.commit({P0: OffsetAndMetadata(1, "", -1)})
         consumer.assign([P0])
         assert texts_of(consumer, 1) == ["b"]
         consumer.assign([])
         move_but_leave_the_rows(stores, target, monkeypatch)
-        append(stores, "c", "d")
+        append_to(stores, "t", "c", "d")
         consumer.commit({P0: OffsetAndMetadata(3, "", -1)})
         consumer.assign([P0])
         assert consumer.position(P0) == 3
@@ -210,11 +202,11 @@ def test_a_consumer_with_the_former_store_goes_on_at_the_committed_offset(stores
 def test_a_consumer_reads_new_records_before_the_former_store_has_removed_the_rows(stores, address, way, monkeypatch):
     source, target = way
     create(stores, source, partitions=1)
-    append(stores, "a")
+    append_to(stores, "t", "a")
     with Consumer("t", cluster=address, auto_offset_reset="earliest") as consumer:
         assert texts_of(consumer, 1) == ["a"]
         move_but_leave_the_rows(stores, target, monkeypatch)
-        append(stores, "b")
+        append_to(stores, "t", "b")
         assert texts_of(consumer, 1) == ["b"]
 
 
@@ -222,14 +214,14 @@ def test_a_gateway_that_knows_the_former_store_finds_an_offset_of_the_new_one(st
     """Another gateway has given the client the offset."""
     source, target = way
     create(stores, source, partitions=1)
-    append(stores, "a")
+    append_to(stores, "t", "a")
     topics = TopicCache(stores)
     gateway_stores = TopicStores(stores, topics)
     asked = Asked("t", uuid.UUID(int=0), 0, 2, 1_000)
     out_of_range = OffsetOutOfRangeError.errno
     assert [answer.error for answer in find_answers(topics, gateway_stores, [asked])] == [out_of_range]
     move_but_leave_the_rows(stores, target, monkeypatch)
-    append(stores, "b", "c")
+    append_to(stores, "t", "b", "c")
     [answer] = find_answers(topics, gateway_stores, [asked])
     assert (answer.error, answer.high_watermark) == (0, 3)
     gateway_stores.close()
@@ -237,7 +229,7 @@ def test_a_gateway_that_knows_the_former_store_finds_an_offset_of_the_new_one(st
 
 def test_new_readers_read_a_topic_that_is_not_live_yet_and_their_other_topics(stores, address, monkeypatch):
     create(stores, "home", partitions=1)
-    append(stores, "a")
+    append_to(stores, "t", "a")
     move_but_leave_the_rows(stores, "east", monkeypatch, live=False)
     assert stored(stores, "t") == {0: ["a"]}
     create_topic(stores, "u")
@@ -278,11 +270,11 @@ def test_a_move_is_cancelled(stores, address, way, point):
     if (point, target) == ("copied", "home"):
         point = "copying"  # then it is decided
     topic = create(stores, source)
-    append(stores, "a", LONG)
+    append_to(stores, "t", "a", LONG)
     killed_at(f"move.{point}", "-c", PROGRAM, address, target)
     assert cancel_move(stores, "t")
     assert not cancel_move(stores, "t")
-    append(stores, "b")
+    append_to(stores, "t", "b")
     assert_is_in(stores, source, topic)
     assert stored(stores, "t") == {0: ["a", LONG, "b"]}
 
@@ -290,16 +282,16 @@ def test_a_move_is_cancelled(stores, address, way, point):
 def test_a_process_that_stood_still_does_not_end_another_move(stores, way):
     source, target = way
     topic = create(stores, source)
-    append(stores, "a")
+    append_to(stores, "t", "a")
     stale = begin_move(stores, "t", target)
     cancel_move(stores, "t")
-    append(stores, "b")
+    append_to(stores, "t", "b")
     now = begin_move(stores, "t", target)
     with pytest.raises(IllegalStateError, match="cancelled"):
         continue_move(stores, *stale)
-    append(stores, "c")
+    append_to(stores, "t", "c")
     continue_move(stores, *now)
-    append(stores, "d")
+    append_to(stores, "t", "d")
     for move in (stale, now):
         continue_move(stores, *move)
     assert_is_in(stores, target, topic)
@@ -342,7 +334,7 @@ def test_a_topic_is_deleted_while_it_is_moved(stores, address, way, point):
     if (point, target) == ("copied", "home"):
         point = "copying"  # then it is decided
     topic = create(stores, source)
-    append(stores, "a")
+    append_to(stores, "t", "a")
     killed_at(f"move.{point}", "-c", PROGRAM, address, target)
     delete_topic(stores, "t")
     other = create(stores, target, partitions=1)
@@ -350,7 +342,7 @@ def test_a_topic_is_deleted_while_it_is_moved(stores, address, way, point):
     follow_all(stores)
     for store in STORES:
         assert tables_with(stores, store, topic) <= {"retired_file"}
-    append(stores, "new")
+    append_to(stores, "t", "new")
     assert_is_in(stores, target, other)
     assert stored(stores, "t") == {0: ["new"]}
 
@@ -396,7 +388,7 @@ def test_a_transaction_that_a_move_does_not_wait_for_fails_and_leaves_nothing(st
         with pytest.raises(Exception, match="moved to another"):
             producer.commit_transaction()
         producer.abort_transaction()
-    append(stores, "a")
+    append_to(stores, "t", "a")
     assert_is_in(stores, target, topic)
     assert stored(stores, "t") == {0: ["a"]}
 
@@ -412,7 +404,7 @@ def test_a_move_waits_for_a_part_that_is_prepared(stores, address, impatient):
     assert not moved.is_set()
     list(run_tasks(stores, ["transactions"]))
     mover.join(timeout=60)
-    append(stores, "a")
+    append_to(stores, "t", "a")
     assert_is_in(stores, "home", topic)
     assert stored(stores, "t") == {0: ["committed", "a"]}
 
@@ -421,7 +413,7 @@ def test_a_move_waits_for_a_part_that_is_prepared(stores, address, impatient):
 def test_a_read_is_planned_while_the_topic_moves(stores, address, way, monkeypatch):
     """Between the look at home and the look at the store that home has named."""
     create(stores, "east", partitions=1)
-    append(stores, "a", LONG)
+    append_to(stores, "t", "a", LONG)
     planner = ReadPlanner(ReadOptions.parse({"cluster": address, "subscribe": "t"}, streaming=True, environ={}))
     at, moved = planner.cluster.at, []
 
@@ -449,14 +441,14 @@ def test_a_read_is_planned_while_the_topic_moves(stores, address, way, monkeypat
 def test_a_restored_home_store_learns_where_a_topic_is(stores):
     """Home's rows are those from before the move; the data store has the topic, and more records."""
     topic = create(stores)
-    append(stores, "a", LONG)
+    append_to(stores, "t", "a", LONG)
     with stores.store.snapshot() as connection:
         rows = {
             name: [dict(row._mapping) for row in connection.execute(t.metadata.tables[name].select())]
             for name in tables_with(stores, "home", topic) - {"topic"}
         }
     move_topic(stores, "t", "east")
-    append(stores, "b")
+    append_to(stores, "t", "b")
 
     def restore(connection):
         for name, of_table in rows.items():
@@ -466,7 +458,7 @@ def test_a_restored_home_store_learns_where_a_topic_is(stores):
     stores.store.transact(restore)
     accept_store(stores)
     follow_all(stores)
-    append(stores, "c")
+    append_to(stores, "t", "c")
     assert_is_in(stores, "east", topic)
     assert stored(stores, "t") == {0: ["a", LONG, "b", "c"]}
 
@@ -476,14 +468,14 @@ def test_tables_and_files_stay_whole(stores, address, way):
     """Each store's maintenance runs between the steps of a move, and after it, with the topic as it was before it."""
     source, target = way
     topic = create(stores, source)
-    append(stores, "a", LONG)
+    append_to(stores, "t", "a", LONG)
     publish(stores, topic)
-    append(stores, LONG, "b")
+    append_to(stores, "t", LONG, "b")
     killed_at("move.frozen", "-c", PROGRAM, address, target)
     list(run_tasks(stores, ["seal", "retention", "files"]))
     publish(stores, topic)
     continue_moves(stores)
-    append(stores, "c", LONG)
+    append_to(stores, "t", "c", LONG)
     list(run_tasks(stores, ["seal", "retention", "files"]))
     moved = stores.store.read(lambda connection: find_topic(connection, "t"))
     publish(stores, moved)
@@ -500,7 +492,7 @@ def test_files_that_are_merged_after_a_move_are_not_new_to_a_stream_of_the_table
     create_topic(stores, "t", configs=MIXED | {"inline.max.bytes": "0"}, store=source)
     for store in (target, source):
         for text in "abcdef":
-            append(stores, text)
+            append_to(stores, "t", text)
         move_topic(stores, "t", store)
         moved = stores.store.read(lambda connection: find_topic(connection, "t"))
         publish(stores, moved)
@@ -523,14 +515,14 @@ def test_a_table_of_an_earlier_release_is_continued_after_a_move(stores, way, mo
         monkeypatch.setattr(delta_table, "_PROPERTIES", earlier)
         monkeypatch.setattr(delta_table, "shorten_tombstones", lambda table: False)
     for text in "abcdef":
-        append(stores, text)
+        append_to(stores, "t", text)
     move_topic(stores, "t", target)
     monkeypatch.undo()
     moved = stores.store.read(lambda connection: find_topic(connection, "t"))
     publish(stores, moved)
     [report] = run_tasks(stores.of(moved), ["merge"])
     assert report.after.files == 1
-    append(stores, "g")
+    append_to(stores, "t", "g")
     assert_delta_is_the_log(stores.of(moved))
 
 
@@ -578,7 +570,7 @@ def test_each_process_closes_a_store_that_was_removed(stores, address, postgres_
 def test_a_consumer_follows_a_topic_whose_store_was_removed_between_its_polls(stores, address, monkeypatch):
     monkeypatch.setattr(cluster_module, "_FOLLOW_S", 0.05)
     create(stores, "east")
-    append(stores, "a")
+    append_to(stores, "t", "a")
     with Consumer("t", cluster=address, auto_offset_reset="earliest") as consumer:
         seen, cluster = [], consumer._polling.fetching._stores._cluster
 
@@ -588,7 +580,7 @@ def test_a_consumer_follows_a_topic_whose_store_was_removed_between_its_polls(st
 
         wait_until(lambda: has_read(b"a"))
         move_topic(stores, "t", "home")
-        append(stores, "b")
+        append_to(stores, "t", "b")
         remove_store(stores, "east")
         wait_until(lambda: EAST not in cluster._at)
         wait_until(lambda: has_read(b"b"))

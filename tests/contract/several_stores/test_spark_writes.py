@@ -1,6 +1,6 @@
 """Commits of Spark writes to topics of two stores, without Spark: one transaction in each store, and its replay."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
@@ -70,29 +70,25 @@ def test_a_micro_batch_that_a_transaction_wrote_is_refused_before_any_store_appe
 
 def test_of_two_drivers_with_different_outputs_only_one_writes_a_batch(stores):
     """The second waits for the transaction of the first."""
-    batch, refused = SparkBatch("stream:q", "near", 3, 2, "aa", strict=True), []
+    batch, others = SparkBatch("stream:q", "near", 3, 2, "aa", strict=True), []
     locks = "pg_locks JOIN pg_database ON pg_database.oid = database AND datname = current_database()"
     waiting = sa.text(f"SELECT count(*) FROM {locks} WHERE locktype = 'advisory' AND NOT granted")
 
     def record(connection, batch):
         return append_once_hook(batch, ())(connection, stores.store.clock(connection))
 
-    def write():
-        try:
-            stores.store.transact(lambda connection: record(connection, replace(batch, target=TRANSACTED)))
-        except CheckpointMismatchError as error:
-            refused.append(str(error))
-
-    second = threading.Thread(target=write)
+    def write_second():
+        stores.store.transact(lambda connection: record(connection, replace(batch, target=TRANSACTED)))
 
     def write_first(connection):
         record(connection, batch)
-        second.start()
-        wait_until(lambda: connection.scalar(waiting) or not second.is_alive())
+        others.append(pool.submit(write_second))
+        wait_until(lambda: connection.scalar(waiting) or others[0].done())
 
-    stores.store.transact(write_first)
-    second.join(timeout=60)
-    assert ["the outputs of the query have changed" in error for error in refused] == [True]
+    with ThreadPoolExecutor(1) as pool:
+        stores.store.transact(write_first)
+    with pytest.raises(CheckpointMismatchError, match="the outputs of the query have changed"):
+        others[0].result()
 
 
 def write_ids(stores):

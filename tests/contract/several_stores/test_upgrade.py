@@ -11,13 +11,12 @@ from spark_log.errors import UnsupportedVersionError
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
 from spark_log.ids import StoreId
-from spark_log.log.log import Records
-from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.store_opening import open_store
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.records import read_all, table
+from tests.support.records import topic_values
+from tests.support.topics import append_to
 from tests.support.versions import become_next_version
 
 EAST = StoreId(1)
@@ -37,35 +36,19 @@ def revision_at(url):
         engine.dispose()
 
 
-def append(cluster, topic, value):
-    log = ClientLog(cluster)
-    try:
-        log.append(topic, [Records(0, table(value))])
-    finally:
-        log.close()
-
-
-def values(cluster, topic):
-    log = ClientLog(cluster)
-    try:
-        return [value for _, _, value in read_all(log, topic)]
-    finally:
-        log.close()
-
-
 def test_home_is_upgraded_first_and_a_data_store_when_it_is_first_opened(stores, topic, tmp_path, monkeypatch):
     address, east = stores.store.address.with_password, stores.at(EAST).store.address.url
-    append(stores, topic, "before")
+    append_to(stores, topic, "before")
     before = t.SCHEMA_REVISION
     after = become_next_version(tmp_path, monkeypatch)
     with Cluster.open(address) as upgraded:
         assert (revision_at(address), revision_at(east)) == (after, before)
-        assert values(upgraded, topic) == ["before"]
+        assert topic_values(upgraded, topic.name) == [b"before"]
         assert (revision_at(address), revision_at(east)) == (after, after)
         with pytest.raises(UnsupportedVersionError):
-            append(stores, topic, "of a process of the older version")
-        append(upgraded, topic, "after")
-        assert values(upgraded, topic) == ["before", "after"]
+            append_to(stores, topic, "of a process of the older version")
+        append_to(upgraded, topic, "after")
+        assert topic_values(upgraded, topic.name) == [b"before", b"after"]
 
 
 def test_the_doctor_names_a_data_store_that_is_not_upgraded_and_upgrades_none(stores, topic, tmp_path, monkeypatch):
@@ -87,13 +70,13 @@ def test_a_data_store_that_is_newer_than_home_is_refused_and_its_upgrade_of_home
 ):
     """As after the restore of the home store from a backup of before the upgrade."""
     address, east = stores.store.address.with_password, stores.at(EAST).store.address
-    append(stores, topic, "before")
+    append_to(stores, topic, "before")
     with monkeypatch.context() as newer:
         become_next_version(tmp_path, newer)
         open_store(Address.parse(east.with_password), store_id=EAST).close()
     with Cluster.open(address) as older, pytest.raises(UnsupportedVersionError, match="newer than this spark-log"):
-        append(older, topic, "of a process of the older version")
+        append_to(older, topic, "of a process of the older version")
     become_next_version(tmp_path / "again", monkeypatch)
     with Cluster.open(address) as newest:
-        append(newest, topic, "after")
-        assert values(newest, topic) == ["before", "after"]
+        append_to(newest, topic, "after")
+        assert topic_values(newest, topic.name) == [b"before", b"after"]

@@ -28,6 +28,7 @@ from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
 from spark_log.tables.publication import delta_tables, publish
 from tests.support.python_process import forkserver
 from tests.support.records import NOON_MS, read_all, table
+from tests.support.stores import count_rows
 from tests.support.table_checks import assert_delta_is_the_log
 
 pytestmark = pytest.mark.delta
@@ -219,7 +220,6 @@ def test_vacuum_deletes_no_unpublished_file(topic):
 def test_commits_that_fail_each_time_leave_no_intents(topic, monkeypatch):
     """A file could not be merged across the offsets that each intent may have shown."""
     fails = mock.Mock(side_effect=StorageUnavailableError("the disk is full"))
-    count = sa.select(sa.func.count()).select_from(t.publication_intent)
     with monkeypatch.context() as patch:
         patch.setattr(LogDir, "create_whole", fails)
         patch.setattr(delta_table, "commit_changes", fails)
@@ -228,7 +228,7 @@ def test_commits_that_fail_each_time_leave_no_intents(topic, monkeypatch):
             with pytest.raises(StorageUnavailableError, match="full"):
                 topic.publish()
         assert fails.call_count >= 6
-        assert topic.cluster.store.read(lambda connection: connection.execute(count).scalar_one()) == 0
+        assert count_rows(topic.cluster.store, t.publication_intent) == 0
     topic.publish()
     topic.is_whole()
 

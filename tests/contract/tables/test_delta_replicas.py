@@ -31,6 +31,7 @@ from spark_log.tables.publication_state import TableKey
 from spark_log.tables.seen_offsets import seen_offsets
 from spark_log.tables.verification import verify
 from tests.support.replicas import add_brokers, copied_segments
+from tests.support.stores import count_rows
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append
 
@@ -336,8 +337,7 @@ def test_a_replica_that_moved_away_leaves_the_table(cluster, log, tmp_path):
     tables.publish()
     assert tables.records(3) == []
     assert len(delta_tables(cluster, tables.topic)) == 2
-    publications = sa.select(sa.func.count()).select_from(t.publication)
-    assert cluster.store.read(lambda connection: connection.execute(publications).scalar()) == 2
+    assert count_rows(cluster.store, t.publication) == 2
     tables.is_the_log()
     shutil.rmtree(tables.location(3))
     tables.append("c")
