@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from kafka import OffsetAndMetadata
 
-from spark_log import Consumer, Producer
+from spark_log import Producer
 from spark_log.cluster.brokers import BrokerSession, add_broker
 from spark_log.cluster.cluster import Cluster, embedded_broker_row
 from spark_log.cluster.log_dir import MARKER
@@ -41,6 +41,7 @@ from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.disk_faults import fill_disk, mounted, needs_root
+from tests.support.group_members import commit
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, inspect_and_elect, take_away, topic_on
 from tests.support.share_members import ShareMember
@@ -93,9 +94,7 @@ def small(tmp_path):
 
 def test_a_cluster_that_is_well_has_no_problem_and_is_not_changed(cluster):
     topic = create_topic(cluster, "t")
-    log = ClientLog(cluster)
-    log.append(topic, [Records(0, table("a"))])
-    log.close()
+    append_to(cluster, topic, "a")
     [info] = cluster.log_dirs().values()
     before = sorted(cluster.log_dir(info).list_files(topic.folder))
     found = examine(address_of(cluster))
@@ -448,13 +447,8 @@ def test_settings_that_contradict_each_other(cluster):
 
 def test_a_group_that_lost_records_to_retention(cluster):
     topic = create_topic(cluster, "t")
-    log = ClientLog(cluster)
-    log.append(topic, [Records(0, table(*"abc"))])
-    log.close()
-    with Consumer(cluster=address_of(cluster), group_id="g", enable_auto_commit=False) as consumer:
-        here = TopicPartition("t", 0)
-        consumer.assign([here])
-        consumer.commit({here: OffsetAndMetadata(1, "", -1)})
+    append_to(cluster, topic, *"abc")
+    commit(address_of(cluster), "g", {TopicPartition("t", 0): OffsetAndMetadata(1, "", -1)})
     delete_records(cluster, {TopicPartition("t", 0): 3})
     check, text = problem(cluster)
     assert check == "groups"
@@ -462,9 +456,7 @@ def test_a_group_that_lost_records_to_retention(cluster):
 
 
 def test_a_share_group_that_dead_letters_hold_up(cluster):
-    log = ClientLog(cluster)
-    log.append(create_topic(cluster, "t"), [Records(0, table(*"abc"))])
-    log.close()
+    append_to(cluster, create_topic(cluster, "t"), *"abc")
     configs = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dlq.missing"}
     alter_settings(cluster, {"group.share.min.partition.max.record.locks": "3"})
     alter_group_configs(cluster.store, "workers", {**configs, "share.partition.max.record.locks": "3"})
@@ -564,9 +556,7 @@ def test_a_task_that_fails(tmp_path):
         often = {"table.loop.poll.ms": "50", "delta.maintenance.interval.ms": "50", "metrics.interval.ms": "100"}
         alter_settings(cluster, often)
         topic = create_topic(cluster, "t", configs={"delta.max.lag.ms": "0"})
-        log = ClientLog(cluster)
-        log.append(topic, [Records(0, table("a"))])
-        log.close()
+        append_to(cluster, topic, "a")
         delta_log = folder_of(cluster, 1) / topic.folder / "_delta_log"
         if delta_log.exists():
             delta_log.rename(delta_log.with_name("_away"))

@@ -201,8 +201,7 @@ def test_a_renewed_lock_lasts(cluster, produce, worker):
 
 def first_end_ms(cluster):
     """When the first lock of the partition ends."""
-    offer = only_offer(cluster)
-    return offer.wake_ms
+    return only_offer(cluster).wake_ms
 
 
 def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce, worker, configure):

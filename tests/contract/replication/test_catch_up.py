@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ from tests.support.python_process import forkserver, killed_at
 from tests.support.records import read_all, table
 from tests.support.replicas import add_brokers, copied_segments
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.topics import append
+from tests.support.topics import append, append_to
 from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
@@ -604,12 +603,10 @@ def test_processes_that_append_leave_the_copies_to_a_living_coordinator(cluster,
     replicated.embed()
     coordinator = Lease(cluster.store, COORDINATOR, LEASE_MS_MAX)
     assert coordinator.take_or_renew()
-    with closing(ClientLog(cluster)) as other:
-        append(other, replicated.topic, large("a"), acks=1)
+    append_to(cluster, replicated.topic, large("a"), acks=1)
     lagging = behind(cluster)
     coordinator.give_back()
-    with closing(ClientLog(cluster)) as other:
-        append(other, replicated.topic, large("b"), acks=1)
+    append_to(cluster, replicated.topic, large("b"), acks=1)
     assert (lagging, behind(cluster)) == ([(0, 2, 1, True, None), (0, 3, 1, True, None)], [])
 
 

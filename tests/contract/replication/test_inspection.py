@@ -19,7 +19,7 @@ from spark_log.replication.controller.fallback_controller import FallbackControl
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from tests.support.replicas import bring_back, folder_of, take_away, topic_on
 from tests.support.stores import topics_view
-from tests.support.topics import append
+from tests.support.topics import append, append_to
 from tests.support.waiting import LIMIT_S, wait_until
 
 
@@ -112,8 +112,7 @@ def listing(three_brokers, monkeypatch):
     then finds none.
     """
     topic = topic_on(three_brokers, "t", [[1, 2, 3]], inline_max_bytes="0")
-    with closing(ClientLog(three_brokers)) as log:
-        append(log, topic, "v")
+    append_to(three_brokers, topic, "v")
     started, release, list_files = threading.Event(), threading.Event(), LogDir.list_files
 
     def hanging(self, folder):
