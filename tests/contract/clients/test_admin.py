@@ -35,7 +35,7 @@ from spark_log.replication.replicas.catch_up import catch_up
 from tests.support.records import NOON_MS
 from tests.support.replicas import add_brokers, bring_back, folder_of, take_away, topic_on
 from tests.support.stores import change, topics_view
-from tests.support.topics import append, make
+from tests.support.topics import append, append_to, make
 from tests.support.waiting import LIMIT_S, wait_until
 
 
@@ -259,10 +259,8 @@ def test_unsupported_calls_are_refused_by_name(admin):
 def consuming(admin, cluster, cluster_address):
     """A consumer with both partitions of topic a, and 3 records in each."""
     admin.create_topics({"a": {"num_partitions": 2}})
-    log = ClientLog(cluster)
     for partition in (0, 1):
-        append(log, "a", "x", "y", "z", partition=partition)
-    log.close()
+        append_to(cluster, "a", "x", "y", "z", partition=partition)
     consumer = Consumer(
         "a",
         cluster=cluster_address,

@@ -29,8 +29,6 @@ from spark_log.facts.topics import describe_topics
 from spark_log.groups.committed_offsets import Commit, commit_offsets, committed_offsets
 from spark_log.groups.group_operations import AtTime, Exactly, Latest, OffsetReset, reset_offsets
 from spark_log.ids import TopicPartition
-from spark_log.log.log import Records
-from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.balance import load_balance
 from spark_log.replication.controller.reassignment_rows import list_all_reassignments
@@ -39,8 +37,9 @@ from spark_log.replication.controller.requested_elections import elect
 from spark_log.replication.controller.topic_moves import begin_move
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas.replica_moves import run_reassignments
-from tests.support.records import NOON_MS, table
+from tests.support.records import NOON_MS
 from tests.support.stores import change
+from tests.support.topics import append_to
 from tests.support.waiting import LIMIT_S
 
 BOTH = ("far", "near")
@@ -50,10 +49,8 @@ BOTH = ("far", "near")
 def address(stores):
     """A cluster with three records in topic near at home and in far of the data store; group g has read one of each."""
     topics = [create_topic(stores, "near"), create_topic(stores, "far", store="east")]
-    log = ClientLog(stores)
     for topic in topics:
-        log.append(topic, [Records(0, table("a", "b", "c"))])
-    log.close()
+        append_to(stores, topic, "a", "b", "c")
     commits = {TopicPartition(topic.name, 0): Commit(1, "", topic_id=topic.topic_id) for topic in topics}
     commit_offsets(stores.store, "g", commits)
     return stores.store.address.with_password

@@ -21,7 +21,7 @@ from tests.support.python_process import run_process
 from tests.support.records import table
 from tests.support.s3 import also_on_s3
 from tests.support.table_checks import assert_delta_is_the_log
-from tests.support.topics import append, make, make_older, tail
+from tests.support.topics import append, append_to, make, make_older, tail
 from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.delta
@@ -52,9 +52,7 @@ def test_a_closed_producer_leaves_a_complete_delta_table(cluster, produce):
 @also_on_s3
 def test_an_open_log_is_sealed_when_it_is_closed(cluster, on_s3):
     topic = make(cluster, "t", 2)
-    log = ClientLog(cluster)
-    append(log, topic, "a", "b")
-    log.close()
+    append_to(cluster, topic, "a", "b")
     assert tail(cluster) == 0
     if not on_s3:
         assert in_table(cluster, topic) == ["a", "b"]
@@ -190,9 +188,7 @@ def test_seal_now(cluster, log):
 def test_clients_merge_the_small_files_that_freshness_makes(cluster, cluster_address):
     topic = make(cluster, "t")
     for number in range(17):
-        log = ClientLog(cluster)
-        append(log, topic, f"v{number:02}")
-        log.close()
+        append_to(cluster, topic, f"v{number:02}")
     [location] = delta_tables(cluster, topic).values()
     files = DeltaTable(location).get_add_actions(flatten=True)["num_records"].to_pylist()
     assert sum(files) == 17 and len(files) <= 8
