@@ -9,6 +9,7 @@ import pytest
 from spark_log import Consumer, Producer
 from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
+from spark_log.groups.share import looks as share_looks
 from spark_log.maintenance import client_log
 from spark_log.maintenance.rewrite.table_loop import TableLoop
 from tests.support.data_source import StreamQuery
@@ -164,6 +165,14 @@ def stream_query(cluster):
     yield start
     for query in made:
         query.reader.stop()
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The looks of share groups at the store: the length of the list is their number."""
+    made, look = [], share_looks.look
+    monkeypatch.setattr(share_looks, "look", lambda *arguments: made.append(1) or look(*arguments))
+    return made
 
 
 @pytest.fixture

@@ -128,20 +128,24 @@ def test_a_topic_that_is_deleted_and_created_again(produce, cluster, log):
     assert contents(log, "t") == {1: [b"new", b"newer"]}
 
 
-def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monkeypatch):
-    """The append commits, but the producer gets an error: the sequence of the batch makes the retry a duplicate."""
-    create_topic(cluster, "t", 2)
-    producer = produce(retry_backoff_ms=1)
-    appended = producer._sender._log.append_each
-    lost = iter([True, False, True, True])
+def lose_responses(monkeypatch, producer, *lost):
+    """Let the producer get an error instead of the responses of its next appends that are `lost`."""
+    appended, left = producer._sender._log.append_each, iter(lost)
 
     def append(*arguments, **options):
         outcomes = appended(*arguments, **options)
-        if next(lost, False):
+        if next(left, False):
             raise spark_log.errors.MetadataStoreUnavailableError("the answer is lost")
         return outcomes
 
     monkeypatch.setattr(producer._sender._log, "append_each", append)
+
+
+def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monkeypatch):
+    """The append commits, but the producer gets an error: the sequence of the batch makes the retry a duplicate."""
+    create_topic(cluster, "t", 2)
+    producer = produce(retry_backoff_ms=1)
+    lose_responses(monkeypatch, producer, True, False, True, True)
     for number in range(4):
         futures = [producer.send("t", b"%d" % number, partition=partition) for partition in range(2)]
         assert [future.get(timeout=LIMIT_S).offset for future in futures] == [number, number]
@@ -151,16 +155,7 @@ def test_a_lost_append_response_causes_no_duplicate(produce, cluster, log, monke
 def test_records_after_a_failed_append_of_unknown_outcome_are_no_duplicates(produce, cluster, log, monkeypatch):
     create_topic(cluster, "t")
     producer = produce(retries=1, retry_backoff_ms=1, enable_idempotence=True)
-    appended = producer._sender._log.append_each
-    lost = iter([True, True])
-
-    def append(*arguments, **options):
-        outcomes = appended(*arguments, **options)
-        if next(lost, False):
-            raise spark_log.errors.MetadataStoreUnavailableError("the answer is lost")
-        return outcomes
-
-    monkeypatch.setattr(producer._sender._log, "append_each", append)
+    lose_responses(monkeypatch, producer, True, True)
     with pytest.raises(kafka.errors.KafkaConnectionError):
         producer.send("t", b"in doubt").get(timeout=LIMIT_S)
     assert producer.send("t", b"next").get(timeout=LIMIT_S).offset == 1

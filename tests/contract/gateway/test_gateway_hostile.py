@@ -5,7 +5,7 @@ import resource
 import socket
 import struct
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest
@@ -30,16 +30,10 @@ HEADER_BYTES = 12
 """Length, API key, version and correlation id."""
 
 
-@contextmanager
-def gateway_on(address, folder):
-    with GatewayProcess(folder, address, "--no-auto-create-topics") as gateway:
-        yield gateway
-
-
 @pytest.fixture
 def gateway(cluster, cluster_address, tmp_path):
     make(cluster, "flights", 2)
-    with gateway_on(cluster_address, tmp_path) as gateway:
+    with GatewayProcess(tmp_path, cluster_address, "--no-auto-create-topics") as gateway:
         yield gateway
 
 
@@ -49,7 +43,7 @@ def gateway_on_sqlite(tmp_path):
     address = str(tmp_path / "cluster")
     with Cluster.init(address) as cluster:
         make(cluster, "flights", 2)
-    with gateway_on(address, tmp_path) as gateway:
+    with GatewayProcess(tmp_path, address, "--no-auto-create-topics") as gateway:
         yield gateway
 
 

@@ -11,7 +11,6 @@ from spark_log.errors import MetadataStoreUnavailableError
 from spark_log.gateway import shared_watches
 from spark_log.gateway.change_watch import ChangeWatch
 from spark_log.gateway.shares.group_watches import GroupWatches, WaitingShareFetch
-from spark_log.groups.share import looks as share_looks
 from spark_log.groups.share import rows
 from spark_log.groups.share.acquisition_rules import Request
 from spark_log.groups.share.polling import SharePolls
@@ -39,14 +38,6 @@ def member(cluster):
 def no_look_without_reason(monkeypatch):
     """Else a watch looks at the store every few seconds, whether something has changed or not."""
     monkeypatch.setattr(shared_watches, "_WAIT_S_MAX", WAIT_S)
-
-
-@pytest.fixture
-def looks(monkeypatch):
-    """The reads of the store, as a list."""
-    made, look = [], share_looks.look
-    monkeypatch.setattr(share_looks, "look", lambda *arguments: made.append(1) or look(*arguments))
-    return made
 
 
 class Fetches:

@@ -69,14 +69,6 @@ def test_polls_at_the_same_time_do_not_remember_a_look_longer(cluster, send):
     assert next_offsets()[0] < 200, "the others were not at their end"
 
 
-@pytest.fixture
-def looks(monkeypatch):
-    """The number of looks, as the length of a list."""
-    made, look = [], share_looks.look
-    monkeypatch.setattr(share_looks, "look", lambda *arguments: made.append(1) or look(*arguments))
-    return made
-
-
 def test_members_without_records_share_a_look(cluster, send, looks, monkeypatch):
     monkeypatch.setattr(share_looks, "_SHARED_S", LIMIT_S)
     create_topic(cluster, "t")

@@ -3,7 +3,6 @@
 import gc
 import json
 import signal
-import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -584,58 +583,55 @@ def test_pages_of_other_sites_reach_nothing(url):
     assert httpx2.post(f"{url}/subjects/a/versions", **body, timeout=60).status_code == 200
 
 
-def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(cluster, monkeypatch):
-    define, transact, defined, inside = definitions.define, Store.transact, [], []
+@pytest.fixture
+def under_locks(monkeypatch):
+    """A function that returns a list, which gets from then on what `count` counts within each transaction, for which
+    other writers wait. `prepare` is called before each one.
+    """
 
-    def spied_define(*arguments, **others):
-        defined.append(arguments)
-        return define(*arguments, **others)
+    def watch(count, prepare=lambda: None):
+        transact, counts = Store.transact, []
 
-    def spied_transact(*arguments, **others):
-        before = _problems.cache_info().misses, len(defined)
-        try:
-            return transact(*arguments, **others)
-        finally:
-            inside.append((_problems.cache_info().misses - before[0], len(defined) - before[1]))
+        def spied(*arguments, **others):
+            prepare()
+            before = count()
+            try:
+                return transact(*arguments, **others)
+            finally:
+                counts.append(count() - before)
 
+        monkeypatch.setattr(Store, "transact", spied)
+        return counts
+
+    return watch
+
+
+@pytest.fixture
+def defined(monkeypatch):
+    """The number of columns that were defined, as the length of a list."""
+    define, made = definitions.define, []
+    monkeypatch.setattr(definitions, "define", lambda *given, **named: made.append(1) or define(*given, **named))
+    return made
+
+
+def test_schemas_are_compared_and_columns_defined_before_the_registry_is_locked(cluster, under_locks, defined):
     _problems.cache_clear()
     topic_schemas._columns_text.forget()
     registry = Registry(cluster)
     registry.register("s", avro(ITEM))
     for name in ("a", "b"):
         make(cluster, name, value_format="avro", value_framing="confluent", value_schema="registry:s")
-    monkeypatch.setattr(definitions, "define", spied_define)
-    monkeypatch.setattr(Store, "transact", spied_transact)
+    defined.clear()
+    counts = under_locks(lambda: _problems.cache_info().misses + len(defined))
     for n in range(1, 4):
         fields = [(f"unlike{n}{number}", "int", 0) for number in range(n)]
         registry.register("s", avro(ITEM, *fields))
-    assert inside == [(0, 0)] * 3 and _problems.cache_info().misses == 3
+    assert counts == [0] * 3 and _problems.cache_info().misses == 3
     assert len(defined) == 3, "topics with the same columns share them"
 
 
-@pytest.fixture
-def defined_under_locks(monkeypatch):
-    """The columns that were defined within a transaction, for which other writers wait."""
-    define, transact, inside, found = definitions.define, Store.transact, threading.local(), []
-
-    def spied_define(configs, *arguments, **others):
-        if getattr(inside, "transaction", False):
-            found.append(configs)
-        return define(configs, *arguments, **others)
-
-    def spied_transact(*arguments, **others):
-        inside.transaction = True
-        try:
-            return transact(*arguments, **others)
-        finally:
-            inside.transaction = False
-
-    monkeypatch.setattr(definitions, "define", spied_define)
-    monkeypatch.setattr(Store, "transact", spied_transact)
-    return found
-
-
-def test_schemas_of_topics_are_parsed_before_the_transaction(cluster, defined_under_locks):
+def test_schemas_of_topics_are_parsed_before_the_transaction(cluster, under_locks, defined):
+    counts = under_locks(lambda: len(defined))
     Registry(cluster).register("s", avro(ITEM))
     make(cluster, "plain")
     for number, (format_, schema) in enumerate([("json", "a{} INT"), ("avro", "registry:s")]):
@@ -647,46 +643,31 @@ def test_schemas_of_topics_are_parsed_before_the_transaction(cluster, defined_un
         for validate_only in (True, False):
             configs = {"value.format": format_, "value.schema": schema.format(1 + validate_only)}
             alter_configs(cluster, "plain", configs, validate_only=validate_only, reset=True)
-    assert defined_under_locks == []
+    assert defined and sum(counts) == 0
     with pytest.raises(TopicAlreadyExistsError):  # whatever its schema is
         create_topic(cluster, "plain", configs={"value.format": "json", "value.schema": "a"})
 
 
-def test_no_schema_of_a_subject_is_compiled_under_the_lock(cluster, monkeypatch):
-    transact, compiled = Store.transact, []
-
-    def spied(*arguments, **others):
-        _files.cache_clear()  # as if other subjects had filled it
-        try:
-            return transact(*arguments, **others)
-        finally:
-            compiled.append(_files.cache_info().misses)
-
+def test_no_schema_of_a_subject_is_compiled_under_the_lock(cluster, under_locks):
     registry = Registry(cluster)
     registry.set_compatibility("NONE")
     registry.register("p", PROTO, "PROTOBUF")
     registry.register("p", 'syntax = "proto3"; package shop; message Gift { string item = 1; }', "PROTOBUF")
-    monkeypatch.setattr(Store, "transact", spied)
+    # as if other subjects had filled the cache
+    compiled = under_locks(lambda: _files.cache_info().misses, _files.cache_clear)
     make(cluster, "made", value_format="protobuf", value_framing="confluent", value_schema="registry:p@1#shop.Order")
     alter_configs(cluster, "made", {"value.columns": "item"})
     assert compiled == [0, 0]
 
 
-def test_nothing_is_parsed_under_the_lock_if_the_caches_have_other_schemas(cluster, monkeypatch):
-    transact, parsed = Store.transact, []
-
-    def spied(*arguments, **others):
-        for each in (_hash, _problems):
-            each.cache_clear()
-        try:
-            return transact(*arguments, **others)
-        finally:
-            parsed.append(sum(each.cache_info().misses for each in (_hash, _problems)))
-
+def test_nothing_is_parsed_under_the_lock_if_the_caches_have_other_schemas(cluster, under_locks):
+    caches = (_hash, _problems)
     registry = Registry(cluster)
     registry.register("s", avro(ITEM))
     registry.set_mode("IMPORT", "copied")
-    monkeypatch.setattr(Store, "transact", spied)
+    parsed = under_locks(
+        lambda: sum(cache.cache_info().misses for cache in caches), lambda: [cache.cache_clear() for cache in caches]
+    )
     assert registry.register("s", avro(ITEM, ("other", "int", 0))).version == 2
     assert registry.register("copied", avro(ITEM, ("third", "int", 0)), id=77).id == 77
     assert parsed == [0, 0]
