@@ -46,6 +46,12 @@ def configure(cluster):
     return lambda **configs: set_configs(share_auto_offset_reset="earliest", **configs)
 
 
+@pytest.fixture(autouse=True)
+def jobs(cluster):
+    """Topic `jobs`, with one partition."""
+    create_topic(cluster, "jobs")
+
+
 @pytest.fixture
 def worker(cluster, cluster_address, configure):
     """A function that makes share consumers of topic `jobs`; they are closed at the end."""
@@ -82,7 +88,6 @@ def take(consumer, count):
 
 
 def test_members_share_the_records_of_one_partition(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"abcdef")
     first, second = (worker(share_acquire_mode="record_limit", max_poll_records=2) for _ in range(2))
     got = [values_of(first.poll(60_000)), values_of(second.poll(60_000)), values_of(first.poll(60_000))]
@@ -94,7 +99,6 @@ def test_members_share_the_records_of_one_partition(cluster, produce, worker):
 
 
 def test_a_heartbeat_that_waits_while_the_consumer_leaves_does_not_join_again(cluster, produce, worker, monkeypatch):
-    create_topic(cluster, "jobs")
     consumer = worker()
     consumer.poll()
     heartbeat, leave = threading.Thread(target=consumer._membership.keep_alive), share_membership.leave_share_group
@@ -112,7 +116,6 @@ def test_a_heartbeat_that_waits_while_the_consumer_leaves_does_not_join_again(cl
 
 
 def test_a_share_consumer_that_closes_after_a_join_without_an_answer_leaves_the_group(cluster, worker, monkeypatch):
-    create_topic(cluster, "jobs")
     consumer, share_heartbeat = worker(), share_membership.share_heartbeat
 
     def join_without_answer(*arguments):
@@ -128,7 +131,6 @@ def test_a_share_consumer_that_closes_after_a_join_without_an_answer_leaves_the_
 
 
 def test_records_of_a_member_that_closes_in_explicit_mode_are_delivered_again(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"abc")
     first, second = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
     polled = take(first, 3)
@@ -139,7 +141,6 @@ def test_records_of_a_member_that_closes_in_explicit_mode_are_delivered_again(cl
 
 
 def test_released_records_come_again_and_rejected_ones_do_not(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"abc")
     consumer = worker(share_acknowledgement_mode="explicit")
     first, second, third = take(consumer, 3)
@@ -155,7 +156,6 @@ def test_released_records_come_again_and_rejected_ones_do_not(cluster, produce, 
 
 def test_a_record_is_archived_after_the_last_delivery(cluster, produce, worker, configure):
     configure(share_delivery_count_limit=2)
-    create_topic(cluster, "jobs")
     send(produce, "a")
     consumer = worker(share_acknowledgement_mode="explicit")
     for delivery in (1, 2):
@@ -167,7 +167,6 @@ def test_a_record_is_archived_after_the_last_delivery(cluster, produce, worker, 
 
 def test_a_lock_ends_and_its_late_acknowledgement_is_refused(cluster, produce, worker, configure):
     configure(share_record_lock_duration_ms=LOCK_MS)
-    create_topic(cluster, "jobs")
     send(produce, "a")
     slow, other = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
     [record] = take(slow, 1)
@@ -184,7 +183,6 @@ def test_a_lock_ends_and_its_late_acknowledgement_is_refused(cluster, produce, w
 
 
 def test_a_renewed_lock_lasts(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, "a")
     slow, other = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
     [record] = take(slow, 1)
@@ -206,7 +204,6 @@ def first_end_ms(cluster):
 
 def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce, worker, configure):
     configure(share_record_lock_duration_ms=LOCK_MS)
-    create_topic(cluster, "jobs")
     send(produce, *"abc")
     first, second = (worker(share_acknowledgement_mode="explicit") for _ in range(2))
     [[record]] = first.poll(1000 * LIMIT_S, max_records=1).values()
@@ -222,7 +219,6 @@ def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce
 
 
 def test_a_later_release_without_a_delay_counts(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, "a")
     consumer = worker(share_acknowledgement_mode="explicit")
     [record] = take(consumer, 1)
@@ -232,7 +228,6 @@ def test_a_later_release_without_a_delay_counts(cluster, produce, worker):
 
 
 def test_single_records_are_taken_from_those_in_memory(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"abcd")
     consumer, other = worker(), worker()
     assert [values_of(consumer.poll(60_000, max_records=1)) for _ in range(3)] == [["a"], ["b"], ["c"]]
@@ -242,7 +237,6 @@ def test_single_records_are_taken_from_those_in_memory(cluster, produce, worker)
 
 
 def test_arrow_tables_are_acknowledged_whole_or_in_part(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"abcd")
     consumer = worker(share_acknowledgement_mode="explicit")
     [table] = consumer.poll_arrow(60_000).values()
@@ -258,7 +252,6 @@ def test_arrow_tables_are_acknowledged_whole_or_in_part(cluster, produce, worker
 
 
 def test_a_record_that_cannot_be_deserialized_is_released_and_raised(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, "1", "x", "3")
     consumer = worker(value_deserializer=int)
     assert [record.value for record in take(consumer, 1)] == [1]
@@ -271,7 +264,6 @@ def test_a_record_that_cannot_be_deserialized_is_released_and_raised(cluster, pr
 
 @pytest.mark.parametrize("form", ["poll", "poll_arrow", "iteration"])
 def test_a_close_during_a_poll_accepts_no_record_that_the_poll_does_not_return(cluster, produce, worker, form):
-    create_topic(cluster, "jobs")
     send(produce, *"ab")
     consumer = worker()
     buffered = consumer._polling.take
@@ -290,7 +282,6 @@ def test_a_close_during_a_poll_accepts_no_record_that_the_poll_does_not_return(c
 
 
 def test_new_groups_begin_at_the_end_unless_configured(cluster, cluster_address, produce):
-    create_topic(cluster, "jobs")
     send(produce, "before")
     with ShareConsumer("jobs", cluster=cluster_address, group_id="late") as consumer:
         assert consumer.poll() == {}
@@ -300,7 +291,6 @@ def test_new_groups_begin_at_the_end_unless_configured(cluster, cluster_address,
 
 def test_a_topic_that_is_made_again_has_no_old_state(cluster, produce, worker):
     alter_settings(cluster, {"group.share.heartbeat.interval.ms": "50", "group.share.min.heartbeat.interval.ms": "1"})
-    create_topic(cluster, "jobs")
     send(produce, "old")
     consumer = worker(share_acknowledgement_mode="explicit")
     [old] = take(consumer, 1)
@@ -313,7 +303,6 @@ def test_a_topic_that_is_made_again_has_no_old_state(cluster, produce, worker):
 
 
 def test_retention_drops_records_and_their_acknowledgements_are_ignored(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"abcd")
     first = worker(share_acknowledgement_mode="explicit", share_acquire_mode="record_limit", max_poll_records=2)
     polled = take(first, 2)
@@ -325,7 +314,6 @@ def test_retention_drops_records_and_their_acknowledgements_are_ignored(cluster,
 
 
 def test_callbacks_get_offsets_and_must_not_call_the_consumer(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"ab")
     consumer, calls = worker(), []
     consumer.set_acknowledgement_commit_callback(lambda offsets, error: calls.append((offsets, error)))
@@ -344,7 +332,6 @@ def _fail(_offsets, _error):
 
 
 def test_records_that_a_poll_acquired_before_its_callback_failed_come_with_the_next_poll(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"abcd")
     consumer = worker(share_acquire_mode="record_limit", max_poll_records=2)
     take(consumer, 2)
@@ -356,7 +343,6 @@ def test_records_that_a_poll_acquired_before_its_callback_failed_come_with_the_n
 
 
 def test_close_leaves_the_group_although_its_callback_fails(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, "a")
     consumer = worker()
     take(consumer, 1)
@@ -367,7 +353,6 @@ def test_close_leaves_the_group_although_its_callback_fails(cluster, produce, wo
 
 
 def test_a_callback_must_not_close_its_consumer(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"abcd")
     consumer, errors = worker(share_acquire_mode="record_limit", max_poll_records=2), []
 
@@ -383,7 +368,6 @@ def test_a_callback_must_not_close_its_consumer(cluster, produce, worker):
 
 
 def test_a_consumer_without_references_is_collected(cluster, cluster_address, configure):
-    create_topic(cluster, "jobs")
     consumer = ShareConsumer("jobs", cluster=cluster_address, group_id="workers")
     consumer.poll()
     there = weakref.ref(consumer)
@@ -397,7 +381,6 @@ def test_a_consumer_without_references_is_collected(cluster, cluster_address, co
 
 
 def test_mistakes_are_named(cluster, cluster_address, worker, produce):
-    create_topic(cluster, "jobs")
     with pytest.raises(KafkaConfigurationError, match="group_id"):
         ShareConsumer("jobs", cluster=cluster_address)
     with pytest.raises(KafkaConfigurationError, match="share_acknowledgement_mode"):
@@ -419,7 +402,6 @@ def test_mistakes_are_named(cluster, cluster_address, worker, produce):
 def test_a_group_of_another_type_is_refused(cluster, cluster_address, worker, produce):
     from spark_log import Consumer
 
-    create_topic(cluster, "jobs")
     send(produce, "a")
     with Consumer("jobs", cluster=cluster_address, group_id="readers", auto_offset_reset="earliest") as consumer:
         assert consumer.poll(60_000)
@@ -429,14 +411,12 @@ def test_a_group_of_another_type_is_refused(cluster, cluster_address, worker, pr
 
 def test_a_group_has_a_largest_size(cluster, worker):
     alter_settings(cluster, {"group.share.max.size": "1"})
-    create_topic(cluster, "jobs")
     worker().poll()
     with pytest.raises(GroupMaxSizeReachedError, match="maximum capacity of 1"):
         worker().poll()
 
 
 def test_wakeup_ends_a_poll(cluster, worker):
-    create_topic(cluster, "jobs")
     consumer = worker()
     threading.Timer(0.2, consumer.wakeup).start()
     with pytest.raises(WakeupError):
@@ -445,7 +425,6 @@ def test_wakeup_ends_a_poll(cluster, worker):
 
 
 def test_iteration_ends_with_close_by_another_thread(cluster, produce, worker):
-    create_topic(cluster, "jobs")
     send(produce, *"ab")
     consumer, got = worker(), []
     for record in consumer:
@@ -457,7 +436,6 @@ def test_iteration_ends_with_close_by_another_thread(cluster, produce, worker):
 
 @pytest.mark.parametrize("ended_by", ["close", "commit"])
 def test_iteration_accepts_only_records_that_the_program_has_seen(cluster, produce, worker, ended_by):
-    create_topic(cluster, "jobs")
     send(produce, *"abc")
     with worker() as consumer:
         assert next(consumer).value == b"a"
@@ -469,7 +447,6 @@ def test_iteration_accepts_only_records_that_the_program_has_seen(cluster, produ
 
 @pytest.mark.parametrize("delay", ["release", "header"])
 def test_delayed_records_wait(cluster, produce, worker, delay):
-    create_topic(cluster, "jobs")
     due_ms = cluster.store.now().wall_ms + 700
     headers = [("spark-log.deliver-at", str(due_ms).encode())] if delay == "header" else []
     produce().send("jobs", b"later", headers=headers).get()

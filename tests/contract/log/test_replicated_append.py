@@ -42,6 +42,12 @@ def cluster(three_brokers):
     return three_brokers
 
 
+@pytest.fixture
+def topic(cluster):
+    """A topic with a replica on each broker."""
+    return create_topic(cluster, "t", replication_factor=3, configs=FILES)
+
+
 def partition(cluster):
     return describe_topics(cluster, ["t"])[0].partitions[0]
 
@@ -74,8 +80,7 @@ def values(log, topic):
     return [value for _, _, value in read_all(log, topic)]
 
 
-def test_the_leader_is_lost_before_the_commit(cluster, cluster_address, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_the_leader_is_lost_before_the_commit(cluster, topic, cluster_address, log, tmp_path):
     write = Write(cluster_address, "a", "b")
     before = partition(cluster)
     lose(tmp_path, before.leader)
@@ -88,9 +93,10 @@ def test_the_leader_is_lost_before_the_commit(cluster, cluster_address, log, tmp
 
 
 @pytest.mark.on_sqlite
-def test_a_replica_whose_folder_could_not_be_forced_is_forced_before_it_counts(cluster, log, tmp_path, monkeypatch):
+def test_a_replica_whose_folder_could_not_be_forced_is_forced_before_it_counts(
+    cluster, topic, log, tmp_path, monkeypatch
+):
     """Its file is there, but a power cut could still take the name."""
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     forced, refused = [], []
 
     def fsync(folder):
@@ -112,8 +118,7 @@ def test_a_replica_whose_folder_could_not_be_forced_is_forced_before_it_counts(c
     assert forced == [("d2", {"ancestors": True})]
 
 
-def test_a_log_dir_is_lost_and_not_detected_yet(cluster, cluster_address, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_log_dir_is_lost_and_not_detected_yet(cluster, topic, cluster_address, log, tmp_path):
     lose(tmp_path, 1)
     lose(tmp_path, 3)
     write = Write(cluster_address, "a", "b")  # into the remaining log dir
@@ -122,8 +127,7 @@ def test_a_log_dir_is_lost_and_not_detected_yet(cluster, cluster_address, log, t
     assert partition(cluster).isr == (2,)
 
 
-def test_a_replica_joins_the_isr_before_the_commit(cluster, cluster_address, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_replica_joins_the_isr_before_the_commit(cluster, topic, cluster_address, log, tmp_path):
     lose(tmp_path, 2)
     inspect_and_elect(cluster)
     assert isinstance(log.append(topic, [Records(0, table("a"))])[0], Appended)
@@ -138,9 +142,10 @@ def test_a_replica_joins_the_isr_before_the_commit(cluster, cluster_address, log
 
 
 @pytest.mark.parametrize("before", [(), ("a",)], ids=["nothing was there", "something was there"])
-def test_a_log_dir_is_replaced_by_an_empty_one_before_the_commit(cluster, cluster_address, log, tmp_path, before):
+def test_a_log_dir_is_replaced_by_an_empty_one_before_the_commit(
+    cluster, topic, cluster_address, log, tmp_path, before
+):
     """The written file is lost with the old disk: it must not count as a file of the new one."""
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     for text in before:
         log.append(topic, [Records(0, table(text))])
     write = Write(cluster_address, "b")
@@ -152,8 +157,7 @@ def test_a_log_dir_is_replaced_by_an_empty_one_before_the_commit(cluster, cluste
     assert_replicas_are_whole(cluster)
 
 
-def test_a_member_of_the_isr_lags_after_acks_1(cluster, cluster_address, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_member_of_the_isr_lags_after_acks_1(cluster, topic, cluster_address, log, tmp_path):
 
     def serve(view):  # no process copies in the background
         lease = {"lease_until_ms": 2**62, "lease_clock_epoch": view.store.now().clock_epoch}
@@ -203,9 +207,8 @@ def test_sealing_does_not_wait_for_a_failed_log_dir(cluster, log, tmp_path):
     assert_replicas_are_whole(cluster)
 
 
-def test_two_logs_of_one_process_are_independent(cluster, cluster_address, tmp_path):
+def test_two_logs_of_one_process_are_independent(cluster, topic, cluster_address, tmp_path):
     """A second ClientLog has its own cache: it learns of the election when its append is refused."""
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
     with Cluster.open(cluster_address) as other:
         first, second = ClientLog(cluster), ClientLog(other)
         assert isinstance(first.append(topic, [Records(0, table("a"))])[0], Appended)

@@ -50,6 +50,12 @@ def cluster(three_brokers):
     return three_brokers
 
 
+@pytest.fixture
+def topic(cluster):
+    """A topic with a replica on each broker."""
+    return create_topic(cluster, "t", replication_factor=3, configs=FILES)
+
+
 def partition(cluster, topic, number=0):
     return describe_topics(cluster, [topic.name])[0].partitions[number]
 
@@ -70,8 +76,7 @@ def lose(cluster, broker, tmp_path) -> Path:
     return gone
 
 
-def test_acks_all_puts_a_file_in_every_log_dir_and_moves_every_replica(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_acks_all_puts_a_file_in_every_log_dir_and_moves_every_replica(cluster, topic, log, tmp_path):
     assert append(log, topic, "a", "b") == Appended(0, 2)
     state = partition(cluster, topic)
     assert [replica.log_end_offset for replica in state.replicas] == [2, 2, 2]
@@ -95,8 +100,7 @@ def test_a_writer_survives_the_loss_of_a_log_dir_without_a_coordinator(cluster, 
     assert lost.broker_id == broker and "has no spark_log_dir.json" in (lost.log_dirs[0].failure or "")
 
 
-def test_a_topic_of_factor_3_survives_the_loss_of_any_two_log_dirs(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_topic_of_factor_3_survives_the_loss_of_any_two_log_dirs(cluster, topic, log, tmp_path):
     append(log, topic, "a")
     lose(cluster, 1, tmp_path)
     append(log, topic, "b")
@@ -123,8 +127,7 @@ def test_with_min_insync_replicas_2_writers_are_refused_until_a_second_replica_i
     assert first.exists()
 
 
-def test_a_log_dir_that_returns_unchanged_catches_up_and_joins(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_log_dir_that_returns_unchanged_catches_up_and_joins(cluster, topic, log, tmp_path):
     append(log, topic, "a")
     away = lose(cluster, 2, tmp_path)
     append(log, topic, "b")
@@ -136,8 +139,7 @@ def test_a_log_dir_that_returns_unchanged_catches_up_and_joins(cluster, log, tmp
     assert set(partition(cluster, topic).isr) == {1, 2, 3}
 
 
-def test_a_log_dir_that_returns_empty_is_not_trusted(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_log_dir_that_returns_empty_is_not_trusted(cluster, topic, log, tmp_path):
     append(log, topic, "a", "b")
     append(log, topic, "c")
     before = cluster.log_dirs()
@@ -158,8 +160,7 @@ def test_a_log_dir_that_returns_empty_is_not_trusted(cluster, log, tmp_path):
     assert [value for _, _, value in read_all(log, topic)] == ["a", "b", "c"]
 
 
-def test_a_log_dir_that_returns_in_an_older_state_is_listed(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_log_dir_that_returns_in_an_older_state_is_listed(cluster, topic, log, tmp_path):
     append(log, topic, "a")
     shutil.copytree(tmp_path / "d2", tmp_path / "snapshot")
     away = lose(cluster, 2, tmp_path)
@@ -180,8 +181,7 @@ def test_a_log_dir_that_returns_in_an_older_state_is_listed(cluster, log, tmp_pa
     assert counters[2] > counters[1]
 
 
-def test_a_log_dir_that_returns_with_half_a_file_lacks_its_segment(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_log_dir_that_returns_with_half_a_file_lacks_its_segment(cluster, topic, log, tmp_path):
     for value in "abc":
         append(log, topic, value)
     away = lose(cluster, 2, tmp_path)
@@ -198,8 +198,7 @@ def test_a_log_dir_that_returns_with_half_a_file_lacks_its_segment(cluster, log,
     assert len(copied) == 1, "the third is there, and is only verified"
 
 
-def test_the_old_disk_may_replace_the_new_one_again(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_the_old_disk_may_replace_the_new_one_again(cluster, topic, log, tmp_path):
     append(log, topic, "a")
     old = lose(cluster, 2, tmp_path)
     (tmp_path / "d2").mkdir()
@@ -218,8 +217,7 @@ def test_the_old_disk_may_replace_the_new_one_again(cluster, log, tmp_path):
     assert_replicas_are_whole(cluster)
 
 
-def test_a_log_dir_that_shows_the_id_of_another_stays_offline(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_log_dir_that_shows_the_id_of_another_stays_offline(cluster, topic, log, tmp_path):
     append(log, topic, "a")
     lose(cluster, 2, tmp_path)
     shutil.copytree(tmp_path / "d3", tmp_path / "d2")
@@ -229,8 +227,7 @@ def test_a_log_dir_that_shows_the_id_of_another_stays_offline(cluster, log, tmp_
     assert isinstance(append(log, topic, "b"), Appended)
 
 
-def test_no_log_dir_is_marked_failed_by_a_host_where_none_answers(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_no_log_dir_is_marked_failed_by_a_host_where_none_answers(cluster, topic, log, tmp_path):
     append(log, topic, "a")
     for broker in (1, 2, 3):
         lose(cluster, broker, tmp_path)
@@ -238,8 +235,7 @@ def test_no_log_dir_is_marked_failed_by_a_host_where_none_answers(cluster, log, 
     assert all(status.alive for status in list_brokers(cluster))
 
 
-def test_a_full_log_dir_leaves_the_isr_although_its_marker_answers(cluster, log, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_a_full_log_dir_leaves_the_isr_although_its_marker_answers(cluster, topic, log, tmp_path):
     append(log, topic, "a")
     infos = {info.broker_id: log_dir_id for log_dir_id, info in cluster.log_dirs().items()}
     report_failure(cluster.store, infos[2], 1)
@@ -294,8 +290,7 @@ def test_only_the_replicas_of_the_failed_log_dir_leave_the_isr(cluster_address, 
         log.close()
 
 
-def test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost(cluster, tmp_path):
-    topic = create_topic(cluster, "t", replication_factor=3, configs=FILES)
+def test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost(cluster, topic, tmp_path):
     log = ClientLog(cluster)
     append(log, topic, "a")
     leader = partition(cluster, topic).leader

@@ -67,6 +67,11 @@ def check(cluster, topic, **expected):
         assert {row[2].decode(): row[3].decode() for row in rows} == expected
 
 
+@pytest.fixture
+def topic(cluster):
+    return make(cluster, "t", 1, **CONFIGS)
+
+
 def test_a_table_follows_updates_and_deletions(cluster, log):
     topic = make(cluster, "t", 2, **CONFIGS)
     put(log, topic, "a", "1")
@@ -95,8 +100,7 @@ def test_a_publisher_that_found_the_topic_before_it_got_the_table_leaves_it_as_i
 
 
 @pytest.mark.on_sqlite
-def test_merged_and_compacted_files_show_the_same_rows(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_merged_and_compacted_files_show_the_same_rows(cluster, topic, log):
     for key, value in (("a", "1"), ("b", "2"), ("a", "3"), ("c", "4"), ("b", None)):
         put(log, topic, key, value)
     check(cluster, topic, a="3", c="4")
@@ -112,8 +116,7 @@ def test_merged_and_compacted_files_show_the_same_rows(cluster, log):
 
 
 @pytest.mark.on_sqlite
-def test_a_file_that_was_replaced_may_be_gone(cluster, log, monkeypatch):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_file_that_was_replaced_may_be_gone(cluster, topic, log, monkeypatch):
     alter_settings(cluster, {"table.current.cache.bytes": "1"})
     put(log, topic, "old", "0")
     for n in range(8):
@@ -133,8 +136,7 @@ def test_a_file_that_was_replaced_may_be_gone(cluster, log, monkeypatch):
 
 
 @pytest.mark.on_sqlite
-def test_a_new_process_continues_the_table(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_new_process_continues_the_table(cluster, topic, log):
     for n in range(40):
         put(log, topic, f"k{n % 7}", str(n))
         if n % 3 == 0:
@@ -170,8 +172,7 @@ def test_the_cut_divides_no_append_of_several_partitions(cluster, log):
 
 
 @pytest.mark.parametrize("point", ["publish.before-commit", "current.vectors-written", "publish.committed"])
-def test_a_killed_publisher_leaves_a_table_that_the_next_one_continues(cluster, cluster_address, log, point):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_killed_publisher_leaves_a_table_that_the_next_one_continues(cluster, topic, cluster_address, log, point):
     put(log, topic, "a", "1")
     publish(cluster, topic)
     with pytest.MonkeyPatch.context() as patch:
@@ -187,8 +188,7 @@ def test_a_killed_publisher_leaves_a_table_that_the_next_one_continues(cluster, 
 
 
 @pytest.mark.on_sqlite
-def test_a_foreign_commit_is_undone(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_foreign_commit_is_undone(cluster, topic, log):
     put(log, topic, "a", "1")
     put(log, topic, "a", "2")
     publish(cluster, topic)
@@ -204,8 +204,7 @@ def test_a_foreign_commit_is_undone(cluster, log):
 
 
 @pytest.mark.on_sqlite
-def test_a_torn_log_is_written_anew(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_torn_log_is_written_anew(cluster, topic, log):
     put(log, topic, "a", "1")
     publish(cluster, topic)
     put(log, topic, "a", "2")
@@ -217,8 +216,7 @@ def test_a_torn_log_is_written_anew(cluster, log):
     check(cluster, topic, a="2", b="3")
 
 
-def test_a_table_that_is_switched_off_is_empty_and_can_be_switched_on_again(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_table_that_is_switched_off_is_empty_and_can_be_switched_on_again(cluster, topic, log):
     put(log, topic, "a", "1")
     publish(cluster, topic)
     publish(cluster, alter_configs(cluster, "t", {"table.current": "none"}))
@@ -228,8 +226,7 @@ def test_a_table_that_is_switched_off_is_empty_and_can_be_switched_on_again(clus
 
 
 @pytest.mark.on_sqlite
-def test_typed_columns_join_the_schema(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_typed_columns_join_the_schema(cluster, topic, log):
     put(log, topic, "a", '{"n": 1}')
     publish(cluster, topic)
     topic = alter_configs(cluster, "t", {"value.format": "json", "value.schema": "n BIGINT"})
@@ -242,8 +239,7 @@ def test_typed_columns_join_the_schema(cluster, log):
 
 
 @pytest.mark.on_sqlite
-def test_vectors_that_are_replaced_are_deleted_after_a_day(cluster, log, monkeypatch):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_vectors_that_are_replaced_are_deleted_after_a_day(cluster, topic, log, monkeypatch):
     for n in range(4):
         put(log, topic, "a", str(n))
         publish(cluster, topic)

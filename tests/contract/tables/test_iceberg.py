@@ -36,6 +36,11 @@ from tests.support.topics import append, fill, make
 pytestmark = pytest.mark.delta
 
 
+@pytest.fixture
+def topic(cluster):
+    return make(cluster, "t", 1, **CONFIGS)
+
+
 def test_the_readers_follow_appends_merges_and_removals(cluster, log):
     topic = make(cluster, "t", 2, **CONFIGS)
     fill(log, topic, [3, 2])
@@ -64,8 +69,7 @@ def test_a_compaction_overwrites(cluster, log):
 
 
 @pytest.mark.on_sqlite
-def test_typed_columns_are_fields_of_the_schema(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_typed_columns_are_fields_of_the_schema(cluster, topic, log):
     append(log, topic, '{"n": 0}')
     publish(cluster, topic)
     topic = alter_configs(cluster, "t", {"value.format": "json", "value.schema": "n BIGINT, tags ARRAY<STRING>"})
@@ -120,8 +124,7 @@ def test_an_idle_topic_gets_its_table_when_it_is_switched_on(cluster, log):
 
 
 @pytest.mark.on_sqlite
-def test_the_table_gets_no_more_snapshots_than_its_lag_demands(cluster, log, monkeypatch):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_the_table_gets_no_more_snapshots_than_its_lag_demands(cluster, topic, log, monkeypatch):
     append(log, topic, "a")
     try_publish(cluster, [topic])
     append(log, topic, "b")
@@ -133,8 +136,7 @@ def test_the_table_gets_no_more_snapshots_than_its_lag_demands(cluster, log, mon
     assert by_pyiceberg(cluster, topic) == {0: ["a", "b", "c"]}
 
 
-def test_removals_reach_the_table_of_an_idle_topic(cluster, log, monkeypatch):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_removals_reach_the_table_of_an_idle_topic(cluster, topic, log, monkeypatch):
     append(log, topic, "a")
     append(log, topic, "b")
     list(run_tasks(cluster, ["seal"], now=True))
@@ -158,8 +160,7 @@ def test_the_table_has_all_records_when_the_only_client_closes(cluster, cluster_
 
 
 @pytest.mark.on_sqlite
-def test_a_publisher_that_slept_before_its_hint_does_not_lower_it(cluster, log, monkeypatch):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_publisher_that_slept_before_its_hint_does_not_lower_it(cluster, topic, log, monkeypatch):
     append(log, topic, "a")
     publish(cluster, topic)
     metadata = metadata_path(cluster, topic)
@@ -179,9 +180,8 @@ def test_a_publisher_that_slept_before_its_hint_does_not_lower_it(cluster, log, 
 @each_on_sqlite_last_on_postgres(
     "point", [("publish.before-commit:2",), ("iceberg.committed:1",), ("publish.committed:2",), ("publish.recorded:2",)]
 )
-def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_address, log, point, monkeypatch):
+def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, topic, cluster_address, log, point, monkeypatch):
     """The Delta table passes the point first, the Iceberg table second."""
-    topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "before")
     publish(cluster, topic)
     publish_killed_at(point, cluster_address, log, topic, monkeypatch)
@@ -191,9 +191,8 @@ def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_add
 
 
 @pytest.mark.on_sqlite
-def test_two_publishers_make_one_commit_each_file(cluster, log, monkeypatch):
+def test_two_publishers_make_one_commit_each_file(cluster, topic, log, monkeypatch):
     """Another process commits between our comparison and our commit."""
-    topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
     publish(cluster, topic)
     create_whole, others = LogDir.create_whole, []
@@ -210,8 +209,7 @@ def test_two_publishers_make_one_commit_each_file(cluster, log, monkeypatch):
     assert others
 
 
-def test_the_table_lists_nothing_once_it_is_switched_off(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_the_table_lists_nothing_once_it_is_switched_off(cluster, topic, log):
     append(log, topic, "a")
     publish(cluster, topic)
     topic = alter_configs(cluster, "t", {"table.formats": "delta"})
@@ -228,9 +226,8 @@ def test_the_table_lists_nothing_once_it_is_switched_off(cluster, log):
 
 
 @pytest.mark.on_sqlite
-def test_a_publisher_that_was_stopped_for_long_makes_no_version(cluster, log, monkeypatch):
+def test_a_publisher_that_was_stopped_for_long_makes_no_version(cluster, topic, log, monkeypatch):
     """The versions that it missed have been cleaned up, so that it can create one of them."""
-    topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
     publish(cluster, topic)
     metadata = metadata_path(cluster, topic)

@@ -64,6 +64,11 @@ def configured(cluster, server, kind, monkeypatch, tmp_path):
     catalogs.load_catalog.cache_clear()
 
 
+@pytest.fixture
+def topic(cluster):
+    return make(cluster, "t", 1, **CONFIGS)
+
+
 def loaded(topic="t"):
     return load_catalog("lake").load_table((*NAMESPACE, topic))
 
@@ -129,8 +134,7 @@ def test_a_table_in_a_folder_moves_to_the_catalog(cluster, log):
     assert by_duckdb(cluster, topic) == {0: ["a", "b"]}
 
 
-def test_foreign_changes_are_undone(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_foreign_changes_are_undone(cluster, topic, log):
     append(log, topic, "a")
     append(log, topic, "b")
     publish(cluster, topic)
@@ -161,9 +165,8 @@ def test_foreign_changes_are_undone(cluster, log):
         "publish.recorded:2",
     ],
 )
-def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_address, log, point, monkeypatch):
+def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, topic, cluster_address, log, point, monkeypatch):
     """It moves a table from its folder into the catalog, or commits. The Delta table passes the point first."""
-    topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "before")
     moves = point == "iceberg.registered:1"
     alter_settings(cluster, {"iceberg.catalog": None if moves else "lake"})
@@ -177,8 +180,7 @@ def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, cluster_add
     assert not list(Path(log_dir.location(f"{folder}/metadata")).glob("v*"))
 
 
-def test_a_dropped_table_is_made_again(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_dropped_table_is_made_again(cluster, topic, log):
     append(log, topic, "a")
     publish(cluster, topic)
     load_catalog("lake").drop_table((*NAMESPACE, "t"))
@@ -193,8 +195,7 @@ def test_a_dropped_table_is_made_again(cluster, log):
 
 
 @pytest.mark.on_sqlite
-def test_another_topic_of_the_name_has_no_part_in_the_table(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_another_topic_of_the_name_has_no_part_in_the_table(cluster, topic, log):
     append(log, topic, "a")
     publish(cluster, topic)
     delete_topic(cluster, "t")
@@ -219,8 +220,7 @@ def test_a_table_of_somebody_else_is_not_touched(cluster, log, kind, server, tmp
 
 
 @pytest.mark.on_sqlite
-def test_a_catalog_that_is_not_configured_stops_no_other_table(cluster, log):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_catalog_that_is_not_configured_stops_no_other_table(cluster, topic, log):
     append(log, topic, "a")
     alter_settings(cluster, {"iceberg.catalog": "none-such"})
     with pytest.raises((InvalidConfigurationError, StorageUnavailableError), match="none-such"):
@@ -231,9 +231,8 @@ def test_a_catalog_that_is_not_configured_stops_no_other_table(cluster, log):
 
 @pytest.mark.on_sqlite
 @pytest.mark.parametrize("kind", ["rest"], indirect=True)
-def test_the_catalog_fails_in_every_way(cluster, log, server):
+def test_the_catalog_fails_in_every_way(cluster, topic, log, server):
     """It refuses, applies and loses the answer, is slow to apply, or another commit was first: one snapshot each."""
-    topic = make(cluster, "t", 1, **CONFIGS)
     publish(cluster, topic)
     late = []
 
@@ -309,9 +308,8 @@ def test_a_catalog_has_the_table_of_one_log_dir(cluster, log, tmp_path):
 
 
 @pytest.mark.on_sqlite
-def test_a_table_whose_manifests_are_gone_is_made_anew(cluster, log):
+def test_a_table_whose_manifests_are_gone_is_made_anew(cluster, topic, log):
     """The catalog was switched off for a while, and clean-up of the table in the folder has deleted them."""
-    topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "a")
     publish(cluster, topic)
     log_dir, folder = folder_of(cluster, topic)
@@ -324,8 +322,7 @@ def test_a_table_whose_manifests_are_gone_is_made_anew(cluster, log):
 @pytest.mark.on_sqlite
 @pytest.mark.parametrize("kind", ["sql"], indirect=True)
 @pytest.mark.parametrize("torn", [b"", b"{", bytes(9), None])
-def test_a_table_whose_metadata_file_was_torn_by_a_power_loss_is_made_anew(cluster, log, torn):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_table_whose_metadata_file_was_torn_by_a_power_loss_is_made_anew(cluster, topic, log, torn):
     append(log, topic, "a")
     for act in (lambda: publish(cluster, topic), lambda: rebuild(cluster, topic, "iceberg")):
         publish(cluster, topic)
@@ -337,8 +334,7 @@ def test_a_table_whose_metadata_file_was_torn_by_a_power_loss_is_made_anew(clust
 
 @pytest.mark.on_sqlite
 @pytest.mark.parametrize("kind", ["sql"], indirect=True)
-def test_the_metadata_file_of_a_commit_is_forced_to_disk(cluster, log, monkeypatch):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_the_metadata_file_of_a_commit_is_forced_to_disk(cluster, topic, log, monkeypatch):
     append(log, topic, "a")
     forced, fsync = set(), os.fsync
     with monkeypatch.context() as patch:
@@ -348,8 +344,7 @@ def test_the_metadata_file_of_a_commit_is_forced_to_disk(cluster, log, monkeypat
 
 
 @pytest.mark.on_sqlite
-def test_metadata_files_stay_few(cluster, log, monkeypatch):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_metadata_files_stay_few(cluster, topic, log, monkeypatch):
     monkeypatch.setitem(catalogs._PROPERTIES, "write.metadata.previous-versions-max", "2")
     for number in range(6):
         append(log, topic, str(number))
@@ -366,8 +361,7 @@ def test_metadata_files_stay_few(cluster, log, monkeypatch):
 
 @pytest.mark.on_sqlite
 @pytest.mark.parametrize("kind", ["rest"], indirect=True)
-def test_a_catalog_that_does_not_answer_delays_nobody(cluster, log, server, monkeypatch):
-    topic = make(cluster, "t", 1, **CONFIGS)
+def test_a_catalog_that_does_not_answer_delays_nobody(cluster, topic, log, server, monkeypatch):
     publish(cluster, topic)
     monkeypatch.setattr(catalogs, "ANSWER_S", 0.2)
     with server.silent():
