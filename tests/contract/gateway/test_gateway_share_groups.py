@@ -62,9 +62,16 @@ def gateway(cluster, cluster_address, tmp_path):
 
 
 @pytest.fixture
-def client(gateway):
+def new_client(gateway):
     with WireConnection(gateway.port) as connection:
         yield Client(connection, gateway.topic_id)
+
+
+@pytest.fixture
+def client(new_client):
+    """A member of the group, which reads topic `jobs`."""
+    new_client.heartbeat(0, ["jobs"])
+    return new_client
 
 
 class Client(WireShareMember):
@@ -106,25 +113,24 @@ class Client(WireShareMember):
         return answer.error_code, [each.error_code for topic in answer.responses for each in topic.partitions]
 
 
-def test_heartbeats(client):
-    assert client.heartbeat(0).error_code == INVALID_REQUEST  # SubscribedTopicNames must be set
-    joined = client.heartbeat(0, ["jobs"])
+def test_heartbeats(new_client):
+    assert new_client.heartbeat(0).error_code == INVALID_REQUEST  # SubscribedTopicNames must be set
+    joined = new_client.heartbeat(0, ["jobs"])
     assert (joined.error_code, joined.member_id, joined.member_epoch) == (NONE, "m", 2)
     [assigned] = joined.assignment.topic_partitions
-    assert (assigned.topic_id, assigned.partitions) == (client.topic_id, [0, 1])
-    assert client.heartbeat(2).assignment is None
-    assert client.heartbeat(2, ["jobs"]).assignment is not None
-    assert client.heartbeat(9).error_code == FENCED
-    assert client.heartbeat(-2).error_code == INVALID_REQUEST
-    assert Client(client.connection, client.topic_id, member="other").heartbeat(2).error_code == UNKNOWN_MEMBER
-    assert Client(client.connection, client.topic_id, group="absent").heartbeat(2).error_code == NOT_FOUND
-    left = client.heartbeat(-1)
+    assert (assigned.topic_id, assigned.partitions) == (new_client.topic_id, [0, 1])
+    assert new_client.heartbeat(2).assignment is None
+    assert new_client.heartbeat(2, ["jobs"]).assignment is not None
+    assert new_client.heartbeat(9).error_code == FENCED
+    assert new_client.heartbeat(-2).error_code == INVALID_REQUEST
+    assert Client(new_client.connection, new_client.topic_id, member="other").heartbeat(2).error_code == UNKNOWN_MEMBER
+    assert Client(new_client.connection, new_client.topic_id, group="absent").heartbeat(2).error_code == NOT_FOUND
+    left = new_client.heartbeat(-1)
     assert (left.error_code, left.member_epoch) == (NONE, -1)
-    assert client.heartbeat(2).error_code == UNKNOWN_MEMBER
+    assert new_client.heartbeat(2).error_code == UNKNOWN_MEMBER
 
 
 def test_a_partition_is_forgotten_while_a_fetch_waits_for_it(gateway, client, cluster_address):
-    client.heartbeat(0, ["jobs"])
     assert client.acquired(0, (1,), wait_ms=0) == []
     with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.acquired, 1, (1,), wait_ms=100_000)
@@ -137,7 +143,6 @@ def test_a_partition_is_forgotten_while_a_fetch_waits_for_it(gateway, client, cl
 
 
 def test_a_session_that_is_opened_again_gets_the_records_instead_of_a_fetch_before(gateway, client, cluster_address):
-    client.heartbeat(0, ["jobs"])
     assert client.acquired(0, (1,)) == []
     with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.acquired, 1, (1,), wait_ms=100_000)
@@ -156,7 +161,6 @@ def fetch_next(client, epoch, **keywords):
 
 
 def test_records_that_one_fetch_releases_and_acquires_again_are_held_by_the_session(client):
-    client.heartbeat(0, ["jobs"])
     assert client.acquired(0) == [(0, 9, 1)]
     again, epoch = client.acquired(1, acks=[(0, 0, [ACCEPT]), (1, 2, [RELEASE])]), 2
     if not again:  # answers with acknowledgements do not wait: a gateway that has forgotten its last look finds nothing
@@ -168,7 +172,6 @@ def test_records_that_one_fetch_releases_and_acquires_again_are_held_by_the_sess
 
 
 def test_names_that_cannot_be_stored_are_refused(client):
-    client.heartbeat(0, ["jobs"])
     for names in ({"group": "a\0b"}, {"member": "a\0b"}):
         other = Client(client.connection, client.topic_id, **names)
         assert other.fetch(0).error_code == INVALID_REQUEST
@@ -177,17 +180,17 @@ def test_names_that_cannot_be_stored_are_refused(client):
     assert Client(client.connection, client.topic_id, member="n").heartbeat(0, ["a\0b", "jobs"]).error_code == NONE
 
 
-def test_large_records_are_encoded_once_their_memory_is_reserved(gateway, client, cluster, cluster_address):
+def test_large_records_are_encoded_once_their_memory_is_reserved(gateway, new_client, cluster, cluster_address):
     topic = create_topic(cluster, "large")
     with Producer(cluster=cluster_address) as producer:
         producer.send("large", b"x" * 300_000)
         producer.send("large", b"y")
-    client.heartbeat(0, ["large"])
+    new_client.heartbeat(0, ["large"])
     topic_id = uuid.UUID(hex=topic.uuid)
-    [[part]] = [each.partitions for each in client.fetch(0, topic_id=topic_id, wait_ms=100_000).responses]
+    [[part]] = [each.partitions for each in new_client.fetch(0, topic_id=topic_id, wait_ms=100_000).responses]
     values = [record.value for batch in batches_of(part.records) for record in batch]
     assert values == [b"x" * 300_000, b"y"]
-    client.acknowledge(-1, (0, 1, [RELEASE]), topic_id=topic_id)
+    new_client.acknowledge(-1, (0, 1, [RELEASE]), topic_id=topic_id)
 
     polls = SharePolls(cluster, ShareReads(cluster))
     services = SimpleNamespace(shares=SimpleNamespace(polls=polls), changes=cluster.store.changes)
@@ -205,7 +208,6 @@ def batches_of(records):
 
 
 def test_session_epochs(client):
-    client.heartbeat(0, ["jobs"])
     assert client.fetch(5).error_code == NO_SESSION
     assert client.fetch(-1).error_code == NO_SESSION
     assert client.acknowledge(0) == (WRONG_EPOCH, [])
@@ -222,7 +224,6 @@ def test_session_epochs(client):
 
 
 def test_a_session_ends_with_its_connection(gateway, client):
-    client.heartbeat(0, ["jobs"])
     with WireConnection(gateway.port) as connection:
         other = Client(connection, gateway.topic_id, member="other")
         assert other.acquired(0) == [(0, 9, 1)]
@@ -234,7 +235,6 @@ def test_a_session_ends_with_its_connection(gateway, client):
 
 
 def test_the_last_epoch_acknowledges_and_releases(client):
-    client.heartbeat(0, ["jobs"])
     assert client.acquired(0) == [(0, 9, 1)]
     answer = client.fetch(-1, acks=[(0, 3, [ACCEPT])])
     assert [part.acknowledge_error_code for topic in answer.responses for part in topic.partitions] == [NONE]
@@ -244,7 +244,6 @@ def test_the_last_epoch_acknowledges_and_releases(client):
 
 
 def test_records_are_those_that_are_acquired(client):
-    client.heartbeat(0, ["jobs"])
     answer = client.fetch(0, records=3, mode=1)
     [topic] = answer.responses
     [part] = topic.partitions
@@ -257,7 +256,6 @@ def test_records_are_those_that_are_acquired(client):
 
 
 def test_errors_of_partitions(client):
-    client.heartbeat(0, ["jobs"])
 
     def errors(answer):
         return [part.error_code for topic in answer.responses for part in topic.partitions]
@@ -275,7 +273,6 @@ def test_a_session_reads_a_partition_that_comes_to_exist_after_it_was_named(clie
         answer = client.fetch(*arguments, **keywords)
         return {part.partition_index: part.error_code for topic in answer.responses for part in topic.partitions}
 
-    client.heartbeat(0, ["jobs"])
     assert errors(0, (1, 2, 9)) == {1: NONE, 2: UNKNOWN_TOPIC, 9: UNKNOWN_TOPIC}
     assert errors(1, ()) == {2: UNKNOWN_TOPIC, 9: UNKNOWN_TOPIC}
     assert errors(2, (), forget=(9,)) == {2: UNKNOWN_TOPIC}
@@ -291,7 +288,6 @@ def test_a_session_reads_a_partition_that_comes_to_exist_after_it_was_named(clie
 
 
 def test_a_partition_of_a_deleted_topic_is_forgotten(client, cluster):
-    client.heartbeat(0, ["jobs"])
     assert client.acquired(0) == [(0, 9, 1)]
     delete_topic(cluster, "jobs")
     epoch = 1
@@ -304,7 +300,6 @@ def test_a_partition_of_a_deleted_topic_is_forgotten(client, cluster):
 
 def test_acknowledgements_of_ranges_and_of_single_records(client):
     """Those that are refused are in test_gateway_hostile."""
-    client.heartbeat(0, ["jobs"])
     assert client.acquired(0) == [(0, 9, 1)]
     assert client.acknowledge(1, (0, 2, [0, 1, 2])) == (NONE, [NONE])  # 0 is a gap
     assert client.acknowledge(2, (3, 4, [ACCEPT]), (5, 6, [RELEASE])) == (NONE, [NONE])
@@ -318,7 +313,6 @@ def test_locks_end_and_are_renewed(cluster, client):
         cluster.store.transact(lambda connection: rows.save_configs(connection, "g", configs))
 
     locks_last(60_000)  # no lock may end before it is renewed, however slow this machine is
-    client.heartbeat(0, ["jobs"])
     assert client.acquired(0, records=1, mode=1) == [(0, 0, 1)]
     assert client.acknowledge(1, (0, 0, [RENEW]), renews=True) == (NONE, [NONE])
     renewed = client.fetch(2, acks=[(0, 0, [RENEW])], renews=True)
@@ -334,17 +328,16 @@ def test_locks_end_and_are_renewed(cluster, client):
     assert client.acknowledge(5, (0, 0, [ACCEPT])) == (NONE, [INVALID_STATE])
 
 
-def test_a_gateway_has_a_largest_number_of_sessions(client):
+def test_a_gateway_has_a_largest_number_of_sessions(new_client):
     for number in range(3):
-        assert Client(client.connection, client.topic_id, member=f"m{number}").fetch(0).error_code == NONE
-    assert client.fetch(0).error_code == SESSIONS_FULL
-    Client(client.connection, client.topic_id, member="m0").fetch(-1)
-    assert client.fetch(0).error_code == NONE
+        assert Client(new_client.connection, new_client.topic_id, member=f"m{number}").fetch(0).error_code == NONE
+    assert new_client.fetch(0).error_code == SESSIONS_FULL
+    Client(new_client.connection, new_client.topic_id, member="m0").fetch(-1)
+    assert new_client.fetch(0).error_code == NONE
 
 
 def test_a_client_with_many_sessions_keeps_no_other_client_out(gateway, client):
     """Its oldest session ends, and the records of this session are released."""
-    client.heartbeat(0, ["jobs"])
     members = [Client(client.connection, client.topic_id, member=f"m{number}") for number in range(3)]
     assert [member.acquired(0, records=1, mode=1) for member in members] == [[(n, n, 1)] for n in range(3)]
     with WireConnection(gateway.port, source=HOSTILE_ADDRESS) as connection:
@@ -372,7 +365,6 @@ def test_sessions_of_one_client_have_a_part_of_the_memory(cluster, cluster_addre
 
 
 def test_administration(client):
-    client.heartbeat(0, ["jobs"])
 
     def described(group_id):
         request = ShareGroupDescribeRequest(group_ids=[group_id], include_authorized_operations=True)
