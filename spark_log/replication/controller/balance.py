@@ -26,7 +26,6 @@ SKEW_RATIO = 1.5
 """A partition with at least this many times its topic's mean is reported as skewed, and a broker with at least this
 many times the mean of the brokers as overloaded."""
 
-_ELECTED_PER_TRANSACTION = 2_000
 _LARGEST_MAX = 5
 """The number of replicas that are listed for an overloaded broker."""
 
@@ -277,8 +276,4 @@ def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[K
     preferences = store.read(
         lambda connection: [Preference((row[0], row[1]), row[2], row[3]) for row in connection.execute(query)]
     )
-    keys = partitions_to_elect(preferences, threshold_percent)
-    elected: list[Key] = []
-    for first in range(0, len(keys), _ELECTED_PER_TRANSACTION):
-        elected += elect_preferred_leaders(store, fence, keys[first : first + _ELECTED_PER_TRANSACTION])
-    return elected
+    return elect_preferred_leaders(store, fence, partitions_to_elect(preferences, threshold_percent))

@@ -5,9 +5,10 @@ has ended (invariant 5). It keeps no state in memory: each run reads from the st
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -97,9 +98,8 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
 
 
 def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -> list[Key]:
-    """Elect the preferred leaders that are alive, in the ISR and have every record, in one transaction.
-
-    Returns the partitions whose leader changed.
+    """Elect the preferred leaders that are alive, in the ISR and have every record. Returns the partitions whose leader
+    changed.
     """
     return _change(store, fence, keys, lambda _key, state, alive: elect_preferred(state, alive))
 
@@ -109,8 +109,6 @@ def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Ke
     by_partition: dict[Key, set[int]] = {}
     for key, broker_id in late:
         by_partition.setdefault(key, set()).add(broker_id)
-    if not by_partition:
-        return []
     return _change(store, fence, by_partition.keys(), lambda key, state, _alive: shrink_isr(state, by_partition[key]))
 
 
@@ -120,16 +118,23 @@ def _change(
     keys: Collection[Key],
     rule: Callable[[Key, PartitionState, Collection[LogDirId]], PartitionState],
 ) -> list[Key]:
-    """Apply a rule to partitions, with the log dirs that are alive, in one transaction. Returns the changed ones."""
+    """Apply a rule to partitions, with the log dirs that are alive. Returns the changed ones. One transaction locks at
+    most 2,000 partitions, because appends wait for it.
+    """
 
-    def body(connection: sa.Connection) -> list[Key]:
+    def change(portion: Sequence[Key], connection: sa.Connection) -> list[Key]:
         alive = alive_log_dirs(connection, store.clock(connection))
-        before = lock_partitions(connection, list(keys))
+        before = lock_partitions(connection, portion)
         after = {key: rule(key, state, alive) for key, state in before.items()}
         save_partitions(connection, before, after)
         return [key for key, state in after.items() if state is not before[key]]
 
-    return store.transact(body, fence=fence, announce=True)
+    changed: list[Key] = []
+    ordered = sorted(keys)
+    for first in range(0, len(ordered), _PARTITIONS_PER_TRANSACTION):
+        portion = ordered[first : first + _PARTITIONS_PER_TRANSACTION]
+        changed += store.transact(partial(change, portion), fence=fence, announce=True)
+    return changed
 
 
 def _partitions_to_change(

@@ -8,6 +8,7 @@ from spark_log.errors import NotControllerError
 from spark_log.ids import TopicPartition
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION
+from spark_log.replication.controller import controller
 from spark_log.replication.controller.balance import auto_rebalance, load_balance, load_replicas
 from spark_log.replication.controller.reassignments import begin_reassignments
 from tests.support.replicas import add_brokers, topic_on
@@ -54,6 +55,22 @@ def test_preferred_leaders_are_elected_above_the_threshold(brokers):
     assert auto_rebalance(brokers.store, unfenced, 10) == [(topic.topic_id, 0), (topic.topic_id, 1)]
     assert leaders(brokers, topic) == [1] * 10
     assert auto_rebalance(brokers.store, unfenced, 0) == []
+
+
+def test_one_transaction_changes_a_limited_number_of_partitions(brokers, monkeypatch):
+    """Appends to them wait for it."""
+    topic = topic_on(brokers, "t", [[1, 2]] * 3)
+    keys, locked = [(topic.topic_id, partition) for partition in range(3)], []
+    lock = controller.lock_partitions
+    monkeypatch.setattr(controller, "_PARTITIONS_PER_TRANSACTION", 2)
+    monkeypatch.setattr(
+        controller, "lock_partitions", lambda c, portion: locked.append(len(portion)) or lock(c, portion)
+    )
+    change(brokers, t.partition.update().values(leader=2, log_end_offset=5))
+    change(brokers, t.replica.update().where(t.replica.c.broker_id == 1).values(log_end_offset=5))
+    assert controller.elect_preferred_leaders(brokers.store, unfenced, keys) == keys
+    assert controller.shrink_isrs(brokers.store, unfenced, [(key, 2) for key in keys]) == keys
+    assert locked == [2, 1, 2, 1]
 
 
 def test_replicas_that_cannot_lead_or_are_moving_are_not_elected(brokers):
