@@ -168,7 +168,8 @@ def test_locks_of_a_process_stopped_inside_a_transaction_expire(postgres_cluster
 
     def stopped(connection):
         attempt = next(attempts)
-        connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 50"))
+        if attempt == 0:
+            connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 50"))
         rows = [{"seconds": 0.1}] * (2 if last.startswith("several") else 1)
         if last.endswith("SQLAlchemy"):
             connection.execute(slow, rows)
