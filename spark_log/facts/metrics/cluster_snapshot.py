@@ -152,7 +152,10 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
     every = by_name.values()
     partitions = tuple(each for facts in every for each in facts.partitions)
     present = {(each.topic, each.partition) for each in partitions}
-    groups = [*(each for facts in every for each in facts.groups), *map(_of_share_group, snapshot.share_partitions)]
+    groups = [each for facts in every for each in facts.groups] + [
+        GroupPartitionFacts(part.group, part.topic, part.partition, part.start, part.lag, None, share=True)
+        for part in snapshot.share_partitions
+    ]
     return replace(
         snapshot,
         partitions=partitions,
@@ -273,10 +276,6 @@ def _read_home(connection: sa.Connection, cluster: Cluster) -> tuple[ClusterSnap
     return snapshot, _read_store(connection, now, here, [t.group_offset], ahead_ms=0)
 
 
-def _of_share_group(part: SharePartition) -> GroupPartitionFacts:
-    return GroupPartitionFacts(part.group, part.topic, part.partition, part.start, part.lag, None, share=True)
-
-
 def _record_locks(connection: sa.Connection, group_ids: Collection[str], settings: ClusterSettings) -> dict[str, int]:
     configs = {row.group_id: row.configs for row in connection.execute(sa.select(t.group_config))}
     return {
@@ -334,9 +333,7 @@ def _partitions(
         )  # fmt: skip
 
 
-def _group_partitions(
-    connection: sa.Connection, now_ms: int, commits: sa.FromClause = t.group_offset
-) -> Iterator[GroupPartitionFacts]:
+def _group_partitions(connection: sa.Connection, now_ms: int, commits: sa.FromClause) -> Iterator[GroupPartitionFacts]:
     """Yield every committed offset. The time at which the next record to read was appended is that of its blob; in a
     file it is interpolated by the records' timestamps, which anybody may set, between the last append of the segment
     before (or the creation of the topic) and that of this file. `commits` has the columns of table group_offset.
@@ -392,9 +389,8 @@ def _group_partitions(
         )
         .order_by(commit.group_id, TOPIC.name, commit.partition)
     )
-    for group, topic, partition, committed, end, following, base, segment_end, *times in connection.execute(
-        query
-    ).all():
+    for row in connection.execute(query).all():
+        group, topic, partition, committed, end, following, base, segment_end, *times = row
         lag_s = None
         if committed < end and base is not None:
             low_ms, high_ms, before_ms, appended_ms = times
