@@ -14,7 +14,7 @@ has_room() {
 
 name=spark-log-tests
 for folder in "$memory/$name".*; do # of runs that failed or were killed
-  [ -O "$folder" ] && ! kill -0 "${folder##*.}" 2>/dev/null && rm -rf "$folder"
+  [ -O "$folder" ] && ! kill -0 "${folder##*.}" 2>/dev/null && { rm -rf "$folder" || true; } # another run may remove it too
 done
 if has_room; then parent=$memory; else parent=${TMPDIR:-/tmp}; fi
 TMPDIR=$parent/$name.$$
