@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_log.config.values import can_be_stored
 from spark_log.errors import InvalidSchemaError
-from spark_log.registry.schemas import Reference, SchemaText
+from spark_log.registry.schemas import Reference, SchemaText, check_type
 from spark_log.remembered import Remembered
 
 SCHEMA_CHARACTERS_MAX = 1 << 20
@@ -57,8 +57,11 @@ def _digest(schema: SchemaText) -> bytes:
 
 
 def _module(type_: str) -> Any:
-    """Return the module of this type. It is imported on first use, because it may need a package that is missing."""
-    return import_module(f"spark_log.registry.{type_.lower()}_schemas")
+    """Return the module of this type. It is imported on first use, because it may need a package that is missing.
+
+    Raises InvalidSchemaError for another type, which an external registry may have.
+    """
+    return import_module(f"spark_log.registry.{check_type(type_).lower()}_schemas")
 
 
 def canonical(schema: SchemaText) -> str:

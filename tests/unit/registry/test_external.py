@@ -14,6 +14,7 @@ from spark_log import clock
 from spark_log.errors import InvalidSchemaError, SchemaRegistryError, SchemaRegistryUnavailableError
 from spark_log.registry import bounded_requests, references
 from spark_log.registry.external import find_id, find_subject
+from spark_log.registry.schema_types import column_source
 from tests.support.loopback import endless_answer, running_server
 
 
@@ -44,6 +45,15 @@ def test_an_answer_of_another_form_is_an_error_of_the_registry(url: str, version
         find_subject(url, "s", 1)
     with pytest.raises(SchemaRegistryUnavailableError):
         find_id(url, 1)
+
+
+@pytest.mark.parametrize("type_", ["OPENAPI", "topic", "avro"])
+def test_a_schema_of_a_type_that_is_unknown_here_is_not_valid(url: str, type_: str) -> None:
+    """Another error would end the sealing of each topic with a record that names it."""
+    schema = json.dumps({"schema": '"string"', "schemaType": type_})
+    Answers.answers = {"": (200, schema)}
+    with pytest.raises(InvalidSchemaError, match="schema type"):
+        column_source(find_id(url, 1))
 
 
 @pytest.mark.parametrize(
