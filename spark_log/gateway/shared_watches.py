@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from spark_log import clock
 from spark_log.errors import SparkLogError
@@ -18,9 +18,19 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 _WAIT_S_MAX = 5.0
-_PAUSE_S_MAX = 0.5
-_PAUSE = 2.0
-"""The pause after a read of the store, as a multiple of its duration: commits of others may follow each other fast."""
+
+
+class Pause(NamedTuple):
+    """The pause after a read of the store, as a multiple of its duration, within limits in seconds: commits of others
+    may follow each other fast.
+    """
+
+    s_min: float
+    factor: float
+    s_max: float
+
+
+PAUSE = Pause(s_min=0.0, factor=2.0, s_max=0.5)
 
 
 @dataclass(frozen=True)
@@ -77,10 +87,10 @@ class SharedWatches(Generic[K, Q, R]):
         self,
         changes: ChangeWatch,
         read: Callable[[K, Sequence[Q]], Awaitable[News[Q, R]]],
-        pause_s_min: float = 0.0,
+        pause: Pause | None = None,
     ) -> None:
-        """`read` reads the store for the waiting requests of a key. The pause after it is `pause_s_min` at least."""
-        self._changes, self._read, self._pause_s_min = changes, read, pause_s_min
+        """`read` reads the store for the waiting requests of a key. The default of `pause` is PAUSE."""
+        self._changes, self._read, self._pause = changes, read, pause or PAUSE
         self._watches: dict[K, _Watch[Q, R]] = {}
 
     async def wait(self, key: K, request: Q, seen: int, timeout_s: float, wait_ms: int | None = None) -> R | None:
@@ -128,11 +138,12 @@ class SharedWatches(Generic[K, Q, R]):
                 watch.last = news
                 watch.wake(news.result_of)
                 wait_s = _WAIT_S_MAX if news.wait_ms is None else min(_WAIT_S_MAX, news.wait_ms / 1000 + 0.001)
-                pause_s = min(max(_PAUSE * (clock.monotonic_s() - began_s), self._pause_s_min), _PAUSE_S_MAX)
+                took_s = clock.monotonic_s() - began_s
+                pause_s = min(max(self._pause.factor * took_s, self._pause.s_min), self._pause.s_max)
             except Exception as error:
                 if not isinstance(error, SparkLogError):
                     logger.exception("requests that wait for %r cannot be woken by a common read", key)
                 watch.last = None
                 watch.wake(lambda _: None, every=True)
-                wait_s, pause_s = _WAIT_S_MAX, _PAUSE_S_MAX
+                wait_s, pause_s = _WAIT_S_MAX, self._pause.s_max
             await asyncio.sleep(pause_s)

@@ -105,10 +105,11 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
 def _begin_join(
     services: Services, group_id: str, joining: Joining, answer: Callable[[ClassicGroup], JoinAnswer | None] | None
 ) -> _Progress[JoinAnswer]:
-    store, before = services.cluster.store, services.changes.current()
+    store = services.cluster.store
     check_group_id(group_id)
     check_instance_id(joining.instance_id)
     check_session_timeout(joining.session_timeout_ms, store.settings)
+    before = services.changes.current()
     return _progress(before, join_classic(store, group_id, joining), answer or (lambda _: None))
 
 

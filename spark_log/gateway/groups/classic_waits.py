@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_log.gateway.change_watch import ChangeWatch
-from spark_log.gateway.shared_watches import News, SharedWatches
+from spark_log.gateway.shared_watches import News, Pause, SharedWatches
 from spark_log.groups.classic.group import State
 from spark_log.groups.classic.service import Mark, marks_of
 from spark_log.metadata.store import Store
 
-_PAUSE_S_MIN = 0.02
-"""The shortest pause between two reads: changes that follow each other are read together."""
+_PAUSE = Pause(s_min=0.02, factor=4.0, s_max=1.0)
+"""Changes that follow each other are read together, and reads of up to 0.25 s use at most a fifth of a thread."""
+_ALL = "members of classic groups"
+"""The only key: one read serves all groups."""
 _ADVANCE_MS = 1_000
 """How long the member that wakes because of the time has to change its group, before the next one wakes."""
 
@@ -42,15 +44,15 @@ class ClassicWaits:
     def __init__(self, store: Store, changes: ChangeWatch, call: Callable[..., Awaitable[Any]]) -> None:
         """`call` runs a function in a thread."""
         self._store, self._changes, self._call_in_thread = store, changes, call
-        self._watches = SharedWatches[None, WaitingMember, bool](changes, self._read, _PAUSE_S_MIN)
+        self._watches = SharedWatches[str, WaitingMember, bool](changes, self._read, _PAUSE)
 
     async def wait(self, member: WaitingMember, seen: int, wait_ms: int | None, timeout_s: float) -> None:
         """Return when the group may differ from the state that the member has seen, or after the timeout. `seen` is the
         number of the store's last change before that state was read. After `wait_ms`, time changes the group.
         """
-        await self._watches.wait(None, member, seen, timeout_s, wait_ms)
+        await self._watches.wait(_ALL, member, seen, timeout_s, wait_ms)
 
-    async def _read(self, _key: None, members: Sequence[WaitingMember]) -> News[WaitingMember, bool]:
+    async def _read(self, _key: str, members: Sequence[WaitingMember]) -> News[WaitingMember, bool]:
         news: News[WaitingMember, bool] = await self._call_in_thread(self._look, members)
         return news
 

@@ -180,7 +180,7 @@ async def test_fetches_go_on_after_the_common_read_has_failed(cluster, produce, 
         return look(self, fetches)
 
     monkeypatch.setattr(FetchWatches, "_look", fails)
-    monkeypatch.setattr(shared_watches, "_PAUSE_S_MAX", 0.01)
+    monkeypatch.setattr(shared_watches, "PAUSE", shared_watches.Pause(0.0, 2.0, 0.01))
     async with fetches_of(cluster) as fetches:
         task = fetches.begin("t")
         for left in (1, 0):
