@@ -199,7 +199,7 @@ class ClusterSettings:
 
     store_answer_timeout_ms: int = 20_000
     """Not in Kafka. Time without an answer of PostgreSQL after which a client ends the connection and asks the primary
-    that answers then. Above the 3 s for which a statement waits for a lock. A client uses the default until it has
+    that answers then. Above the 5 s for which a statement may wait for a lock. A client uses the default until it has
     read this setting.
     """
 

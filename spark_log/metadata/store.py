@@ -20,6 +20,7 @@ from spark_log.metadata.connections import engine as engines
 from spark_log.metadata.connections.answer_watch import AnswerLimit
 from spark_log.metadata.connections.driver_errors import LOCK_NOT_AVAILABLE, READ_ONLY, is_refusal, state_of, translate
 from spark_log.metadata.connections.schema_fence import SchemaFence
+from spark_log.metadata.connections.silent_sessions import SilentSessions
 from spark_log.metadata.connections.write_ahead_log import WriteAheadLog
 from spark_log.metadata.connections.writer_queue import WriterQueue, writing
 from spark_log.metadata.outage import Outage
@@ -41,7 +42,7 @@ READ_TIMEOUT_MS = 10_000
 SILENT_MS = 10_000
 """The session of a process that was stopped inside a transaction is ended after this time."""
 
-LOCKING_SILENT_MS = 2_500
+LOCKING_SILENT_MS = 5_000
 """The same for a session that has locked rows, after a lock_timeout (3 s). A slow process repeats its transaction."""
 
 SETTINGS_AGE_S_MAX = 5.0
@@ -86,6 +87,7 @@ class Store(StoreTime):
         self._answered: deque[str] = deque()
         """The commit tokens that nobody will ask about."""
         self._unanswered = engines.UnansweredCommits()
+        self._silent = SilentSessions()
         if self.sqlite:
             self.clock_is_steady()
         self._queue = WriterQueue(address.folder / SQLITE_LOCK_FILE) if address.folder else None
@@ -299,7 +301,7 @@ class Store(StoreTime):
         if self.sqlite:
             return
         try:
-            engines.end_silent_sessions(self.engine, SILENT_MS, SILENT_MS if locking_ms is None else locking_ms)
+            self._silent.end(self.engine, SILENT_MS, SILENT_MS if locking_ms is None else locking_ms)
         except _DATABASE_ERRORS as error:
             raise self._translate(error) from error
 

@@ -30,7 +30,7 @@ OBJECT_WRITE_MS_MAX = 2_000
 
 CONNECTIONS_SHARE_MAX = 0.8
 POSTGRES_TRANSACTION_S_MAX = 300
-STORE_ANSWER_MS_MIN = 3_000
+STORE_ANSWER_MS_MIN = 5_000
 """Time for which a statement of the store may wait for a lock: a server that waits is not one that hangs."""
 WRAPAROUND_AGE_HIGH, WRAPAROUND_AGE_CRITICAL = 1_000_000_000, 1_600_000_000
 """Age of the oldest transaction id. PostgreSQL's vacuum_failsafe_age is 1.6 billion; it stops at 2.1 billion."""

@@ -25,6 +25,7 @@ from spark_log.metadata.compiled_statements import COMPILED_STATEMENTS
 from spark_log.metadata.connections import sqlite_connections
 from spark_log.metadata.connections.schema_fence import SchemaFence
 from spark_log.metadata.connections.server_identity import ask_server
+from spark_log.metadata.connections.silent_sessions import APPLICATION
 from spark_log.metadata.connections.write_ahead_log import BYTES_MAX
 from spark_log.metadata.prepared import LastChanges, Prepared, driver_of
 
@@ -36,7 +37,6 @@ _EXECUTION_OPTIONS = {"compiled_cache": COMPILED_STATEMENTS}
 _WRITES = "spark_log_writes"
 _BEGIN, _BEGIN_WRITE = Prepared(sa.text("BEGIN")), Prepared(sa.text("BEGIN IMMEDIATE"))
 
-_APPLICATION = "spark-log"
 _POSTGRESQL_OPTIONS = (
     "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=3000 -c client_min_messages=warning"
     r" -c statement_timeout=0 -c default_transaction_isolation=read\ committed"
@@ -44,24 +44,12 @@ _POSTGRESQL_OPTIONS = (
 """They win over settings of the role and of the database. Warnings are requested because they put a commit in doubt
 (`commit_tokens`). Transactions lock a row and then read others: these must be as they are after the wait.
 
-A process that is stopped during a transaction holds its locks until another one has waited for them for 3 s, and then
-ends its session (`end_silent_sessions`). If no process waits, the server ends the transaction after 10 s. The server
-does not count this time while it waits for the rest of a message, and after a Flush, with which psycopg ends a pipeline
-and an executemany; in these cases a coordinator ends the session.
+A process that is stopped during a transaction holds its locks until another one that waits for them ends its session,
+after 3 to 6 s (`silent_sessions`). If no process waits, the server or a coordinator ends it, after 10 s.
 """
 _PID = "spark_log_pid"
 _WAITING_MAX = 8
 _WAITING = sa.text("SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids) AND wait_event = 'SyncRep'")
-_COPY_MS = 15 * 60_000
-"""The time that a COPY may take. The server does not say when it has received the last rows."""
-_END_SILENT = sa.text(
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND usename = current_user AND application_name = :application"
-    " AND state IN ('active', 'idle in transaction') AND wait_event_type = 'Client' AND wait_event = 'ClientRead'"
-    " AND state_change < clock_timestamp() - interval '1 millisecond' * CASE"
-    "  WHEN pid IN (SELECT pid FROM pg_stat_progress_copy) THEN :copy_ms"
-    "  WHEN backend_xid IS NULL THEN :silent_ms ELSE :locking_ms END"
-)
 
 
 def create_engine(
@@ -153,7 +141,7 @@ def _postgresql_engine(address: Address, fence: SchemaFence, hosts: "Hosts") -> 
         pool_pre_ping=False,  # a lost connection is retried where it is used, which saves a round trip
         use_native_hstore=False,  # a type of PostgreSQL that no table has: saves a round trip when an engine connects
         connect_args={
-            "application_name": _APPLICATION,
+            "application_name": APPLICATION,
             "connect_timeout": address.connect_timeout_s,
             "options": _POSTGRESQL_OPTIONS,
         },
@@ -242,17 +230,6 @@ def pid_of(connection: sa.Connection) -> int:
     """Return the process id of the connection's session on PostgreSQL."""
     pid: int = connection.info[_PID]
     return pid
-
-
-def end_silent_sessions(engine: sa.Engine, silent_ms: int, locking_ms: int) -> None:
-    """End sessions of stopped processes on PostgreSQL.
-
-    These are sessions in a transaction that have sent nothing for `silent_ms`, or for `locking_ms` if they have locked
-    or written rows: only these have a transaction id.
-    """
-    limits = {"silent_ms": silent_ms, "locking_ms": locking_ms, "copy_ms": _COPY_MS}
-    with engine.begin() as connection:
-        connection.execute(_END_SILENT, {"application": _APPLICATION, **limits})
 
 
 _postgresql_engines: "weakref.WeakSet[sa.Engine]" = weakref.WeakSet()

@@ -8,9 +8,11 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -208,27 +210,35 @@ def test_a_coordinator_ends_the_session_of_a_stopped_process_for_which_nobody_wa
     assert store.transact(stopped) == (1, 1), "the first try has lost its session"
 
 
-def test_rows_that_are_copied_for_long_are_not_those_of_a_stopped_process(postgres_cluster, monkeypatch):
-    """A COPY is one statement, whose next rows the server awaits now and then: else no large topic could be moved."""
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_the_session_of_a_copy_of_rows_is_ended_only_if_it_receives_no_more(postgres_cluster, monkeypatch, goes_on):
+    """A COPY is one statement, for whose rows the server waits now and then: else no large topic could be moved."""
     monkeypatch.setattr(store_module, "SILENT_MS", 50)
     store = postgres_cluster.store
-    is_late = sa.text(
-        "SELECT state = 'active' AND wait_event = 'ClientRead' AND state_change < clock_timestamp() - interval '50 ms'"
-        " FROM pg_stat_activity WHERE pid = :pid"
+    received = sa.text(
+        "SELECT bytes_processed FROM pg_stat_progress_copy JOIN pg_stat_activity USING (pid)"
+        " WHERE pid = :pid AND wait_event = 'ClientRead'"
     )
-    attempts = []
+
+    def bytes_of(pid):
+        return store.read(lambda connection: connection.execute(received, {"pid": pid}).scalar())
 
     def copy(connection):
-        attempts.append(pid_of(connection))
-        driver = connection.connection.dbapi_connection
-        with driver.cursor().copy("COPY blob (name, data) FROM STDIN") as rows:
-            rows.write_row(("a", b"1"))
-            wait_until(lambda: store.read(lambda other: other.execute(is_late, {"pid": attempts[0]}).scalar_one()))
-            store.end_silent_sessions(50)
-            rows.write_row(("b", b"2"))
+        pid = pid_of(connection)
+        with connection.connection.dbapi_connection.cursor().copy("COPY blob (name, data) FROM STDIN") as rows:
+            for number in range(4):
+                before = bytes_of(pid) or 0
+                rows.write_row((f"{number}", bytes(500_000)))
+                wait_until(lambda before=before: (bytes_of(pid) or 0) > before)
+                store.end_silent_sessions(50)
+                time.sleep(0.06)  # longer than SILENT_MS
+            if not goes_on:
+                wait_until(lambda: store.end_silent_sessions(50) or bytes_of(pid) is None)
 
-    store.transact(copy)
-    assert len(attempts) == 1
+    with contextlib.nullcontext() if goes_on else pytest.raises(psycopg.OperationalError):
+        store.transact(copy)
+    [blobs] = rows_of(postgres_cluster, t.blob).values()
+    assert len(blobs) == (4 if goes_on else 0)
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)

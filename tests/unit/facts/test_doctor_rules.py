@@ -248,7 +248,7 @@ def test_files_that_wait() -> None:
         ({"group_consumer_heartbeat_interval_ms": 22_500}, OK),
         ({"group_consumer_heartbeat_interval_ms": 22_501}, WARNING),
         ({"metrics_interval_ms": -1}, NOTE),
-        ({"store_answer_timeout_ms": 3_000}, WARNING),
+        ({"store_answer_timeout_ms": 5_000}, WARNING),
         ({"topic_default_store": "east"}, OK),
         ({"topic_default_store": "west"}, WARNING),
         ({"topic_default_store": "none"}, WARNING),
