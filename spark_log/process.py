@@ -278,7 +278,8 @@ _heirs: weakref.WeakSet[Heir] = weakref.WeakSet()
 
 def _forget_parents() -> None:
     for heir in list(_heirs):
-        heir.forget_parent()
+        with contextlib.suppress(Exception):  # of one: the others would keep locks that no thread releases here
+            heir.forget_parent()
 
 
 os.register_at_fork(after_in_child=_forget_parents)

@@ -33,8 +33,8 @@ class Listing(Generic[Row]):
 
 def row_of(kind: type[Row], source: object, **others: object) -> Row:
     """Return a row of this dataclass. Its fields are `others`, and the attributes of `source` of the same names."""
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: others[name] if name in others else getattr(source, name) for name in names})
+    rest = [field.name for field in fields(kind) if field.name not in others]  # type: ignore[arg-type]
+    return kind(**others, **{name: getattr(source, name) for name in rest})
 
 
 def listing(
