@@ -281,7 +281,8 @@ def test_the_address_of_a_kafka_broker_is_refused(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_folder_is_not_a_cluster(tmp_path: Path) -> None:
+def test_missing_cluster_is_wrong_usage_and_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    assert run("topic", "list").exit_code == 2
     result = run("topic", "list", "--cluster", str(tmp_path))
     assert result.exit_code == 1
     assert "init" in result.stderr, "says how to make one"

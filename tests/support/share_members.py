@@ -1,6 +1,7 @@
 """Members of share groups: in this process without a client, and at a gateway, byte by byte."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -108,8 +109,11 @@ def finish(consumer: ShareConsumer, kind: AcknowledgeType, count: int = 1) -> No
         consumer.commit_sync()
 
 
-def overtaken_member(cluster: Cluster, meanwhile: Callable[[], object]) -> ShareMember:
-    """A member. `meanwhile` runs once, between its first read of records and the transaction that acquires them."""
+@contextmanager
+def overtaken_member(cluster: Cluster, meanwhile: Callable[[], object]) -> Iterator[ShareMember]:
+    """A member. In the block `meanwhile` must run once, between its first read of records and the transaction that
+    acquires them.
+    """
     left = [meanwhile]
 
     def run(poll: Poll) -> Outcome:
@@ -117,7 +121,8 @@ def overtaken_member(cluster: Cluster, meanwhile: Callable[[], object]) -> Share
             left.pop()()
         return run_polls(cluster.store, [poll])[0]
 
-    return ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), run))
+    yield ShareMember(cluster, polls=SharePolls(cluster, ShareReads(cluster), run))
+    assert not left
 
 
 def offsets_of(acquired: dict[Key, list[Range]]) -> list[int]:

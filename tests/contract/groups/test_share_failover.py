@@ -85,8 +85,8 @@ def test_a_truncation_between_read_and_acquisition(cluster, log):
         truncate(cluster, "t", 3)
         append(log, "t", "new3")
 
-    member = overtaken_member(cluster, elect)
-    assert values(member) == {0: "old0", 1: "old1", 2: "old2", 3: "new3"}
+    with overtaken_member(cluster, elect) as member:
+        assert values(member) == {0: "old0", 1: "old1", 2: "old2", 3: "new3"}
     assert accept(member) == [None]
     assert only_offer(cluster).next_offset == only_offer(cluster).start_offset == 4
 

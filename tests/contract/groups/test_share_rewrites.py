@@ -72,8 +72,8 @@ def is_finished(cluster):
 def test_new_records_are_as_the_log_has_them(cluster, log, rewritten):
     topic, rewrite = rewritten
     before = log_has(log, topic)
-    member = overtaken_member(cluster, rewrite)
-    acquired = member.poll()
+    with overtaken_member(cluster, rewrite) as member:
+        acquired = member.poll()
     after = log_has(log, topic)
     assert member.values() == after and set(after.items()) <= set(before.items())
     assert offsets_of(acquired) == [offset for _, offset in after]
@@ -86,8 +86,8 @@ def test_released_records_are_as_the_log_has_them(cluster, log, rewritten):
     topic, rewrite = rewritten
     first = ShareMember(cluster, member="m0")
     first.acknowledge(first.poll(), AcknowledgeType.RELEASE)
-    member = overtaken_member(cluster, rewrite)
-    acquired = member.poll()
+    with overtaken_member(cluster, rewrite) as member:
+        acquired = member.poll()
     after = log_has(log, topic)
     assert member.values() == after
     assert offsets_of(acquired) == [offset for _, offset in after]

@@ -211,8 +211,8 @@ def test_state_of_a_share_group_in_the_old_topic_does_not_apply_to_the_new_one(c
 def test_a_topic_is_created_again_between_the_read_of_a_share_group_and_its_acquisition(cluster, log, recreate):
     alter_group_configs(cluster.store, "workers", {"share.auto.offset.reset": "earliest"})
     fill(log, make(cluster, "t"), [5])
-    member = overtaken_member(cluster, recreate)
-    assert member.poll() == {}
+    with overtaken_member(cluster, recreate) as member:
+        assert member.poll() == {}
     member.join()
     member.poll()
     assert sorted(member.values()) == [(0, 0), (0, 1), (0, 2)]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -141,6 +141,36 @@ def test_batch_whose_records_do_not_match_its_offsets_is_refused(batch):
     outcome, after = decide(ALONE, batch, "all", ProducerState(0))
     assert isinstance(outcome.error, InvalidRecordError)
     assert after is ALONE
+
+
+@given(
+    batch=st.builds(
+        lambda inline, count, brokers, epoch: FILE._replace(
+            inline=inline,
+            record_count=count,
+            written_to=frozenset({1, *brokers}),
+            leader_epoch=None if inline else epoch,
+        ),
+        inline=st.booleans(),
+        count=st.integers(0, 2),
+        brokers=st.sets(st.integers(2, 3)),
+        epoch=st.sampled_from([3, 4, 4, 4]),
+    ),
+    followers=st.tuples(*[st.tuples(st.sampled_from([6, 10, 10]), st.booleans())] * 2),
+    min_isr=st.integers(1, 3),
+    acks=st.sampled_from([1, "all"]),
+)
+def test_a_batch_is_appended_exactly_if_its_replicas_may_take_it(batch, followers, min_isr, acks):
+    replicas = [(1, 10, True), *((broker, *each) for broker, each in enumerate(followers, 2))]
+    in_sync = {broker: end for broker, end, member in replicas if member}
+    state = with_replicas(*replicas, high_watermark=min(in_sync.values()), min_insync_replicas=min_isr)
+    allowed = batch.record_count > 0 and (batch.inline or batch.leader_epoch == 4)
+    if acks == "all":
+        allowed &= len(in_sync) >= min_isr and set(in_sync.values()) == {10}
+        allowed &= batch.inline or in_sync.keys() <= batch.written_to
+    outcome, after = decide(state, batch, acks)
+    assert isinstance(outcome, Appended) == allowed
+    assert after is state or allowed
 
 
 def test_blob_does_not_advance_a_replica_that_lacks_a_file():

@@ -16,6 +16,7 @@ from spark_log.cluster.files import new_file
 from spark_log.cluster.topics import Topic
 from spark_log.errors import (
     InvalidRecordError,
+    InvalidTimestampError,
     InvalidTopicError,
     PolicyViolationError,
     StorageUnavailableError,
@@ -23,6 +24,7 @@ from spark_log.errors import (
 )
 from spark_log.log.append.append_transaction import AppendRequest
 from spark_log.log.append.partitioner import partition_of_key
+from spark_log.log.records.schema import HEADERS
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.datasource.options.source_options import PendingWrite, WriteOptions
@@ -171,6 +173,36 @@ def test_segments_are_limited_by_segment_bytes(cluster: Cluster, log: ClientLog)
     assert len(output.batches) > 1
     commit(cluster, this, output)
     assert by_partition(log, topic) == {0: values}
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"value": [b"x"], "headers": pa.array([[(None, b"")]], HEADERS)}, InvalidRecordError, "headers: null key"),
+        (
+            {"value": [b"x"], "timestamp": pa.array([-1_000], pa.timestamp("us", "UTC"))},
+            InvalidTimestampError,
+            "outside",
+        ),
+        (
+            {"value": [b"x"], "timestamp": pa.array([253_402_300_799_000_000], pa.timestamp("us", "UTC"))},
+            InvalidTimestampError,
+            "message.timestamp.after.max.ms",
+        ),
+    ],
+)
+def test_record_against_the_topic_config_is_refused(
+    cluster: Cluster, columns: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    make(cluster)
+    with pytest.raises(error, match=message):
+        write(plan(cluster), pa.record_batch(columns))
+
+
+def test_compacted_topic_refuses_null_keys(cluster: Cluster) -> None:
+    make(cluster, cleanup_policy="compact")
+    with pytest.raises(InvalidRecordError, match="key: null in row 0"):
+        write(plan(cluster), rows(["a"]))
 
 
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
