@@ -66,9 +66,12 @@ def _delete_blobs(connection: sa.Connection, topic_id: int) -> None:
 def _copy(source: sa.Connection, target: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool]) -> None:
     columns = ", ".join(f'"{column.name}"' for column in table.columns)
     query = sa.select(table).where(where).compile(dialect=source.dialect, compile_kwargs={"literal_binds": True})
-    with (
-        driver_of(source).cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT BINARY)") as rows,
-        driver_of(target).cursor().copy(f'COPY "{table.name}" ({columns}) FROM STDIN (FORMAT BINARY)') as copied,
-    ):
-        for data in rows:
-            copied.write(data)
+    try:
+        with (
+            driver_of(source).cursor().copy(f"COPY ({query}) TO STDOUT (FORMAT BINARY)") as rows,
+            driver_of(target).cursor().copy(f'COPY "{table.name}" ({columns}) FROM STDIN (FORMAT BINARY)') as copied,
+        ):
+            for data in rows:
+                copied.write(data)
+    except source.dialect.loaded_dbapi.OperationalError as error:  # SQLAlchemy does not see the driver's errors here
+        raise sa.exc.OperationalError("COPY", None, error, connection_invalidated=True) from error

@@ -29,6 +29,7 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.metadata import store as store_module
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE, refuse_network_file_system
+from spark_log.metadata.cascade import copy_rows_of_topic
 from spark_log.metadata.connections import write_ahead_log
 from spark_log.metadata.connections.engine import pid_of
 from spark_log.metadata.insert import insert_or_replace
@@ -239,6 +240,20 @@ def test_the_session_of_a_copy_of_rows_is_ended_only_if_it_receives_no_more(post
         store.transact(copy)
     [blobs] = rows_of(postgres_cluster, t.blob).values()
     assert len(blobs) == (4 if goes_on else 0)
+
+
+def test_a_connection_that_is_lost_in_a_copy_of_rows_is_an_error_of_the_store(postgres_cluster):
+    store = postgres_cluster.store
+    end = sa.text("SELECT pg_terminate_backend(:pid, 60000)")
+
+    def copy(connection):
+        pid = pid_of(connection)
+        with store.snapshot_as_primary() as reading:
+            store.read(lambda other: other.execute(end, {"pid": pid}).all())
+            copy_rows_of_topic(reading, connection, 1)
+
+    with pytest.raises(MetadataStoreUnavailableError):
+        store.transact(copy, timeout_ms=1)
 
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
