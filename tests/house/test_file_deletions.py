@@ -43,7 +43,6 @@ them, and those of batches that a transaction has dropped, because it was commit
 """
 
 MECHANISM = {
-    "maintenance/removal/cleanable_log_dirs.py:_delete_files",
     "maintenance/removal/cleanable_log_dirs.py:delete",
     "maintenance/removal/cleanable_log_dirs.py:delete_folder",
     "maintenance/removal/cleanable_log_dirs.py:delete_empty_folder",
