@@ -234,22 +234,24 @@ class SharePartition(RuleBasedStateMachine):
                 else max(1, batch // 2 ** (count - begin + 1))
             )
 
+        alone = False
         for entry in sorted(due):
             if entry.offset not in read:
                 continue
-            if entry.offset not in self.log:
+            if entry.offset not in self.log:  # it is finished, also behind a record that is delivered alone
                 self.without_record.add(entry.offset)
                 delayed -= 1
                 continue
-            alone = part(1, entry.deliveries) is not None
-            if unfinished >= limits.record_locks or (alone and taken) or not fits(entry.offset):
+            suspect = part(1, entry.deliveries) is not None
+            if alone or unfinished >= limits.record_locks or (suspect and taken) or not fits(entry.offset):
                 break
             taken[entry.offset] = entry.deliveries + 1
             used += self.log[entry.offset][0]
             unfinished += 1
             delayed -= 1
-            if alone:
-                return taken
+            alone = suspect
+        if alone:
+            return taken
         alone_range, alone_left = None, 0
         for r in self.window_before_ranges:
             if r.lock != AVAILABLE:
@@ -478,6 +480,15 @@ def test_the_window_is_the_dictionary_in_long_histories():
     run_state_machine_as_test(
         SharePartition, settings=settings(max_examples=5_000, stateful_step_count=80, deadline=None)
     )
+
+
+def test_a_delayed_record_that_was_erased_is_finished_behind_one_that_is_delivered_alone():
+    read = Stretch(0, 3, np.array([0, 1]), np.array([1, 2]))
+    due = [Delayed(1, 0, 2), Delayed(2, 0, 0)]
+    window = Window(0, 3, delayed=2)
+    result = acquisition_rules.acquire(window, [read], due, Request("m"), Limits(delivery_count=3), Time(0, 0))
+    assert [(r.first, r.end) for r in result.acquired] == [(1, 2)]
+    assert result.came_due == (1, 2) and result.window.delayed == 0
 
 
 # Mutations of the rules, each of which the model detects.
