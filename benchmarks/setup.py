@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, new clusters and databases, records, turns, and reports."""
+"""Options, new clusters and databases, records, turns and reports, for all benchmarks."""
 
 import argparse
 import statistics

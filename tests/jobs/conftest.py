@@ -14,7 +14,7 @@ def cluster_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """What a parser says of wrong usage, with which it ends."""
+    """A function that returns the message with which a parser refuses arguments."""
 
     def refused(parse: Callable[..., object], arguments: object) -> str:
         with pytest.raises(SystemExit) as ended:

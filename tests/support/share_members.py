@@ -131,7 +131,7 @@ def offsets_of(acquired: dict[Key, list[Range]]) -> list[int]:
 
 
 def only_offer(cluster: Cluster) -> Offer:
-    """What group "workers" has of the only partition that it has read."""
+    """Return the state of the only partition that group "workers" has read."""
     [offer] = look(cluster.store, "workers").offers.values()
     return offer
 

@@ -1,5 +1,5 @@
-"""Batches of lines of a stream of bytes, and the conversion between lines and records. `produce --format json` accepts
-what `consume --json` prints.
+"""Batches of lines of a stream of bytes, and the conversion between lines and records. `produce --format json` reads
+the lines that `consume --json` prints.
 
 A record as JSON: {"key": …, "value": …, "headers": [{"key": …, "value": …}], "timestamp": milliseconds,
 "partition": n}. Bytes that are not UTF-8 are base64 text in `key_base64` or `value_base64` instead. A value that is
