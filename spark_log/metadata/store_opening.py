@@ -32,13 +32,15 @@ def create_store(
 ) -> Store:
     """Create a store with all tables, the cluster's row and the rows that `fill` adds, in one transaction.
 
-    Raise ClusterAlreadyExistsError if there is a cluster at the address.
+    Raise ClusterAlreadyExistsError if there is a cluster at the address, UnsupportedVersionError if the server is too
+    old.
     """
     if address.folder:
         address.folder.mkdir(parents=True, exist_ok=True)
     store = Store(address, create=True)
 
     def create(connection: sa.Connection) -> None:
+        store_schema.check_server(connection)
         revision = store_schema.revision_of(connection)
         if revision is None:
             store_schema.create(connection)

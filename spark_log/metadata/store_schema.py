@@ -23,6 +23,16 @@ _REVISIONS = sa.Table(
 """Alembic's table of the store's revision. It has one row."""
 
 _SETTINGS = sa.select(CLUSTER.settings)
+_POSTGRESQL_VERSION_MIN = 14
+
+
+def check_server(connection: sa.Connection) -> None:
+    """Raise UnsupportedVersionError if the server is an older PostgreSQL than spark-log needs."""
+    version = connection.dialect.server_version_info
+    if connection.dialect.name == "postgresql" and version and version[0] < _POSTGRESQL_VERSION_MIN:
+        raise UnsupportedVersionError(
+            f"the server is PostgreSQL {version[0]}: spark-log needs {_POSTGRESQL_VERSION_MIN} or later"
+        )
 
 
 def revision_of(connection: sa.Connection) -> str | None:

@@ -21,7 +21,9 @@ from spark_log.errors import (
     MetadataStoreUnavailableError,
     SparkLogError,
     UnsupportedStoreError,
+    UnsupportedVersionError,
 )
+from spark_log.metadata import store_schema
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE, refuse_network_file_system
 from spark_log.metadata.connections import write_ahead_log
@@ -326,3 +328,10 @@ def test_in_pairs_finds_pairs_and_not_their_product_by_the_index(cluster):
             text, _ = statement._bound(connection, [{"pairs": "[]"}])
             plan = connection.connection.dbapi_connection.execute(f"EXPLAIN QUERY PLAN {text}", ["[]"]).fetchall()
             assert any("(group_id=? AND member_id=?)" in str(step) for step in plan), plan
+
+
+def test_no_cluster_is_created_in_a_postgresql_that_is_too_old(postgres_url, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_schema, "_POSTGRESQL_VERSION_MIN", 99)
+    with pytest.raises(UnsupportedVersionError, match=r"is PostgreSQL \d+: spark-log needs 99 or later"):
+        Cluster.init(postgres_url, log_dir=str(tmp_path / "log-dir"))
+    assert not list(tmp_path.iterdir())
