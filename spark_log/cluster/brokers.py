@@ -1,7 +1,7 @@
 """Stores brokers and their log dirs, and finds which of them are alive.
 
-A log dir is online while the controller has not declared it failed, and only a broker with a log dir that is online is
-alive. An *embedded* broker has no process: clients and coordinators do its work. A *served* broker is a process
+A log dir is online unless the controller has declared it failed. A broker is alive only if one of its log dirs is
+online. An *embedded* broker has no process: clients and coordinators do its work. A *served* broker is a process
 (`spark-log broker start`) that holds a lease in the store, and it is dead once the lease has expired.
 """
 

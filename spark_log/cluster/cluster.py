@@ -213,7 +213,7 @@ class Cluster:
                 self._follower = start_thread(follow, "spark-log removed stores")
 
     def _close_removed(self, removed: frozenset[StoreId]) -> frozenset[StoreId]:
-        """Close these data stores, which were removed from the cluster. Return those that have been removed since."""
+        """Close those of these data stores that are still removed. Return the open ones to close in the next round."""
         try:
             present = {each.store_id for each in self.store.read(find_stores)}
         except SparkLogError:  # the home store does not answer

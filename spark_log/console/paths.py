@@ -22,7 +22,7 @@ def encode_segment(name: str) -> str:
 
 
 def decode_segment(segment: str) -> str:
-    """Return the name in a segment of a path. A `~` without two digits stays, so that names can be typed by hand."""
+    """Return the name in a segment of a path. A `~` without two hexadecimal digits stays, so names can be typed."""
     if segment == "~":
         return ""
     raw = segment.encode(errors="replace")

@@ -230,7 +230,7 @@ class Gateway:
                     connection.close()
 
     async def _notice_gone(self) -> None:
-        """End the answers of clients that disconnect while their connections are not read. Check every second."""
+        """End, every second, the answers to clients that have disconnected while the gateway did not read them."""
         while True:
             await asyncio.sleep(_GONE_EVERY_S)
             notice_gone(each.reader for each in self._connections if each.waits_for_answer)

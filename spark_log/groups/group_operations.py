@@ -196,7 +196,7 @@ class Limits(NamedTuple):
 
 
 def read_limits(cluster: Cluster, targets: Mapping[TopicPartition, ResetTo]) -> Limits:
-    """Read each partition from its store. Raises UnknownTopicOrPartitionError."""
+    """Return the limits of the partitions. Raises UnknownTopicOrPartitionError."""
     legal = {partition for partition in targets if is_legal(partition.topic)}
     positions = cluster.store.read(lambda connection: find_positions(connection, legal))
     for store_id, there in partitions_by_store(cluster, legal - positions.keys()).items():

@@ -56,7 +56,7 @@ def serialized(schema: SchemaText) -> str:
 
 
 def column_source(schema: SchemaText, message: str = "") -> str:
-    """Return the text that `protobuf_schema` makes of the message with this full name, or of the first of the file."""
+    """Return the text of `protobuf_schema` for the message with this full name, or for the file's first message."""
     from spark_log.log.columns.protobuf.schema import protobuf_schema
 
     files = _files(schema)

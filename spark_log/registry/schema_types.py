@@ -33,7 +33,7 @@ class CacheKey:
 
     @property
     def schema(self) -> SchemaText:
-        """The schema, available only during the call of the function."""
+        """Return the schema. The cached function must be running."""
         assert self._schema is not None
         return self._schema
 

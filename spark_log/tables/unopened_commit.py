@@ -53,7 +53,7 @@ def is_data_change(file: PublishedFile, cursors: Mapping[int, Cursor]) -> bool:
 
 
 def statistics(file: PublishedFile) -> str:
-    """Return `stats` of the add action: readers skip files whose bounds rule out their filters."""
+    """Return `stats` of the add action, by which readers skip files that their filters exclude."""
     number = f'"numRecords":{file.record_count}'
     return f"{{{number}}}" if file.stats is None else f"{{{number},{file.stats[1:]}"
 

@@ -87,7 +87,7 @@ def unfinished_parts(connection: sa.Connection) -> list[Part]:
 
 
 def has_pending(connection: sa.Connection, topic_id: int, *, only_prepared: bool) -> bool:
-    """Whether transactions, or with `only_prepared` prepared parts, have pending batches in the topic."""
+    """Whether the topic has pending batches. With `only_prepared`, only those of prepared parts count."""
     query = sa.select(TRANSACTION_SEGMENT.topic_id).where(TRANSACTION_SEGMENT.topic_id == topic_id)
     if only_prepared:
         prepared = sa.select(TRANSACTION_PART.producer_id).where(TRANSACTION_PART.state == PartState.PREPARED.value)

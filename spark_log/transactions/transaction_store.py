@@ -162,12 +162,12 @@ def commit_transaction_hook(
 
 @dataclass(frozen=True)
 class TransactionCommit:
-    """The transaction of a producer when its commit is called.
+    """The transaction that a call of commit ends.
 
     `batches` are all its batches in the home store, in order, except the `dropped` ones, whose topics were deleted.
     `blobs` has the bytes of batches that are not registered: the commit stores them. `token` is the fencing token of a
-    Kafka client's connection. `parts` are the prepared parts in data stores. The hooks `before` and `after` run in
-    the same SQL transaction, before and after the rows that end the producer's; one commits offsets of groups. With
+    Kafka client's connection. `parts` are the prepared parts in data stores. The hooks `before` and `after` run in the
+    SQL transaction, before and after the producer's transaction ends in it; one commits the offsets of groups. With
     `durable=False` the commit is not forced to disk.
     """
 

@@ -1,6 +1,4 @@
-"""The functions of `spark-log partition reassign`, which make plans, execute them with a progress bar, and show or
-cancel them.
-"""
+"""Implements `spark-log partition reassign`: makes plans, executes them with a progress bar, shows and cancels them."""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence

@@ -207,7 +207,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Send the waiting records and end the producer. Records that are not stored after `timeout` seconds fail.
 
-        In a callback, it does not wait.
+        It does not wait in a callback.
         """
         if timeout is not None and not 0 <= timeout <= threading.TIMEOUT_MAX:
             raise ValueError(f"Invalid timeout: {timeout}")

@@ -38,7 +38,7 @@ _CLOCK_S_MAX = 60
 
 
 class OidcAuthentication:
-    """Authentication by the provider.
+    """Logs users in at the provider.
 
     `address` is the address of the console in browsers. The provider must have `<address>/oidc/callback` as a
     registered redirect URI.

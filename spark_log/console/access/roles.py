@@ -60,6 +60,6 @@ EVERYONE = "*"
 def role_of(groups: Sequence[str], roles: Mapping[str, Role]) -> Role | None:
     """Return the role of the first group in `roles` to which the user belongs, or None if the user has no access.
 
-    Roles are not combined, because the topics of one role must not get the changes that another role allows.
+    Roles are not combined: else a user could make the changes of one role in the topics of another.
     """
     return next((role for group, role in roles.items() if group == EVERYONE or group in groups), None)

@@ -1,4 +1,4 @@
-"""Messages as lines of CSV and NDJSON. Pure.
+"""Converts messages to lines of CSV or NDJSON. Pure.
 
 Keys and values are text where they are UTF-8, otherwise base64. `key_encoding` and `value_encoding` name the encoding.
 In CSV, a text that begins with = + - @, a tab or a line break gets an apostrophe in front, so that a spreadsheet does

@@ -1,4 +1,4 @@
-"""Page `/audit`, which shows the recorded changes with their users, newest first."""
+"""Shows the recorded changes with their users, newest first (page `/audit`)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

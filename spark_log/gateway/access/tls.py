@@ -36,8 +36,8 @@ class TlsFiles:
     """The PEM files of a gateway.
 
     `certificate` includes its chain (ssl.keystore.certificate.chain). `key` has no passphrase (ssl.keystore.key).
-    `client_authorities` are the certificates of authorities that sign clients' certificates, which are then required
-    (ssl.truststore.certificates with ssl.client.auth=required).
+    `client_authorities` has certificates of authorities. With it, a client needs a certificate that one of them has
+    signed (ssl.truststore.certificates with ssl.client.auth=required).
     """
 
     certificate: str

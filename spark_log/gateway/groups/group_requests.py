@@ -115,7 +115,7 @@ async def heartbeat(services: Services, request: Message, client: Client) -> Mes
 
 
 async def leave_group(services: Services, request: Message, client: Client) -> Message:
-    """Remove one member, or from v3 on several members, from the group."""
+    """Remove one member from the group; LeaveGroup from version 3 on may name several."""
     kind = LeaveGroupResponse.MemberResponse
     if request.version < 3:
         return LeaveGroupResponse(throttle_time_ms=0, error_code=await _leave(services, identity(request, client)))

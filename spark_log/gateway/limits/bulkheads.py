@@ -49,7 +49,7 @@ class CpuTime:
         self.seconds = 0.0
 
     def measure(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Call the function, and add the CPU time that this thread uses for it."""
+        """Call the function, and add the CPU time that this thread uses for it to `seconds`."""
         began_s = thread_time()
         try:
             return function(*arguments, **keywords)

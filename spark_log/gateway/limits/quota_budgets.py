@@ -57,7 +57,7 @@ _CLIENTS_MAX = 10_000
 class QuotaBudgets:
     """Admits and charges the requests of limited clients. Used by the event loop only; `call` runs a blocking function.
 
-    The arguments `user` and `client_id` belong to the client that sends a request.
+    Its methods take the `user` and the `client_id` of the client that sends a request.
     """
 
     def __init__(self, store: Store, call: Callable[..., Coroutine[Any, Any, Any]]) -> None:

@@ -62,8 +62,8 @@ class SentBatch:
 
 
 def are_light(batches: Sequence[SentBatch]) -> bool:
-    """Whether the appender may check the batches of a request together with those of others: they are few, have few
-    records, and none has to be decompressed.
+    """Whether the appender may check the batches of a request together with those of others: they are few, small and
+    uncompressed, with few records.
     """
     return (
         len(batches) <= _LIGHT_BATCHES

@@ -41,7 +41,7 @@ class ShareRow:
 
 
 class LogFacts(NamedTuple):
-    """The facts of a partition's log that a poll needs. `version` is as in `planner.PartitionSnapshot.version`."""
+    """The facts of a partition's log that a poll needs. `version` is that of `log.segments.plan.PartitionSnapshot`."""
 
     log_start_offset: int
     high_watermark: int

@@ -109,12 +109,13 @@ def decide(
 def _repeated(
     state: PartitionState, batch: Batch, acks: Acks, producer: ProducerState, commits: bool
 ) -> RememberedBatch | None:
-    """Return the earlier batch of the producer that this one repeats, or None. With acks=all it must be replicated.
+    """Return the earlier batch of the producer that this one repeats, or None. With acks=all the whole ISR must have
+    the earlier one.
 
-    Raises InvalidTxnStateError if the batch is in no transaction but its producer id has a transactional id: Kafka
-    refuses it while a transaction of that producer has records in the partition. Here it is always refused: no client
-    sends it, and with it another client could take the sequences of the next transaction, or fence its producer.
-    Raises InvalidProducerIdMappingError for another principal's id, with which a client could do the same.
+    Raises InvalidTxnStateError if the producer is transactional and the batch is in no transaction. Kafka refuses such
+    a batch only while the producer has a transaction in the partition. Here it is always refused: no client sends one,
+    and with it another client could take the sequences of the next transaction, or fence the producer. Raises
+    InvalidProducerIdMappingError for the same reason if the producer id belongs to another principal.
     """
     if batch.sequence is None:
         return None

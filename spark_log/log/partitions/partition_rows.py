@@ -74,7 +74,7 @@ def lock_partitions(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key,
 
 
 def ask_partitions(connection: sa.Connection, keys: Sequence[Key]) -> Callable[[], dict[Key, PartitionState]]:
-    """Lock and read like `lock_partitions`. Inside `one_message`, call the result after the block."""
+    """Lock like `lock_partitions`. The result reads the rows: call it after a `one_message` block."""
     asked: list[tuple[int, Answer, Answer]] = []
     for topic_id, numbers in numbers_by_topic(keys).items():
         partitions, replicas = (_LOCK_SOME, _REPLICAS_OF_SOME) if len(numbers) > 1 else (_LOCK_ONE, _REPLICAS_OF_ONE)

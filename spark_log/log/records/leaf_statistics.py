@@ -48,8 +48,8 @@ _END_OF_TIME_MS = 253_402_300_800_000
 
 
 class Leaf(NamedTuple):
-    """A leaf outside of arrays and maps: its path, which begins with the file's column, its type, and its number among
-    the file's leaves.
+    """A leaf column outside of arrays and maps. `path` begins with the file's column; `number` is its place among the
+    file's leaves.
     """
 
     path: tuple[str, ...]

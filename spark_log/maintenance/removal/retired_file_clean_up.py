@@ -217,7 +217,7 @@ def delete_retired_topics(cluster: Cluster, log_dirs: CleanableLogDirs, fence: F
 
 
 def _delete_folder(log_dirs: CleanableLogDirs, log_dir_id: LogDirId, folder: str) -> tuple[Deleted, bool]:
-    """Return the deleted files, and whether the folder is gone."""
+    """Delete the folder. Return the deleted files, and whether the folder is gone."""
     log_dir = log_dirs.open(log_dir_id)
     if log_dir is None:
         return Deleted(), False

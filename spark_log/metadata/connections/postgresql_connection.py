@@ -147,7 +147,7 @@ _PAUSE_S_MAX = 0.25
 
 
 class WatchedConnection(psycopg.Connection[Any]):
-    """A connection of psycopg. `warnings` has the server's warnings, at most 10, since the list was last cleared.
+    """A connection of psycopg. `warnings` has the first 10 warnings of the server since the list was last cleared.
 
     The statements of spark-log cause no warnings. The server sends one if it commits a transaction without waiting
     until the synchronous standby has it, because an operator has cancelled this wait.

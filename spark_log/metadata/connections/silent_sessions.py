@@ -1,7 +1,7 @@
-"""Ends the sessions of stopped processes on PostgreSQL, which keep their locks otherwise.
+"""Ends PostgreSQL sessions of stopped processes, which would otherwise keep their locks.
 
-The server itself ends a transaction in which it has waited for a statement for 10 s (`engine`). It does not count this
-time while it waits for the rest of a message, and after a Flush, with which psycopg ends a pipeline and an executemany.
+The server itself ends a transaction that has waited 10 s for a statement (`engine`), but not one that waits for the
+rest of a message, or after a Flush, which psycopg sends at the end of a pipeline or an executemany.
 """
 
 import sqlalchemy as sa

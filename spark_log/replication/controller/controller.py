@@ -1,4 +1,4 @@
-"""Decides about leaders and ISRs as the controller, and writes the decisions to the store.
+"""Changes leaders and ISRs as the controller, by the rules of `log.partitions.replication_rules`.
 
 Only the holder of the lease `controller` acts. Each of its transactions is given `fence`, which raises if its term
 has ended (invariant 5). It keeps no state in memory: each run reads from the store which partitions need a change.

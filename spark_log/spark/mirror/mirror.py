@@ -245,7 +245,7 @@ class Mirror:
             yield from self._copy(run, pairs, lags, self._share(pairs, alone))
 
     def _share(self, pairs: Mapping[str, Pair], lacking: Ranges) -> Ranges:
-        """Return the ranges of one append transaction: of one store of the target, and within the limit of a step."""
+        """Return the ranges to append together: those of the store that lacks most, within the limit of a step."""
         store_id = _most_behind(pairs, lacking)
         here = {tp: offsets for tp, offsets in lacking.items() if pairs[tp.topic].target.store_id == store_id}
         starts = {tp: offsets.start for tp, offsets in here.items()}

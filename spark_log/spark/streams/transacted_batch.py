@@ -156,8 +156,8 @@ class BatchTransaction:
         self._producer = producer
 
     def _began(self, producer: _Producer) -> bool:
-        """False if another producer id is needed: the transactional id expired while the query was idle, or its epochs
-        are used up.
+        """Return False if another producer id is needed: the transactional id expired while the query was idle, or its
+        epochs are used up.
         """
         store = self._cluster.store
         try:

@@ -46,7 +46,7 @@ class PartitionFiles:
 
     @property
     def lack_first(self) -> bool:
-        """Whether the first records of the partition are removed."""
+        """Whether the table loses the first records of the partition."""
         kept = [file.base_offset for path, file in self.listed.items() if path not in set(self.removed)]
         first = min([*kept, *(file.base_offset for file in self.added)], default=2**63)
         return any(self.listed[path].base_offset < first for path in self.removed)

@@ -102,7 +102,7 @@ class JsonDecoder:
         return Decoded(record, pa.array([bad.reasons.get(row) for row in range(len(objects))], pa.string()))
 
     def _is_plain(self, values: pa.BinaryArray) -> bool:
-        """Return whether all values are UTF-8, and none can be nested too deep or have too many fields."""
+        """Return whether all values are UTF-8, and none can be nested too deeply or have too many fields."""
         try:
             values.cast(pa.string())
         except pa.ArrowInvalid:
