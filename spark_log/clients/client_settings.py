@@ -119,7 +119,7 @@ def _unknown_text(given: Mapping[str, Any], unrecognized: list[str], names: set[
 
 
 def _refused_texts(changed: Mapping[str, Any]) -> list[str]:
-    """Return one line for each reason."""
+    """Return, for each reason, one line that names the settings refused for it."""
     by_reason: dict[str, list[str]] = {}
     for name, value in changed.items():
         if name not in NO_EFFECT:

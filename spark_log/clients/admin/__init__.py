@@ -1,6 +1,6 @@
 """`from spark_log import Admin` imports the counterpart of kafka-python's KafkaAdminClient for a spark-log cluster.
 
-    client.py          the class, with all methods except those of the two modules that have classes too
+    client.py          the class, which inherits its methods from the modules below
     access_calls.py    its methods for users and ACLs
     admin_settings.py  its settings, and the calls of kafka-python that are not supported
     topics.py          topics, partitions, offsets, records

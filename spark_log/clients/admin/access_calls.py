@@ -15,7 +15,7 @@ _SOURCE = "admin"
 
 
 class AccessCalls:
-    """Mixin of `Admin`. Any process that can open the store may call it: ACLs restrict only clients of gateways."""
+    """Methods of `Admin`. Any process that can open the store may call them: ACLs restrict only clients of gateways."""
 
     _cluster: Cluster
 

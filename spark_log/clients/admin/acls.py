@@ -38,7 +38,7 @@ def find_acls(cluster: Cluster, filter_: AclFilter) -> list[Acl]:
 
 
 def delete_acls(cluster: Cluster, who: str, source: str, filters: Sequence[AclFilter]) -> list[list[Acl]]:
-    """Delete the ACLs that the filters match; return them by filter. `who` and `source` are for the audit."""
+    """Delete the ACLs that the filters match; return these ACLs by filter. `who` and `source` are for the audit."""
     found = stored.remove_acls(cluster.store, filters)
     for acl in dict.fromkeys(acl for acls in found for acl in acls):
         with recorded(cluster, who, "DeleteAcls", target_of(acl), facts_of(acl), source):

@@ -1,4 +1,4 @@
-"""Records changes in the audit log: topic `__audit`, which only the cluster writes, and which is read like others.
+"""Records changes in the audit log: topic `__audit`, which only the cluster writes and clients read like any other.
 
     record_change(cluster, who="anna", action="/topics/{topic}/configs", target="topic events",
                   parameters={"retention.ms": "1000"}, outcome="succeeded", source="console")
@@ -69,8 +69,8 @@ def record_change(
     """Record that user `who` did, or tried to do, `action` on `target`; return whether it was recorded.
 
     `outcome` is succeeded, failed or refused; `error` is its reason; `source` is the program, such as console. If the
-    record cannot be appended, no error is raised, because the change itself has been made: the failure is logged, but
-    an equal one that follows is not.
+    record cannot be appended, no error is raised, because the change itself has been made: the failure is logged,
+    unless it equals the previous one.
     """
     fields = {
         "who": _text(who),
@@ -151,7 +151,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """Return valid UTF-8 without passwords of addresses, cut to a bounded length."""
+    """Return the text as valid UTF-8 of bounded length, without the passwords in addresses."""
     valid = redact(text).encode("utf-8", "replace").decode()
     if len(valid) <= _TEXT_MAX:
         return valid

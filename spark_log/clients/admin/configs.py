@@ -24,7 +24,7 @@ from spark_log.groups.share.rows import groups_with_configs
 from spark_log.replication.controller import topic_operations
 
 _TRIES = 100
-"""The number of attempts at a change of a topic's configs, of which each follows the change of another client."""
+"""Maximum attempts to change a topic's configs. Each failed attempt means that another client has changed them."""
 _GROUP_SOURCES = {
     ConfigOrigin.GROUP: ConfigSourceType.DYNAMIC_GROUP_CONFIG,
     ConfigOrigin.CLUSTER: ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG,
@@ -144,7 +144,7 @@ def alter_recorded(
     *,
     replace_all: bool = False,
 ) -> None:
-    """Set configs of a group as `alter_group_configs`. `who` and `source` are for the audit."""
+    """Set configs of a group as `alter_group_configs` does, and record it. `who` and `source` are for the audit."""
     with recorded(cluster, who, "IncrementalAlterConfigs", f"group {group_id}", changes, source):
         alter_group_configs(cluster.store, group_id, changes, replace_all=replace_all)
 
@@ -201,7 +201,7 @@ def config_text(name: str, value: object) -> str:
 
 
 def _new_text(name: str, given: Any) -> str | None:
-    """Return the text to store, or None to reset the config to its default. No config is a list."""
+    """Return the text to store, or None to reset the config to its default. Raises for an operation on lists."""
     op, value = given if isinstance(given, tuple) else (AlterConfigOp.SET, given)
     op = AlterConfigOp.build_from(op)
     if op not in (AlterConfigOp.SET, AlterConfigOp.DELETE):
@@ -237,9 +237,9 @@ class ConfigCalls:
         include_synonyms: bool = False,
         config_filter: Any = "modified",
     ) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return {'topic', 'group' or 'broker': {name: {config: {'value', 'config_source', …}}}}, by default only of
-        configs that are not at their defaults. A resource of type BROKER, with any name, means the whole cluster. A
-        group need not exist.
+        """Return {'topic', 'group' or 'broker': {name: {config: facts such as 'value', 'config_source'}}}, by default
+        only of configs that are not at their defaults. A resource of type BROKER, with any name, means the whole
+        cluster. A group need not exist.
 
         Raises UnknownTopicOrPartitionError.
         """

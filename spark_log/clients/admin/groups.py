@@ -81,7 +81,7 @@ class GroupCalls:
     def describe_groups(
         self, group_ids: Iterable[str], group_coordinator_id: Any = None, include_authorized_operations: bool = False
     ) -> dict[str, dict[str, Any]]:
-        """Return the state, assignor and members with their partitions by group. An unknown group has state Dead."""
+        """Return state, assignor, and members with their partitions, by group. An unknown group has state Dead."""
         return {
             group.group_id: {
                 "group_id": group.group_id,

@@ -1,4 +1,4 @@
-"""Outcomes of requests for several objects: each object has its own outcome, as in a broker's answers."""
+"""Converts the errors of a request for several objects to one outcome per object, as in a broker's answers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar

@@ -36,8 +36,8 @@ def describe_log_dirs(
     chosen: Collection[TopicPartition] | None,
     broker_ids: Iterable[int] | None,
 ) -> list[dict[str, Any]]:
-    """Return [{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes', …}]}], with
-    the replicas of the chosen partitions, by default of all.
+    """Return [{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes',
+    'is_cordoned'}]}], with the replicas of the chosen partitions; None means all.
 
     The size of a replica is the size of its files; `offset_lag` counts the offsets it lacks below the high watermark.
     """
@@ -67,8 +67,8 @@ def describe_log_dirs(
 
 
 def _controller_id(cluster: Cluster, brokers: list[BrokerStatus]) -> int:
-    """Return the served broker whose process holds the controller's lease. Without one it is the first live embedded
-    broker: its clients, or a coordinator, do the controller's work. It is -1 if there is neither.
+    """Return the served broker whose process holds the controller's lease. If there is none, return the first live
+    embedded broker: its clients, or a coordinator, do the controller's work. Without either, return -1.
     """
     lease = lease_status(cluster.store, LEASE)
     process = (lease.holder or "").rpartition("-")[0]  # the holder is host-process-random
@@ -92,8 +92,8 @@ def _by_topic(replicas: list[ReplicaFacts]) -> list[dict[str, Any]]:
 
 
 def space_of_log_dirs(log_dirs: Sequence[LogDirStatus]) -> dict[int, dict[str, int]]:
-    """Return the total and free bytes of the volumes of local folders, which are asked side by side; -1 if unknown: the
-    log dir is offline, or hangs.
+    """Return the total and free bytes of each log dir's volume, asking all volumes at once. -1 means unknown: the log
+    dir is offline, hangs, or is no local folder.
     """
 
     def ask(uri: str) -> dict[str, int]:
@@ -138,8 +138,8 @@ class PartitionCalls:
     def describe_cluster(self) -> dict[str, Any]:
         """Return cluster id, controller and brokers. Every broker has host '' and port -1.
 
-        The controller is the served broker that holds the lease. Without one it is the first live embedded broker,
-        whose clients and coordinators do the controller's work; -1 if there is neither.
+        The controller is the served broker that holds the controller's lease. If there is none, it is the first live
+        embedded broker, whose clients and coordinators do the controller's work. Without either, it is -1.
         """
         brokers = list_brokers(self._cluster)
         return {

@@ -1,6 +1,6 @@
-"""Manages share groups. The methods are those of Java's Admin, which kafka-python lacks, with results in its style.
+"""Manages share groups with the methods of Java's Admin, as kafka-python has none, and results in kafka-python's style.
 
-Changes are recorded in `__audit`; `who` and `source` are for it.
+Changes are recorded in `__audit`; `who` and `source` are for the audit.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -37,14 +37,14 @@ class SharePartitionOffset(NamedTuple):
 def reset_offsets(
     cluster: Cluster, who: str, source: str, group_id: str, targets: Mapping[TopicPartition, ResetTo]
 ) -> dict[TopicPartition, OffsetReset]:
-    """Reset offsets as `administration.reset_share_offsets`, and record it."""
+    """Reset offsets as `administration.reset_share_offsets` does, and record the reset."""
     parameters = {str(partition): repr(to) for partition, to in targets.items()}
     with recorded(cluster, who, "AlterShareGroupOffsets", f"group {group_id}", parameters, source):
         return administration.reset_share_offsets(cluster, group_id, targets)
 
 
 def delete_group(cluster: Cluster, who: str, source: str, group_id: str) -> None:
-    """Delete a share group as `administration.delete_share_group`, and record it."""
+    """Delete a share group as `administration.delete_share_group` does, and record the deletion."""
     with recorded(cluster, who, "DeleteGroups", f"group {group_id}", {}, source):
         administration.delete_share_group(cluster.store, group_id)
 
@@ -56,7 +56,7 @@ class ShareGroupCalls:
 
     @kafka_errors()
     def describe_share_groups(self, group_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the state, epoch and members with their partitions by group. A group that does not exist, or is of
+        """Return state, epoch, and members with their partitions, by group. A group that does not exist, or is of
         another type, has state Dead and an error.
         """
         return {group_id: self._described(group_id) for group_id in group_ids}

@@ -31,9 +31,9 @@ from spark_log.replication.controller import topic_operations as engine
 UNKNOWN_TOPIC_OR_PARTITION = 3
 """Kafka's error code of a topic or partition that does not exist."""
 NUM_PARTITIONS = 1
-"""Replaces -1, as Kafka's num.partitions does."""
+"""Partition count of a topic that is created with -1, as Kafka's num.partitions."""
 REPLICATION_FACTOR = 1
-"""Replaces -1, as Kafka's default.replication.factor does."""
+"""Replication factor of a topic that is created with -1, as Kafka's default.replication.factor."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def _metadata(name: str, description: TopicDescription | None) -> dict[str, Any]
 def list_partition_offsets(cluster: Cluster, specs: Mapping[Any, Any]) -> dict[Any, OffsetAndTimestamp]:
     """Return the offset of each partition for an OffsetSpec (EARLIEST, LATEST, MAX_TIMESTAMP) or a timestamp in ms.
 
-    All of a store are of the same moment. The timestamp is that of the record found; EARLIEST and LATEST have -1. If
-    all records are older than the timestamp, offset and timestamp are -1, as in a broker's answer.
+    All offsets of a store are from one snapshot. The timestamp is that of the record found; EARLIEST and LATEST have
+    -1. If all records are older than the timestamp, offset and timestamp are -1, as in a broker's answer.
     """
     for partition, spec in specs.items():
         if isinstance(spec, bool) or not isinstance(spec, int | OffsetTimestamp):
@@ -309,8 +309,8 @@ class TopicCalls:
         timeout_ms: int | None = None,
         partition_leader_id: int | None = None,
     ) -> dict[Any, dict[str, int]]:
-        """Delete the records before {TopicPartition: offset}; -1 is the high watermark. If a partition of a store is
-        refused, nothing is deleted there.
+        """Delete the records of each TopicPartition before its offset; -1 means the high watermark. If a partition is
+        refused, nothing is deleted in its store.
 
         Returns the new log start offset of each partition as `low_watermark`. Raises OffsetOutOfRangeError,
         UnknownTopicOrPartitionError, or PolicyViolationError if the topic is internal or cleanup.policy has no delete.
@@ -327,8 +327,8 @@ class TopicCalls:
     def list_partition_offsets(
         self, topic_partition_specs: Mapping[Any, Any], isolation_level: Any = None, timeout_ms: int | None = None
     ) -> dict[Any, OffsetAndTimestamp]:
-        """Return the offset for an OffsetSpec or a timestamp in ms, by TopicPartition; all of a store are of the same
-        moment.
+        """Return the offset for an OffsetSpec or a timestamp in ms, by TopicPartition. All offsets of a store are from
+        one snapshot.
 
         The results are the same in both isolation levels. UnknownTopicOrPartitionError names a partition that does not
         exist.

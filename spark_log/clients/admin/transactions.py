@@ -98,11 +98,11 @@ class TransactionCalls:
     def find_hanging_transactions(
         self, broker_ids: Any = None, max_transaction_timeout_ms: int = 900_000
     ) -> list[dict[str, Any]]:
-        """Return the transactions that are open for longer than their own time-out, or than the given time and five
-        minutes more.
+        """Return the transactions that are open for longer than their own time-out, or longer than the given time plus
+        five minutes.
 
-        They do not delay readers. A coordinator, or `spark-log maintenance transactions`, aborts those after their
-        time-out.
+        They do not delay readers. A coordinator, or `spark-log maintenance transactions`, aborts a transaction
+        after its time-out.
         """
         return [
             {
@@ -122,7 +122,7 @@ class TransactionCalls:
         """Abort the transaction of kafka-python's AbortTransactionSpec: the whole transaction, in all its partitions.
 
         The producer is not fenced: its next call raises TransactionAbortableError, and after an abort it can continue.
-        Raises ProducerFencedError if the epoch is not current, InvalidTxnStateError without an open transaction there.
+        Raises ProducerFencedError if the epoch is not current, InvalidTxnStateError if none is open in the partition.
         """
         partition = TopicPartition(*spec.topic_partition)
         _producers(self._cluster, [partition])  # raises if the partition does not exist
@@ -141,7 +141,7 @@ class TransactionCalls:
         """Return {TopicPartition: PartitionProducerState} of idempotent producers and of those with an open
         transaction.
 
-        The start offset of an open transaction is the log end offset: it would begin there if it was committed now.
+        The start offset of an open transaction is the log end offset: its records would begin there on a commit now.
         UnknownTopicOrPartitionError names a partition that does not exist.
         """
         requested = [TopicPartition(*partition) for partition in partitions]

@@ -92,7 +92,7 @@ def _alter(cluster: Cluster, who: str, source: str, user: str, alterations: Sequ
 
 
 def known_credentials(cluster: Cluster, users: Iterable[str] | None) -> dict[str, list[KnownCredential]]:
-    """Return the credentials of each user, by default of all users. A user without credentials has an empty list."""
+    """Return the credentials of each user; None means all users. A user without credentials has an empty list."""
     wanted = None if users is None else list(users)
     found: dict[str, list[KnownCredential]] = {user: [] for user in wanted or ()}
     for each in stored.list_credentials(cluster.store, wanted):

@@ -24,7 +24,7 @@ _NEVER_S = 3600.0
 
 
 class Background:
-    """A thread that runs tasks and one periodic heartbeat. It starts with the first of them. Thread-safe."""
+    """A thread that runs tasks and one periodic heartbeat. The first task or heartbeat starts it. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -146,7 +146,7 @@ class Buffers:
     def settle(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Stream]:
         """Drop the streams that ended, and those whose partition's position was moved.
 
-        Return the ended streams without records at the last offsets of their plan: their positions move to `end`.
+        Return the ended streams whose plan has no records at its last offsets: their positions move to `end`.
         """
         if self._error is not None and positions.get(self._error[0]) != self._error[1]:
             self._error = None
@@ -166,8 +166,8 @@ class Buffers:
     def take(self, partitions: Collection[TopicPartition], rows_max: int | None) -> list[Fetched]:
         """Return records of these partitions in round-robin order, and in offset order within a partition.
 
-        An error of reading is raised at once if there are no records to return, otherwise by the next call. Its stream
-        is dropped, so that the partition is planned again.
+        An error of reading is raised at once if there are no records to return, otherwise by the next call. The
+        failed stream is dropped, so that the partition is planned again.
         """
         if self._error is not None:
             (_, _, error), self._error = self._error, None

@@ -184,11 +184,11 @@ class Consumer(ConsumerQueries):
         """Poll and return Arrow tables with the columns of the Spark source: key, value, topic, partition, offset,
         timestamp, timestampType, headers. It makes no copy of the values, and no Python object per record.
 
-        With `columns` only these columns are read and returned. Topics with typed columns also have those, and the
-        fields of record and key_record by their paths: ["offset", "record.price"]. The structs then have those fields
-        only. Raises InvalidOptionError for a column that a topic does not have. While `columns` stay the same, so do
-        the types of the structs, also when the topic gets more fields. Without `max_records`, returns the available
-        records within fetch_max_bytes and max_partition_fetch_bytes, at least one batch.
+        With `columns` only these columns are read and returned. They may include the typed columns of a topic, and
+        paths of fields of record and key_record, as in ["offset", "record.price"]: the structs then have only these
+        fields. Their types stay the same until `columns` change, even if the topic gets more fields. Raises
+        InvalidOptionError for a column that a topic does not have. Without `max_records`, returns the available records
+        within fetch_max_bytes and max_partition_fetch_bytes, at least one batch.
         """
         rows_max = None if max_records is None else record_count(max_records)
         batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
@@ -208,7 +208,7 @@ class Consumer(ConsumerQueries):
         return tables
 
     def _poll_once(self, deadline_s: float) -> Iterator[ConsumerRecord]:
-        """Yield the records of one poll. A yield moves the position past its record: commits cover no later record."""
+        """Yield the records of one poll. Each yield moves the position past its record: commits cover no later one."""
         left_ms = max(0.0, (deadline_s - clock.monotonic_s()) * 1000)
         states = self._subscription.partitions
         for partition, records in self.poll(min(left_ms, _ITERATION_POLL_MS), update_offsets=False).items():
@@ -226,7 +226,7 @@ class Consumer(ConsumerQueries):
         """Continue reading at `offset`. Raises ValueError if the partition is not assigned or the offset is below 0.
 
         The leader epoch of an OffsetAndMetadata identifies the lineage of the offset, as in Kafka's Java client. The
-        offset is one of the topic that now has the name, also if the consumer has read a deleted topic of that name.
+        offset belongs to the topic that has the name now, even if the consumer has read a deleted topic of that name.
         """
         position = checked_position(checked_partition(partition), offset)
         for found in self._subscription.assigned([partition]):

@@ -24,14 +24,14 @@ class _Calls(threading.local):
     """The calls of one thread."""
 
     count = 0
-    """Number of running calls, of which one is inside another."""
+    """Number of running calls, each inside the one before."""
     closing: Callable[[], None] | None = None
-    """A close that waits for their end."""
+    """A close that runs when the outermost call returns."""
 
 
 class ConsumerBase(Generic[R]):
-    """A consumer of records of type R, which only one thread at a time may use, apart from methods that are only
-    `translated`.
+    """A consumer of records of type R. Methods that are only `translated` may be called by any thread, the others by
+    one thread at a time.
     """
 
     settings: Any
@@ -77,15 +77,15 @@ class ConsumerBase(Generic[R]):
         raise NotImplementedError
 
     def check_open(self) -> None:
-        """Raise IllegalStateError if it is closed, or in a child of the process that opened it."""
+        """Raise IllegalStateError if the consumer is closed, or if a child of the process that opened it calls."""
         if self._closed:
             raise IllegalStateError("the consumer is closed")
         if self._process != os.getpid():
             raise IllegalStateError(FORKED)
 
     def closes_later(self, close: Callable[[], None]) -> bool:
-        """Whether this thread is in a call: then `close` runs when that call returns. A callback or a signal handler
-        may have interrupted it anywhere, also while it holds a lock that `close` needs.
+        """Return whether this thread is in a call. If so, `close` runs when that call returns, because a callback or a
+        signal handler may have interrupted the call while it holds a lock that `close` needs.
         """
         if self._calls.count:
             self._calls.closing = self._calls.closing or close
@@ -93,9 +93,9 @@ class ConsumerBase(Generic[R]):
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
-        """Count the block as a call. At the end of the outermost one, close if that was asked for meanwhile.
+        """Count the block as a call. At the end of the outermost one, run the close that was requested meanwhile.
 
-        An error of this close is only logged: it must not replace the result of the call, which is gone then.
+        An error of this close is only logged: to raise it would lose the result of the call.
         """
         calls = self._calls
         calls.count += 1
@@ -113,8 +113,8 @@ class ConsumerBase(Generic[R]):
 
     @contextmanager
     def after_running_call(self, timeout_s: float) -> Iterator[None]:
-        """Wait until the call of another thread returns, and exclude other calls during the block, which is a call too.
-        Raises IllegalStateError if it does not return in time.
+        """Wait until the call of another thread returns, and exclude other calls during the block.
+        The block counts as a call. Raises IllegalStateError if the other call does not return within `timeout_s`.
         """
         with self.in_call():
             if not self.lock.acquire(timeout=max(0.0, timeout_s)):

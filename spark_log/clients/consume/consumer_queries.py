@@ -60,10 +60,11 @@ class ConsumerQueries(ConsumerBase[ConsumerRecord]):
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record of each partition with timestamp >= the given one (ms), or None if there is none.
+        """Return offset and timestamp of the first record with timestamp >= the given one (ms) in each partition, or
+        None if there is none.
 
-        All of a store are from one snapshot. Raises ValueError for a timestamp below 0. UnknownTopicOrPartitionError
-        names a partition that does not exist.
+        All offsets of a store are from one snapshot. Raises ValueError for a timestamp below 0.
+        UnknownTopicOrPartitionError names a partition that does not exist.
         """
         times_ms = {checked_partition(partition): int(timestamp) for partition, timestamp in timestamps.items()}
         for partition, timestamp in times_ms.items():

@@ -45,8 +45,8 @@ _AGAIN_S = 0.05
 
 
 def new_member(cluster: Cluster, settings: ConsumerSettings) -> Membership:
-    """Return a membership by the consumer protocol, or by the classic one, whose members run the assignors, if an
-    assignor is custom.
+    """Return a membership by the consumer protocol. If an assignor is custom, the membership is by the classic
+    protocol, in which a member runs the assignor.
     """
     assert settings.group_id is not None
     member_settings = MemberSettings(

@@ -27,7 +27,7 @@ Callback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Any], Any]
 
 
 class Commits:
-    """Runs a consumer's commits one at a time. `write` does one, and raises errors of the store and the group."""
+    """Runs a consumer's commits one at a time. `write` writes one, and raises errors of the store and the group."""
 
     def __init__(self, settings: ConsumerSettings, background: Background, write: Callable[[Offsets], None]) -> None:
         self._settings = settings

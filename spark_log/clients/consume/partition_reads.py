@@ -161,9 +161,9 @@ class Fetching:
         states: dict[TopicPartition, PartitionState],
         work: Callable[[Cluster, Collection[TopicPartition], Collection[str]], tuple[Collection[TopicPartition], bool]],
     ) -> list[bool]:
-        """Call `work` with the partitions of each store, and the topics that home has been asked for again. It returns
-        the partitions that the store has, and a result; this returns the results. Home is asked again, once, for the
-        topics of the others. Those that their stores still do not have are unknown.
+        """Call `work(cluster, partitions, looked_up)` for each store, and return the results. `work` returns the
+        partitions that the store has, and a result. For the topics of missing partitions, the home store is asked once
+        more which store has them; `looked_up` names these topics. Partitions that are still missing are unknown.
         """
         self._forget_others(states)
         pending = [partition for partition, state in states.items() if state.offset is not None or state.reset]
@@ -338,8 +338,8 @@ class Fetching:
 def _positions_here(
     connection: sa.Connection, partitions: Collection[TopicPartition], looked_up: Collection[str]
 ) -> dict[ids.TopicPartition, planner.PartitionSnapshot]:
-    """Return the positions of the partitions that the store has. Frozen ones count only if home has named this store
-    again: another store may have the topic now, with newer records and offsets that are committed already.
+    """Return the positions of the partitions that the store has. A frozen partition counts only if the home store
+    has named this store again: else another store may have the topic, with newer records and commits.
     """
     positions = planner.find_positions(connection, partitions)
     return {tp: here for tp, here in positions.items() if not here.frozen or tp.topic in looked_up}

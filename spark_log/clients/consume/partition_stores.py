@@ -14,23 +14,23 @@ from spark_log.process import Stop
 
 
 class PartitionStores:
-    """The stores of topics. For one thread.
+    """Caches the store of each topic. Not thread-safe.
 
     A data store that does not answer delays one call. Then it is left out until it answers its probe.
     """
 
     def __init__(self, cluster: Cluster, closed: Stop) -> None:
-        """`closed` ends the threads."""
+        """`closed` ends the threads of the probes."""
         self._cluster = cluster
         self._of_topics: dict[str, StoreId] = {}
         self._probes: dict[StoreId, StoreProbe] = {}
-        """Of the data stores that have failed."""
+        """Probes of the data stores that have failed."""
         self._closed = closed
 
     def of(self, partitions: Collection[TopicPartition]) -> Iterator[tuple[Cluster, list[TopicPartition]]]:
-        """Yield the partitions of each store that is to be asked now, with the cluster as that store has it.
+        """Yield (view of the cluster at the store, its partitions) for each store that may be asked now.
 
-        Partitions of unknown topics are the home store's.
+        Partitions of unknown topics belong to the home store.
         """
         if not partitions:
             return

@@ -48,7 +48,7 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
     >>> with ShareConsumer("jobs", cluster="/data/log", group_id="workers") as consumer:     # doctest: +SKIP
     ...     for record in consumer: print(record.value)
 
-    Each record is delivered to one member, and is locked for it for share.record.lock.duration.ms. A record that is
+    Each record is delivered to one member and locked for it during share.record.lock.duration.ms. A record that is
     released, or whose lock ends, is delivered again. Delivery is at least once, without an order beyond one poll.
 
     `cluster` (alias `bootstrap_servers`) is the cluster's address; every other setting is a field of
@@ -98,7 +98,7 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
 
     @exclusive
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Read these topics. A later call replaces them; without topics it is `unsubscribe`.
+        """Read these topics. A later call replaces them; an empty list unsubscribes.
 
         Raises InvalidTopicError for a name that is not legal.
         """
@@ -186,8 +186,8 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
         return tables
 
     def _poll_once(self, deadline_s: float) -> Iterator[ShareRecord]:
-        """Return the records of one poll. In implicit mode it has one: `commit_sync` and `close` accept no record that
-        the program has not seen.
+        """Return the records of one poll. In implicit mode it is one record, so that `commit_sync` and `close` accept
+        none that the program has not seen.
         """
         left_ms = max(0.0, (deadline_s - clock.monotonic_s()) * 1000)
         polled = self.poll(min(left_ms, _ITERATION_POLL_MS), None if self.settings.explicit else 1)
@@ -214,8 +214,8 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
         *,
         delay_ms: int = 0,
     ) -> None:
-        """Acknowledge a record of the last poll, or all records of a table (`poll_arrow`). It is sent with the next
-        poll or commit. With RELEASE and `delay_ms`, the record is not delivered again before this time.
+        """Acknowledge a record of the last poll, or all records of a table (`poll_arrow`). The next poll or commit
+        sends the acknowledgement. With RELEASE and `delay_ms`, the record is delivered again only after this time.
 
         Raises IllegalStateError in implicit mode, or if the record is not held.
         """
@@ -230,7 +230,7 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
         self, topic: str, partition: int, offset: int, type: AcknowledgeType = AcknowledgeType.ACCEPT,
         *, delay_ms: int = 0,
     ) -> None:  # fmt: skip
-        """Acknowledge a record by its place, also one whose deserializer failed. As `acknowledge`."""
+        """Acknowledge a record by its offset, as `acknowledge` does. Its deserializer may have failed."""
         self._check_explicit()
         self._mark(topic, partition, offset, type, delay_ms)
 
@@ -257,7 +257,7 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
 
     @exclusive
     def commit_async(self) -> None:
-        """Send the acknowledgements. The callback gets the result, before this returns."""
+        """Send the acknowledgements. The callback gets the result before this call returns."""
         if not self.settings.explicit:
             self._polling.deliveries.accept_returned()
         self._polling.send()
@@ -271,13 +271,13 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
 
     @exclusive
     def acknowledge_rest(self, type: AcknowledgeType = AcknowledgeType.ACCEPT) -> None:
-        """Acknowledge each record of the last poll that is not acknowledged. As `acknowledge`."""
+        """Acknowledge, as `acknowledge` does, each record of the last poll that is not acknowledged."""
         self._check_explicit()
         self._polling.deliveries.mark_rest(AcknowledgeType(type))
 
     @exclusive
     def release_all(self) -> None:
-        """Let other members have all records that this consumer holds, also acknowledged ones that were not sent."""
+        """Release all records that this consumer holds, also those whose acknowledgements were not sent."""
         self._polling.deliveries.release_all()
         self._polling.release_all(accept=False)
 
@@ -307,7 +307,7 @@ class ShareConsumer(ConsumerBase[ShareRecord]):
         self._polling.woken = True
 
     def acquisition_lock_timeout_ms(self) -> int | None:
-        """Return the duration of the locks as of the last poll; None before it."""
+        """Return the duration of the locks as of the last poll; None before the first one."""
         return self._polling.lock_ms
 
     def metrics(self) -> dict[str, dict[str, float]]:

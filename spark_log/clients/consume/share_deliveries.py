@@ -18,7 +18,7 @@ _NONE, _RENEWED = -1, -2
 
 @dataclass(eq=False)
 class Delivery:
-    """Records of one acquired range: offsets, and the acknowledgement of each."""
+    """The records of one acquired range, with the offset and the acknowledgement type of each."""
 
     partition: TopicPartition
     key: Key
@@ -59,8 +59,8 @@ class Deliveries:
         self._held.append(Delivery(partition, key, acquired, records, offsets, types, lock_ends_s=lock_ends_s))
 
     def buffered(self, now_s: float) -> Iterator[Delivery]:
-        """Yield the deliveries with records that `poll` has not returned. Those whose lock ended are dropped: other
-        members may have them.
+        """Yield the deliveries with records that `poll` has not returned. If its lock has ended, a
+        delivery drops these records: other members may have them.
         """
         for each in list(self._held):
             if each.returned < len(each.offsets):
@@ -86,11 +86,11 @@ class Deliveries:
 
     @property
     def due_s(self) -> float | None:
-        """The time at which the first lock ends, of deliveries with acknowledgements that were not sent."""
+        """The time at which the first lock ends among the deliveries with unsent acknowledgements."""
         return min((each.lock_ends_s for each in self._held if each.marked), default=None)
 
     def mark(self, topic: str, partition: int, offset: int, kind: AcknowledgeType, delay_ms: int = 0) -> None:
-        """Acknowledge a record. Raises IllegalStateError if it was not returned by `poll`, or is acknowledged."""
+        """Acknowledge a record. Raises IllegalStateError if `poll` has not returned it, or it is held no longer."""
         for delivery in reversed(self._held):
             if delivery.partition == (topic, partition):
                 at = int(np.searchsorted(delivery.offsets, offset))
@@ -146,8 +146,8 @@ class Deliveries:
         return locks
 
     def sent(self, deliveries: Iterable[Delivery], renewed_until_s: float) -> None:
-        """Forget acknowledged records. Those with RENEW are held further, until `renewed_until_s`. A delivery of which
-        other records are held too keeps its time: their locks were not renewed.
+        """Forget acknowledged records, except those with RENEW. If all held records of a delivery have RENEW, its lock
+        ends at `renewed_until_s`. Otherwise its end stays, as the locks of the other records were not renewed.
         """
         for delivery in deliveries:
             renewed = delivery.types == AcknowledgeType.RENEW
@@ -165,7 +165,7 @@ class Deliveries:
             delivery.delays_ms = {offset: ms for offset, ms in delivery.delays_ms.items() if offset in offsets}
 
     def lost(self, deliveries: Iterable[Delivery]) -> None:
-        """Forget records whose acknowledgement was refused: they are no longer this member's."""
+        """Forget records whose acknowledgement was refused: this member no longer holds them."""
         for each in deliveries:
             if each in self._held:
                 self._held.remove(each)

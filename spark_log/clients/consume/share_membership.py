@@ -57,7 +57,7 @@ class ShareMembership:
                 self._background.call_every(self._interval_s, self.keep_alive)
 
     def _heartbeat(self) -> None:
-        """The caller holds the lock of heartbeats, so that none joins again after `leave`."""
+        """Send a heartbeat. The caller holds `_heartbeat_lock`, so that no heartbeat joins again after `leave`."""
         topics, self._may_have_joined = self.topics, True
         news = None if self._reported == topics and self._epoch != JOINING else topics
         heartbeat = ShareHeartbeat(
@@ -91,13 +91,13 @@ class ShareMembership:
         self.assigned = assigned
 
     def keep_alive(self) -> None:
-        """Send a heartbeat, if it is a member. The background thread calls it."""
+        """Send a heartbeat if the consumer is a member. The background thread calls this."""
         with self._heartbeat_lock:
             if self.topics and self._epoch != JOINING:
                 self._heartbeat()
 
     def leave(self) -> None:
-        """Leave the group, if it is a member."""
+        """Leave the group if the consumer is a member."""
         with self._heartbeat_lock:
             if self._may_have_joined:
                 self._may_have_joined = False
@@ -107,6 +107,6 @@ class ShareMembership:
             self.assigned = {}
 
     def close(self) -> None:
-        """Leave the group, if it is a member, for good."""
+        """Leave the group for good, if the consumer is a member."""
         self._start_lookups.close()
         self.leave()

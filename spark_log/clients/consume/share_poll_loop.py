@@ -114,7 +114,7 @@ class SharePolling:
         return bool(result.taken)
 
     def take(self, rows_max: int) -> Iterator[tuple[Delivery, pa.RecordBatch]]:
-        """Yield buffered records. The caller counts those that it returns (`Delivery.returned`)."""
+        """Yield buffered records. The caller adds the number that it returns to `Delivery.returned`."""
         whole = self._settings.share_acquire_mode == "batch_optimized" and rows_max == self._settings.max_poll_records
         left = math.inf if whole else rows_max
         for delivery in list(self.deliveries.buffered(clock.monotonic_s())):
@@ -125,7 +125,7 @@ class SharePolling:
             yield delivery, delivery.records.slice(delivery.returned, count)
 
     def send(self) -> dict[TopicPartition, Exception | None]:
-        """Send the acknowledgements. Return None for each partition, or the error that refused all of its own."""
+        """Send the acknowledgements. Return, by partition, None or the error with which all of them were refused."""
         marked = self.deliveries.marked()
         result = self._polls.acknowledge(
             self._settings.group_id, self._member_id, acknowledgements(marked, self._member_id)
@@ -133,7 +133,7 @@ class SharePolling:
         return self._acknowledged(marked, result)
 
     def _acknowledged(self, marked: Sequence[Delivery], result: Result) -> dict[TopicPartition, Exception | None]:
-        """Note what became of sent acknowledgements, and call the callback."""
+        """Apply the result of sent acknowledgements, and call the callback. Return as `send` does."""
         if result.lock_ms:
             self.lock_ms = result.lock_ms
         if not marked:

@@ -33,8 +33,8 @@ class ShareConsumerSettings:
     for each record (Kafka's share.acknowledgement.mode)."""
 
     share_acquire_mode: str = "batch_optimized"
-    """batch_optimized: up to max_poll_records are acquired at once, and whole batches. record_limit: exactly as many as
-    the poll returns (Kafka's share.acquire.mode)."""
+    """batch_optimized: a poll acquires up to max_poll_records at once, and the rest of the last batch. record_limit: it
+    acquires exactly as many as it returns (Kafka's share.acquire.mode)."""
 
     max_poll_records: int = 500
     """Maximum number of records that one poll returns."""

@@ -53,7 +53,7 @@ class PartitionState:
     """Requested reset, which the next read of the partition's offsets resolves."""
     paused: bool = False
     leaving: bool = False
-    """Whether it is being revoked, while the listener is called."""
+    """Whether the partition is being revoked, while the listener is called."""
     high_watermark: int | None = None
     """High watermark at the last read of the store."""
     topic_id: int | None = None
@@ -249,8 +249,8 @@ def checked_partition(partition: object) -> TopicPartition:
 
 
 def checked_position(place: TopicPartition, given: object) -> Commit:
-    """Return the position to seek to: of the current topic, unless it is a Commit with the id of another. Raises
-    ValueError for an invalid offset, and IllegalArgumentError for an invalid leader epoch.
+    """Return the position to seek to. It is in the current topic, unless `given` is a Commit with another topic's id.
+    Raises ValueError for an invalid offset, and IllegalArgumentError for an invalid leader epoch.
     """
     offset, _, epoch = given[:3] if isinstance(given, OffsetAndMetadata | Commit) else (given, "", UNKNOWN_EPOCH)
     topic_id = given.topic_id if isinstance(given, Commit) else None

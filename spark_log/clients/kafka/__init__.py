@@ -2,8 +2,8 @@
 `from spark_log.clients.kafka import KafkaProducer`.
 
 The layout is that of kafka-python 3, with the module paths of kafka-python 2 that programs import. Classes without a
-connection (TopicPartition, NewTopic, serializers, errors, ...) are kafka-python's own, so lines that import them from
-`kafka` may stay as they are.
+connection, such as TopicPartition, NewTopic, serializers and errors, are kafka-python's own: lines that import them
+from `kafka` may stay as they are.
 """
 
 import sys

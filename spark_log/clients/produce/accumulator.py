@@ -62,7 +62,7 @@ class Accumulator:
         return max(0, self._limit - self._used)
 
     def queue(self, topic: str, full_bytes: int) -> Queue:
-        """Return a topic's queue. It is due with `full_bytes` bytes (at most CHUNK_BYTES_MAX) or after linger_ms."""
+        """Return a topic's queue. It is due at `full_bytes` bytes, at most CHUNK_BYTES_MAX, or after linger_ms."""
         with self._lock:
             queue = self._queues.setdefault(topic, Queue(topic, full_bytes))
             queue.full_bytes = min(full_bytes, CHUNK_BYTES_MAX)

@@ -131,7 +131,6 @@ def _assemble_few(
 
 
 def _table(topic_batch: TopicBatch, rows: Sequence[int], times_ms: Sequence[int]) -> pa.Table:
-    """Return a table of these rows of the topic batch."""
     headers = {place: topic_batch.headers[row] for place, row in enumerate(rows) if row in topic_batch.headers}
     stamps = array("q", [times_ms[row] * MICROSECONDS_PER_MILLISECOND for row in rows])
     columns = [

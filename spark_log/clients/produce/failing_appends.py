@@ -1,4 +1,4 @@
-"""The partitions to which a producer cannot append for some time: warnings, and the limit for full disks."""
+"""Tracks partitions to which a producer cannot append, warns of them, and limits the retries after a full disk."""
 
 import logging
 
@@ -15,7 +15,7 @@ can free the disk, and needs the error for that."""
 
 
 class FailingAppends:
-    """The partitions whose appends fail, each since its first failure after a success. For one thread."""
+    """The partitions whose appends fail, each with the time of its first failure since a success. Not thread-safe."""
 
     def __init__(self) -> None:
         self._since_s: dict[object, float] = {}

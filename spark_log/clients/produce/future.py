@@ -87,8 +87,8 @@ class Written(NamedTuple):
 
 
 def merged(ranges: Iterable[Written]) -> list[Written]:
-    """Return the ranges sorted by partition and offset. Adjacent ones are joined, because the limits of batches are
-    accidental.
+    """Return the ranges sorted by partition and offset. Adjacent ones are joined, because the boundaries of
+    batches mean nothing to the caller.
     """
     result: list[Written] = []
     for each in sorted(ranges):

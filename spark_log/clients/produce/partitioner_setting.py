@@ -33,7 +33,7 @@ class ClusterView:
 def choose_with(partitioner: Any) -> Choose | None:
     """Convert `partitioner` to one function; return None if batches can be partitioned as a whole (see `assembly`).
 
-    The latter is possible for kafka-python's two partitioners: both choose a key's partition by the default rule, and
+    That is possible for kafka-python's two partitioners: both choose a key's partition by the default rule, and
     null keys stay in one partition for a batch. Raises KafkaConfigurationError for a value that is not a partitioner.
     """
     if partitioner is None or type(partitioner) in (DefaultPartitioner, StickyPartitioner):

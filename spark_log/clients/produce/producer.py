@@ -253,9 +253,10 @@ class Producer:
         """Fence earlier producers with this transactional_id and abort their open transaction. Call it before the first
         transaction.
 
-        If an earlier producer has committed a transaction over several stores, and not all of them have followed, this
-        call completes it first. Raises TransactionCommitPendingError, which is retriable, if that is not possible now,
-        and InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's transaction.max.timeout.ms.
+        If an earlier producer has committed a transaction over several stores, and a store has not completed its part,
+        this call completes it first. Raises TransactionCommitPendingError, which is retriable, if that is not possible
+        now, and InvalidTransactionTimeoutError for a transaction_timeout_ms above the cluster's
+        transaction.max.timeout.ms.
         """
         self._transactional().initialize(self._log)
 
@@ -310,12 +311,12 @@ class Producer:
     def commit_transaction(self) -> list[Written]:
         """Wait for all sent records, then make them visible at once, and commit the offsets of the groups with them.
 
-        Returns the partitions and offsets of the records; their futures have them now too. Raises if a send failed
-        (abort then), and: TransactionAbortableError if the transaction has timed out or its topic was deleted (abort
-        then); ProducerFencedError (close the producer then); KafkaConnectionError and other retriable errors. After a
-        retriable error it is unknown whether the transaction is committed: call this again, which commits it once, or
-        `abort_transaction`. After TransactionCommitPendingError it is committed, and a data store has not followed yet:
-        call this again, which waits for the store.
+        Returns the partitions and offsets of the records; the futures of the records now have them too. Raises if a
+        send failed (abort then), and: TransactionAbortableError if the transaction has timed out or its topic was
+        deleted (abort then); ProducerFencedError (close the producer then); KafkaConnectionError and other retriable
+        errors. After a retriable error it is unknown whether the transaction is committed: call this again, which
+        commits it once, or `abort_transaction`. After TransactionCommitPendingError it is committed, but a data store
+        has not completed its part: call this again to wait for the store.
         """
         transaction = self._transactional()
         number = transaction.begin_commit()
@@ -362,10 +363,10 @@ _living: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
 def _close(accumulator: Accumulator, sender: Sender, timeout_s: float | None, forgotten: bool = False) -> None:
-    """Close a producer. `forgotten`: it was garbage-collected, or the interpreter exits.
+    """Close a producer. `forgotten` means that it was garbage-collected, or that the interpreter exits.
 
-    A garbage collection may run anywhere. Inside a transaction of another client it does not wait for the sender, which
-    may wait for the locks of the transaction: the exit of the interpreter waits for it.
+    A garbage collection may run inside a transaction of another client. Then this does not wait for the sender, which
+    may need the locks of that transaction: the exit of the interpreter waits for the sender.
     """
     if accumulator.refusal == _FORKED:
         return

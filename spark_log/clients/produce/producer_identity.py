@@ -26,7 +26,7 @@ class Identity:
         self._next: dict[Key, ProducerSequence] = {}
 
     def sequence(self, key: Key) -> ProducerSequence:
-        """Return the sequence of the partition's next batch. It stays the same until one of the methods below."""
+        """Return the sequence of the partition's next batch. It stays the same until one of the later methods."""
         if key not in self._next:
             if self._id is None:
                 self._id = self._register()

@@ -82,7 +82,7 @@ class ProducerSettings:
     """Create a missing topic, with one partition."""
 
     metadata_max_age_ms: float = 300_000
-    """Time after which a topic's partition count and configs are read again. While records are sent, it is a second."""
+    """Time after which a topic's partition count and configs are read again. While records are sent, it is 1 s."""
 
     metrics_enabled: bool = True
     """If False, `metrics()` returns None."""

@@ -42,7 +42,7 @@ from spark_log.transactions.transaction_rows import PendingBatch
 from spark_log.transactions.transaction_store import TransactionCommit
 
 _COMPLETIONS_MAX = 3
-"""A crash of home may lose the note that a data store has followed, so it is completed again."""
+"""Maximum completions of the last transaction. A crash of the home store may lose the record of a completed part."""
 
 
 class ProducerTransaction:
@@ -88,8 +88,8 @@ class ProducerTransaction:
                 self._state = State.READY
 
     def _after_the_last_one(self, log: Log, call: Callable[[], object]) -> None:
-        """Call a function, and complete the last transaction first if it is committed and its parts have not followed.
-        Raises TransactionCommitPendingError if a data store does not do that now.
+        """Call a function. If the last transaction is committed, but not complete in all stores, complete it first.
+        Raises TransactionCommitPendingError if a data store cannot do that now.
         """
         for _ in range(_COMPLETIONS_MAX):
             try:
@@ -115,8 +115,8 @@ class ProducerTransaction:
             self._number, self._state = self._number + 1, State.IN_TRANSACTION
 
     def _known(self, log: Log) -> bool:
-        """False if the transactional id has expired while nothing was sent. Raises InvalidProducerIdMappingError if
-        another producer has it since.
+        """Return False if the transactional id has expired while nothing was sent. Raises InvalidProducerIdMappingError
+        if another producer has it since.
         """
         try:
             self._after_the_last_one(log, self._check_in_store)
@@ -254,7 +254,7 @@ class ProducerTransaction:
         return merged(_written(producer_batch) for each in sent for producer_batch in each.producer_batches)
 
     def _commit(self, log: Log, sent: Sequence["_Sent"]) -> dict[str, int]:
-        """Commit the batches, and return their base offsets by name; without those that were merged since."""
+        """Commit the batches, and return their base offsets by name, except those of files that were merged since."""
         by_store: dict[StoreId, list[Batch]] = {}
         for each in sent:
             by_store.setdefault(each.store_id, []).append(each.batch)

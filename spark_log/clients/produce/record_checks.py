@@ -37,7 +37,7 @@ def checked_bytes(field: str, data: Any) -> bytes | None:
 
 
 def checked_size(key: bytes | None, value: bytes | None, headers: Headers | None, size_max: int) -> int:
-    """Return the bytes of a record. Raises MessageSizeTooLargeError above max_request_size."""
+    """Return the size of a record in bytes. Raises MessageSizeTooLargeError if it is above `size_max`."""
     size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers or [])
     if size > size_max:
         raise kafka_error(

@@ -2,7 +2,7 @@
 
     take -> assemble -> append (at most one batch per partition) -> outcome, or retry after retry_backoff_ms
 
-One append runs at a time, or with topics of several stores, one for each store (`store_appends`). In a transaction, an
+One append runs at a time; with topics in several stores, one for each store (`store_appends`). In a transaction, an
 append takes all batches.
 
 A batch that is retried holds back the later batches of its partition, so that their order is kept. Other partitions are
@@ -156,7 +156,7 @@ class Sender(threading.Thread):
             self._cluster.close()
 
     def _has_new_columns(self, topic: Topic) -> bool:
-        """Whether the topic, read again, decodes records differently, because a schema may have been registered."""
+        """Read the topic again; return whether its typed columns differ, as after the registration of a schema."""
         fresh = self._topics.refresh(topic.name, force=True)
         return fresh is not None and fresh.topic.typed_columns != topic.typed_columns
 
@@ -250,7 +250,6 @@ class Sender(threading.Thread):
         return lambda: self._log.append_each(items, acks=acks, codec=codec, timeout_ms=timeout_ms)
 
     def _settle(self, batches: Sequence[ProducerBatch], result: Result, seconds: float) -> None:
-        """Handle the result of an append that took so many seconds."""
         if isinstance(result, Exception):
             self._failed(batches, result)
         else:
@@ -337,7 +336,7 @@ class Sender(threading.Thread):
             self._finish(batch, -1, error)
 
     def _failed(self, batches: Sequence[ProducerBatch], error: Exception) -> None:
-        """Handle an append that raised an error, so that there are no outcomes by partition."""
+        """Handle an append that raised an error instead of returning an outcome for each batch."""
         if not isinstance(error, SparkLogError):
             logger.error("append failed", exc_info=error)
         for batch in batches:

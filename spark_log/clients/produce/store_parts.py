@@ -38,7 +38,7 @@ class StoreParts:
         again: bool,
         timeout_ms: int,
     ) -> Sequence[Batch]:
-        """Make batches pending in a data store, as `transaction_parts.register`. The first ones make the part there."""
+        """Make batches pending in a data store, as `transaction_parts.register` does. The first ones add the part."""
         if data.store_id not in self.parts.stores:
             number = transaction_parts.join(self._cluster, ref, data.store_id, timeout_ms=timeout_ms)
             self.parts = Parts(number, self.parts.stores | {data.store_id})
@@ -48,7 +48,7 @@ class StoreParts:
         )  # fmt: skip
 
     def prepare(self, log: Log, ref: ProducerRef, batches: Mapping[StoreId, Sequence[Batch]], timeout_ms: int) -> None:
-        """Prepare all parts, before home decides."""
+        """Prepare all parts, before the home store decides."""
 
         def prepare(store_id: StoreId) -> None:
             count = len(batches.get(store_id, ()))
@@ -62,8 +62,8 @@ class StoreParts:
     def complete(
         self, log: Log, ref: ProducerRef, batches: Mapping[StoreId, Sequence[Batch]], timeout_ms: int
     ) -> dict[str, int]:
-        """Roll all parts forward, after home has decided. Return the base offsets of the batches by name, as
-        `transaction_store.find_offsets`. Raises TransactionCommitPendingError.
+        """Complete all parts, after the home store has decided. Return the base offsets of the batches by name, as
+        `transaction_store.find_offsets` does. Raises TransactionCommitPendingError.
         """
         if not self.parts.stores:
             return {}

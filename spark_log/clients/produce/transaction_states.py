@@ -58,7 +58,7 @@ FATAL = (ProducerFencedError, InvalidProducerIdMappingError)
 
 
 def after_error(state: State, error: Exception) -> State:
-    """Return the state after the error of a send or a call. Then abort or, in FATAL_ERROR, make a new producer."""
+    """Return the state after the error of a send or a call. FATAL_ERROR means that only a new producer can go on."""
     if isinstance(error, FATAL):
         return State.FATAL_ERROR
     if state in CALLS["commit_transaction"]:

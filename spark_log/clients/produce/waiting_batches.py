@@ -1,4 +1,4 @@
-"""The assembled batches of a producer that wait for their append, or for its repetition."""
+"""Keeps a producer's assembled batches, which wait for their append or its retry."""
 
 from collections import deque
 
@@ -33,7 +33,7 @@ class WaitingBatches:
 
     def next_try_s(self) -> float | None:
         """Return the monotonic time at which the first batch (with `all_at_once`, every batch) may be appended; None if
-        there is none. While appends run, it is not None.
+        there is no batch and no append runs.
         """
         if self._appends.running:
             return min(self._try_times(), default=clock.monotonic_s() + _WAIT_S_MAX)
@@ -42,7 +42,7 @@ class WaitingBatches:
         return min(self._try_times(), default=None)
 
     def _try_times(self) -> list[float]:
-        """Return the times at which the first batches of partitions may be appended, whose stores are not busy."""
+        """Return the time at which each partition's first batch may be appended, except those of busy stores."""
         heads = [queue[0] for queue in self._queues.values()]
         return [head.retry_at_s for head in heads if not self._appends.is_busy(head.topic.store_id)]
 
