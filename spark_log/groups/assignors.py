@@ -1,7 +1,7 @@
 """Applies kafka-python's assignors, and custom ones of that interface, to members and partitions.
 
 `assign` computes the target of a group of the consumer protocol: `groups.consumer.rules` ensures that the old owner
-revokes a partition before the new owner gets it. Prior ownership is read from the store, never from members. It
+revokes a partition before the new owner gets it. Prior ownership is read from the store, never from members. `assign`
 computes `sticky` and `cooperative-sticky` with `groups.sticky_assignor`.
 `assign_as_leader` computes the assignment that the leader of a classic group sends. It calls the assignor itself.
 """
@@ -41,7 +41,7 @@ ASSIGNORS: dict[str, type[Assignor]] = {
 """kafka-python's assignors by name."""
 
 CLIENT_ASSIGNORS = frozenset({*ASSIGNORS, "RoundRobinAssigner"})
-"""Names of the clients' assignors that the server's may replace when a group is upgraded. Custom assignors are not
+"""Names of the client assignors that a server assignor may replace when a group is upgraded. Custom assignors are not
 among them. RoundRobinAssigner is KafkaJS's."""
 
 _STICKY = (StickyPartitionAssignor, CooperativeStickyAssignor)
@@ -59,7 +59,7 @@ SERVER_PREFERENCE = (NO_PREFERENCE, UNIFORM, "cooperative-sticky", "sticky", "ra
 
 @dataclass(frozen=True)
 class Candidate:
-    """A member as `assign` takes it."""
+    """A member to which `assign` assigns partitions."""
 
     member_id: str
     topics: frozenset[str]
@@ -214,7 +214,7 @@ def _check(
 
 
 def _round_robin(ordered: Sequence[Candidate], counts: Mapping[str, int]) -> dict[str, Partitions]:
-    """Assign like kafka-python's roundrobin, which raises KeyError if a member that does not subscribe has its turn."""
+    """Assign like kafka-python's roundrobin, but skip members without the topic, for which it raises KeyError."""
     assigned: dict[str, set[TopicPartition]] = {c.member_id: set() for c in ordered}
     turn = 0
     for topic in sorted(counts):

@@ -129,7 +129,7 @@ CLASSIC_MEMBERS = Prepared(
         in_pairs(CLASSIC_MEMBER.group_id, CLASSIC_MEMBER.member_id)
     )
 )
-"""Those of members of classic groups that exist. Columns: group_id, member_id."""
+"""The given members that are in classic groups. Columns: group_id, member_id."""
 
 
 def first_ends_ms(ends: Iterable[Any], now: StoreClock) -> dict[str, int]:

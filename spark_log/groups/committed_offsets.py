@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from kafka.structs import OffsetAndMetadata  # not at run time: drivers of Spark queries run without kafka-python
 
 AGAIN_S = 3_600.0
-"""Time after which a reader that goes on commits equal offsets again, because an offset expires by the time of its
-commit.
+"""Time after which an active reader commits equal offsets again: the time to an offset's expiry counts from its commit.
 """
 KEPT = "spark-log: does not expire"
 """The metadata of committed offsets that do not expire, because work would be done twice without them (redrive)."""
@@ -308,8 +307,8 @@ def read_commits(
 
 
 def has_commits(group_id: str | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Return the condition that the group has commits of topics that exist. A commit while its topic is deleted may
-    leave one that does not count.
+    """Return the condition that the group has commits of topics that exist. A commit that runs while
+    its topic is deleted may leave a row that does not count.
     """
     return sa.exists().where(GROUP_OFFSET.group_id == group_id, TOPIC.topic_id == GROUP_OFFSET.topic_id)
 

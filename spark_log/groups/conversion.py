@@ -130,7 +130,7 @@ def _translated(store: Store, connection: sa.Connection, group: ClassicGroup, no
 
 
 def downgrade(store: Store, connection: sa.Connection, group_id: str, group: Group, now: StoreClock) -> bool:
-    """Make the group classic if all its live members are and the policy allows it, and return whether it did.
+    """Make the group classic if all its live members are classic and the policy allows it. Return whether it became so.
 
     The caller's transaction holds the group's lock. `group` has the generations from before the last member of the
     consumer protocol left, because the clients know that epoch.

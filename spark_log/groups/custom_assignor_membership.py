@@ -36,8 +36,8 @@ class _Joined:
     topics: frozenset[str]
     assigned: Partitions | None = None
     watched: frozenset[str] = frozenset()
-    """The topics that all members of the group subscribe to. Only the leader has them, and `facts`, which its
-    assignment assumes."""
+    """The topics that all members of the group subscribe to. Only the leader has these topics and `facts`, the facts
+    that its assignment assumes."""
     facts: Mapping[str, TopicFacts] | None = None
 
 

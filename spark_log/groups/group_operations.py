@@ -161,7 +161,7 @@ def reset_offsets(
 ) -> dict[TopicPartition, OffsetReset]:
     """Commit other offsets for a group without live members. A group that does not exist is created.
 
-    Returns the offsets before and after. With `dry_run`, nothing is written; with `preview` neither, and the group may
+    Returns the offsets before and after. With `dry_run` or `preview`, nothing is written; with `preview`, the group may
     have members. `expected` is that of `resolve_resets`. Raises InvalidGroupIdError, GroupIdNotFoundError for a share
     group, NonEmptyGroupError, the errors of `resolve_resets`, or UnknownTopicOrPartitionError (also if a topic is
     deleted meanwhile); then nothing is written.
@@ -220,8 +220,8 @@ def resolve_resets(
     before: Mapping[TopicPartition, int],
     expected: Mapping[TopicPartition, int | None] | None,
 ) -> dict[TopicPartition, OffsetReset]:
-    """Return the offsets before and after the resets. With `expected`, those before must be these, and offsets to reset
-    to must be in the log. Raises IllegalArgumentError if they are not, or the errors of `reset_offset`.
+    """Return the offsets before and after the resets. With `expected`, the offsets before must equal it, and an offset
+    of `Exactly` must be in the log. Raises IllegalArgumentError if not, or the errors of `reset_offset`.
     """
     resets = {}
     for partition, to in sorted(targets.items()):

@@ -39,8 +39,9 @@ def expire_offsets(store: Store, settings: ClusterSettings | None = None, fence:
 
     An offset of a group without members expires offsets.retention.minutes after its commit, or after the group became
     empty if that was later. A group is deleted only if it has been empty for as long. An offset of a group with members
-    expires as long after its commit, if no member subscribes to its topic. No offset expires while an open transaction
-    may commit another one, or if its metadata is KEPT. The first error of a group with members is raised at the end.
+    expires the same time after its commit, but only if no member subscribes to its topic. No offset expires while an
+    open transaction may commit another one, or if its metadata is KEPT. The first error of a group with members is
+    raised at the end.
     """
     retention_ms = (settings or store.settings).offsets_retention_ms
     due = store.read(lambda connection: _due_groups(connection, store.clock(connection), retention_ms))
@@ -79,8 +80,8 @@ def _portions(groups: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
 
 
 def _expire_of_empty(store: Store, retention_ms: int, group_ids: Sequence[str], connection: sa.Connection) -> int:
-    """Delete the expired offsets of those of the groups that are still empty, and the groups that then have none.
-    Return the number of deleted offsets.
+    """For the groups that are still empty, delete the expired offsets, and the groups that then have none. Return the
+    number of deleted offsets.
     """
     before_ms = store.clock(connection).wall_ms - retention_ms
     empty = sa.select(CONSUMER_GROUP.group_id).where(

@@ -97,7 +97,7 @@ def _unfinished_parts(data: Cluster) -> list[Part]:
 
 
 def finish_lost_parts(data: Cluster) -> None:
-    """Note as done the commits whose part this data store, which was restored, lacks: their records are lost."""
+    """Mark commits as finished whose part is missing in this restored data store: their records are lost."""
     home = data.home.store
     committed = home.read(lambda connection: find_unfollowed(home, connection, data.store_id))
     for producer_id, transaction in committed.items():
@@ -148,7 +148,7 @@ def _learn_commit(home: Cluster, producer_id: int, parts: Parts) -> None:
 
 
 def _transactions(home: Store, store_id: StoreId, parts: Collection[int]) -> dict[int, Transaction | None]:
-    """Return the transactions of these parts, and the committed ones that this data store has not followed yet.
+    """Return the transactions of these parts, and the committed ones that this data store has not appended yet.
 
     A part is aborted because home has no open transaction for it, so home must be the recorded store, and the primary.
     """

@@ -43,8 +43,8 @@ def lock_part(connection: sa.Connection, now: StoreClock, producer_id: int) -> P
 
 
 def save_part(connection: sa.Connection, now: StoreClock, before: Part, after: Part) -> list[PendingBatch]:
-    """Write the part if it has changed. Return the pending batches that it drops: its own ones if it is aborted, those
-    of an older part that was not over. After a commit they belong to the log.
+    """Write the part if it has changed. Return the pending batches that it drops: the part's own ones if it is aborted,
+    or those of an older part that was not over. After a commit they belong to the log.
     """
     if after == before:
         return []
@@ -62,7 +62,7 @@ def save_part(connection: sa.Connection, now: StoreClock, before: Part, after: P
 def remember_sequences(
     connection: sa.Connection, now: StoreClock, producer_id: int, dropped: Collection[PendingBatch]
 ) -> None:
-    """Keep the last sequences of the pending batches, which are dropped: Kafka's clients count up from them."""
+    """Keep the last sequences of the pending batches, which are dropped: Kafka clients continue from them."""
     epochs = [each.batch.sequence.producer_epoch for each in dropped if each.batch.sequence is not None]
     if not epochs:
         return
@@ -96,7 +96,7 @@ def has_pending(connection: sa.Connection, topic_id: int, *, only_prepared: bool
 
 
 def unfinished_commits(connection: sa.Connection, store_id: StoreId) -> list[int]:
-    """Return the producer ids of the committed transactions whose part in this data store has not followed. The
+    """Return the producer ids of the committed transactions whose part this data store has not appended. The
     connection is to the home store.
     """
     query = sa.select(TRANSACTION.producer_id, TRANSACTION.part_stores).where(

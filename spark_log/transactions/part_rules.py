@@ -29,7 +29,7 @@ class PartState(StrEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """The newest part of a producer id in a data store. A store without one has number 0, aborted."""
+    """The newest part of a producer id in a data store. Without one, it is aborted and has number 0."""
 
     producer_id: int
     number: int = 0
@@ -44,7 +44,7 @@ class Part:
 
 
 class Resolution(Enum):
-    """What is to be done with a part whose producer has not ended it."""
+    """The action for a part that its producer has not ended."""
 
     WAIT = "wait"
     ROLL_FORWARD = "roll forward"
@@ -111,10 +111,10 @@ def abort(part: Part, number: int) -> Part:
 
 
 def resolve(transaction: Transaction | None, store_id: StoreId, part: Part) -> Resolution:
-    """Say what follows for an open or prepared part from its transaction at home, which was read after the part. None:
-    home has no transaction of the producer id any more.
+    """Return what to do with an open or prepared part. `transaction` is its transaction at home, read after the part,
+    or None if home has none of the producer id any more.
 
-    A part with a higher number than home's is of a transaction that home has lost, since it was restored. If the
+    A part with a higher number than home's is of a transaction that the restored home store has lost. If the
     transaction is committed and the part is still open, the data store was restored to a time before the prepare.
     """
     if transaction is None or transaction.parts.number != part.number:

@@ -9,7 +9,8 @@ The batches of an open transaction are *pending*: they have no offsets, and no r
 transaction of the metadata store, so Kafka's states PrepareCommit and PrepareAbort do not exist.
 
 A transaction with batches in data stores has a *part* in each of them (`part_rules`). The commit in the home store is
-its decision. Until all parts have followed, the transaction is *unfinished*, and the next one cannot begin.
+its decision. Until all data stores have appended their parts, the transaction is *unfinished*, and the next one cannot
+begin.
 """
 
 from collections.abc import Collection, Iterable
@@ -92,8 +93,8 @@ class Transaction:
     transactional_id: str = ""
     """The transactional id, for error messages."""
     previous_epoch: int = -1
-    """The epoch of the producer that may continue with the current epoch, until it does, or -1. It has requested the
-    current epoch (`bump`), or its transaction has ended as `state` says.
+    """The epoch of the producer that may continue with the current epoch, until it does, or -1. That producer has
+    requested the current epoch (`bump`), or its transaction has ended as `state` says.
     """
     token: int = 0
     """The newest fencing token of a connection of a Kafka client with the role COORDINATOR (`fencing_rules`)."""
@@ -196,8 +197,8 @@ def join(
     Unchanged if it has the part, and for the home store. Raises the errors of `begin` and, unless `across`, of
     `check_stores`.
 
-    With `now_ms`, the number of the parts is at least the time: it is higher than any that a home store which was
-    restored does not know.
+    With `now_ms`, the number of the parts is at least the time, so it is higher than any number that a restored home
+    store has lost.
     """
     begun = begin(transaction, ref)
     if store_id in begun.parts.stores:
@@ -225,7 +226,8 @@ def commit(
     transaction: Transaction, ref: ProducerRef, batches: int, parts: Parts = NO_PARTS, *, keeps_epoch: bool = False
 ) -> Transaction:
     """Commit the transaction with all its `batches` in the home store, and its prepared `parts`. Unchanged if the same
-    call, whose answer was lost, committed it. This decides about the parts: until each is `finished`, it is unfinished.
+    call, whose answer was lost, committed it. This decides about the parts: until each is finished (`finish`), the
+    transaction is unfinished.
 
     Raises the errors of `check`, and TransactionAbortableError if batches are missing, because their topic was deleted,
     or the store has lost batches that were not forced to disk, or if it has a part that is not prepared.
@@ -274,7 +276,7 @@ def learn_commit(transaction: Transaction, parts: Parts) -> Transaction:
 
 
 def is_unfinished(transaction: Transaction) -> bool:
-    """Whether it is committed, and a data store has not appended its part yet."""
+    """Whether the transaction is committed, and a data store has not appended its part yet."""
     return transaction.state is COMMITTED and bool(transaction.parts.stores)
 
 

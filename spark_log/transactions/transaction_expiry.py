@@ -80,7 +80,7 @@ def timed_out(store: Store) -> list[tuple[int, str]]:
 def _time_out(store: Store, producer_id: int, connection: sa.Connection) -> list[PendingBatch] | None:
     """Abort the transaction if it has timed out, and return its pending batches. Otherwise return None.
 
-    With parts it waits while the store is not the recorded one: a restored home store may not know its commit.
+    One with parts stays open while the store is not the recorded one: a restored home store may not know its commit.
     """
     now = store.clock(connection)
     try:

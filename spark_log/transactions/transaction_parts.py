@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 8
 ABORT_TIMEOUT_MS = 3_000
-"""How long the producer waits for a data store after an abort: a coordinator does it otherwise."""
+"""Maximum time that the producer waits for a data store to drop an aborted part: else a coordinator drops it."""
 
 
 def join(cluster: Cluster, ref: ProducerRef, store_id: StoreId, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> int:
@@ -251,8 +251,8 @@ def _in_each(stores: Collection[StoreId], work: Callable[[StoreId], None]) -> di
 def complete(
     log: Log, producer_id: int, parts: Parts, *, timeout_ms: int = DEFAULT_TIMEOUT_MS, in_each: InEach = _in_each
 ) -> None:
-    """Roll the parts of a transaction forward that home has committed. Raises TransactionCommitPendingError if a data
-    store does not do it now.
+    """Roll forward the parts of a transaction that home has committed. Raises TransactionCommitPendingError if a data
+    store fails to do so now.
     """
     if parts.stores:
         failpoint("part.decided")
@@ -334,7 +334,7 @@ def abort_part(
 
 
 def find_unfollowed(home: Store, connection: sa.Connection, store_id: StoreId) -> dict[int, Transaction | None]:
-    """Return the committed transactions whose part in this data store has not followed, by producer id."""
+    """Return the committed transactions whose part this data store has not appended, by producer id."""
     return {key: find_transaction(home, connection, key) for key in unfinished_commits(connection, store_id)}
 
 

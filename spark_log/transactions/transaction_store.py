@@ -141,9 +141,9 @@ def commit_transaction_hook(
     token: FencingToken | None = None,
     parts: Parts = NO_PARTS,
 ) -> CommitHook:
-    """Return the hook of the append transaction that commits. It ends the transaction, which must have `batches`
+    """Return the hook with which the append transaction commits the producer's transaction. This must have `batches`
     pending batches, including the `dropped` ones, whose topics were deleted, and these `parts`. With the `token` of a
-    Kafka client it keeps the epoch.
+    Kafka client the commit keeps the epoch.
     """
 
     def end(connection: sa.Connection, now: StoreClock) -> bool:
@@ -192,8 +192,8 @@ class TransactionCommit:
 
 
 def abort(cluster: Cluster, ref: ProducerRef, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Parts:
-    """Drop the rows and files of pending batches. Return the parts, which `transaction_parts.abort_parts` drops. Raises
-    the errors of `transactions.rules.abort`.
+    """Abort a transaction: drop the rows and files of its pending batches. Return the parts, which
+    `transaction_parts.abort_parts` drops. Raises the errors of `transactions.rules.abort`.
     """
 
     def body(connection: sa.Connection) -> tuple[list[PendingBatch], Parts]:

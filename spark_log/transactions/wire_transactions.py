@@ -313,8 +313,8 @@ def read_open(
 def abort(
     cluster: Cluster, producer: WireProducer, token: FencingToken, *, timeout_ms: int = DEFAULT_TIMEOUT_MS
 ) -> Parts:
-    """Drop the pending batches and offsets, and keep the last sequences. Return the parts, which the caller drops.
-    Raises the errors of `rules.has_ended`, and FencedConnectionError.
+    """Abort the transaction: drop its pending batches and offsets, and keep the last sequences. Return the parts, which
+    the caller drops. Raises the errors of `rules.has_ended`, and FencedConnectionError.
     """
     store = cluster.store
 

@@ -62,8 +62,8 @@ def read_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> C
 
 
 def read_part(connection: sa.Connection, group_id: str, member_id: str, now: StoreClock) -> Part | None:
-    """Return the classic group with this member alone, if it exists, or None if there is no such group. The metadata
-    and assignments of other members are not read.
+    """Return the classic group, or None if there is none. Of its members it has only this one, if that is a member: the
+    metadata and assignments of others are not read.
     """
     found = _GROUP.rows(connection, {"g": group_id})
     if not found:

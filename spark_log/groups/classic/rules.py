@@ -1,4 +1,4 @@
-"""Implements the state machine of a classic group, whose members compute the assignment, and alone understand it.
+"""Implements the state machine of a classic group, whose members compute the assignment; only they can decode it.
 
 Kafka Connect, Kafka Streams and consumers with an assignor of their own form such groups. The states are those of a
 classic group in Kafka's GroupCoordinator. A group that does not exist is Dead.

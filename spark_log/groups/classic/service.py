@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 def change_own(store: Store, group_id: str, member_id: str, step: Step) -> Seen:
     """Apply a `step` that at most renews the session of one member. The rest is as in `change`.
 
-    The others are not read, because their metadata may be large, and the result has only this member. They are read
+    Other members are not read, because their metadata may be large, and the result has only this member. They are read
     if time has changed the group, or the step does not accept the member.
     """
 

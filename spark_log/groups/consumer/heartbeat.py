@@ -1,4 +1,4 @@
-"""A heartbeat of the consumer protocol (KIP-848) as it was received, its answer, and the check of its fields. Pure."""
+"""Defines and checks heartbeats of the consumer protocol (KIP-848), and defines their answers. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -152,7 +152,7 @@ def read_member(connection: sa.Connection, group_id: str, member_id: str) -> Mem
 
 
 def read_members(connection: sa.Connection, group_id: str) -> list[MemberRow]:
-    """Return all members by id."""
+    """Return all members in the order of their ids."""
     return [_member_row(row) for row in connection.execute(_MEMBERS_SORTED, {"g": group_id})]
 
 
@@ -324,8 +324,8 @@ def remove_members(
     *,
     have_targets: bool = True,
 ) -> Group:
-    """Remove members in the caller's transaction, which holds the group's lock. Returns the group after the removal,
-    which has no targets to compute if its members have none.
+    """Remove members in the caller's transaction, which holds the group's lock. Returns the group after the removal.
+    Its targets become stale only if its members `have_targets`, unlike those of a share group.
     """
     if not member_ids:
         return group

@@ -206,7 +206,7 @@ class EpochRequest:
 
 @dataclass(frozen=True)
 class EpochDecision:
-    """The member after a heartbeat. With `repeat`, the client must send it again."""
+    """The member after a heartbeat. With `repeat`, the client must send the heartbeat again."""
 
     member: Member
     state: EpochState
@@ -282,8 +282,8 @@ def join_epoch(
 ) -> tuple[Group, Member]:
     """Return the group and a new member. `old` is a static member that it replaces, with its target (KIP-345).
 
-    The generation stays the same if the subscription does, unless the target is stale: one that is being computed would
-    be for the old member. It also stays the same if the new member is `idle`: it subscribes to nothing and has no vote.
+    The generation stays the same if the subscription does, unless the target is stale: a target that is being computed
+    would be for the old member. It also stays the same for an `idle` member: one without subscriptions and vote.
     """
     if old is None:
         begun = group if group.generation else Group(FIRST_GENERATION, FIRST_GENERATION)

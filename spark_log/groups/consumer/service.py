@@ -139,8 +139,8 @@ class _NotMatchedError(Exception):
 
 
 def _run(store: Store, heartbeat: ConsumerHeartbeat, trusted: bool, last: bool) -> _Decided | _TargetIsStale:
-    """Run a transaction that decides a heartbeat, and match the topics before it. A heartbeat without a regular
-    expression may need that of the stored subscription, as the transaction finds.
+    """Run a transaction that decides a heartbeat, and match the topics before it. If the heartbeat has no regular
+    expression, the transaction finds whether the stored subscription has one to match.
     """
     regex = heartbeat.regex
     while True:
@@ -386,5 +386,5 @@ def _lock_group(connection: sa.Connection, group_id: str) -> rows.GroupRow:
 
 
 def _refuse_share_group(connection: sa.Connection, group_id: str) -> None:
-    """Refuse it in a read, so that a client that repeats a refused request takes no lock."""
+    """Refuse a share group in a read, so that a client that repeats a refused request takes no lock."""
     refuse_share_group(connection, group_id, rows.read_group(connection, group_id))

@@ -21,7 +21,7 @@ def _remembered(function: Callable[[str], T]) -> Remembered[[str], T]:
 
 
 class TopicSet(NamedTuple):
-    """A value that changes when topics are created or deleted: ids are never used again."""
+    """Identifies the set of topics that exist. Any creation or deletion changes it, as ids are never used again."""
 
     size: int
     last_id: int | None

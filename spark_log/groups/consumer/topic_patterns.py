@@ -1,6 +1,6 @@
 """Matches subscriptions by a regular expression in RE2's syntax, like Kafka's brokers (KIP-848).
 
-It may take seconds, as clients choose the expression, and the names of all topics are matched. So it comes before the
+Matching may take seconds: clients choose the expression, and the names of all topics are matched. So it runs before the
 transaction of a heartbeat, for which other writers wait.
 """
 
@@ -55,7 +55,7 @@ def _match(regex: str, names: frozenset[str]) -> frozenset[str]:
 
 
 _matching = Remembered(_match, lambda _value, _regex, names: sum(map(len, names)), _REMEMBERED_CHARACTERS_MAX)
-"""Members of a group have the same expression."""
+"""Caches results, because members of a group have the same expression."""
 
 
 @lru_cache(maxsize=256)

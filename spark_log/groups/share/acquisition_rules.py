@@ -14,13 +14,13 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Stretch:
-    """Offsets first <= offset < end that were read. `offsets` has the records among them, sorted."""
+    """A range of offsets that was read: first <= offset < end. `offsets` has the sorted offsets of its records."""
 
     first: int
     end: int
     offsets: Numbers
     sizes: Numbers
-    """The running total of the records' bytes, with the record itself."""
+    """The running total of the records' bytes, up to and including each record."""
     deliver_at_ms: Numbers | None = None
     """The delivery time of each record, 0 for at once. None if no record has one."""
     append_ends: Numbers | None = None
@@ -78,7 +78,7 @@ def parts(batch: int, count: int, limits: Limits) -> int | None:
 
 
 class _Acquisition:
-    """The steps of `acquire`, with what is left of its limits."""
+    """Runs the steps of `acquire`, and keeps what remains of its limits."""
 
     def __init__(
         self, window: Window, readable: Sequence[Stretch], request: Request, limits: Limits, now: Time
@@ -168,7 +168,7 @@ class _Acquisition:
         return position
 
     def _with_append(self, stretch: Stretch, upto: int, low: int) -> int:
-        """Return the end of the append of the record before position `upto`, if whole appends are delivered."""
+        """Return `upto`, moved to the end of the append of the record before it if whole appends are delivered."""
         if not self.request.whole_batches or stretch.append_ends is None or upto <= low:
             return upto
         at = int(np.searchsorted(stretch.append_ends, stretch.offsets[upto - 1], side="right"))
@@ -204,7 +204,7 @@ class _Acquisition:
         return upto
 
     def _fitting(self, stretch: Stretch, low: int, high: int, most: int | None) -> int:
-        """Return the end of the records, from position `low` to below `high`, that the limits allow."""
+        """Return the end position of the records at low <= position < high that the limits allow."""
         before = int(stretch.sizes[low - 1]) if low else 0
         left = self.request.bytes_max - self.bytes + before
         upto = int(np.searchsorted(stretch.sizes[:high], left, side="right"))
@@ -233,7 +233,6 @@ class _Acquisition:
             self.taken.append(Range(first, end, self.lock, self.until_ms, batch, count + 1, self.request.member))
 
     def _stretch(self, offset: int) -> Stretch | None:
-        """Return the stretch that has the offset."""
         at = bisect_right(self.readable, offset, key=lambda stretch: stretch.first) - 1
         return self.readable[at] if at >= 0 and offset < self.readable[at].end else None
 

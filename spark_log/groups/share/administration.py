@@ -1,7 +1,7 @@
 """Resets and deletes the state of share groups, deletes groups, and sets their configs. Each change is one transaction.
 
-A reset makes the group begin at an offset of a partition, and forgets its unfinished and delayed records there. It
-needs a group without members, as the deletion does. The lock of the group's row comes before those of its partitions.
+A reset makes the group begin at an offset of a partition, and forgets its unfinished and delayed records there. A
+reset, like a deletion, needs a group without members. The lock of the group's row comes before those of its partitions.
 """
 
 import json
@@ -150,8 +150,8 @@ def _starts_of_others(cluster: Cluster, group_id: str, keys: Mapping[TopicPartit
 def reset_each_share_offset(
     cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, ResetTo]
 ) -> dict[TopicPartition, SparkLogError | None]:
-    """Reset the partitions that exist as `reset_share_offsets`, and return the error of each partition, or None:
-    UnknownTopicOrPartitionError if it does not exist. The other errors are raised.
+    """Reset the partitions that exist, as `reset_share_offsets` does. Return, for each partition, None, or
+    UnknownTopicOrPartitionError if it does not exist. Other errors are raised.
     """
     legal = [partition for partition in targets if is_legal(partition.topic)]
     known = cluster.store.read(lambda connection: find_positions(connection, legal))
@@ -165,8 +165,8 @@ def delete_share_offsets(store: Store, group_id: str, topics: Iterable[str]) -> 
     """Delete the state of a share group without members for all partitions of these topics. Members that subscribe
     later begin by share.auto.offset.reset.
 
-    Returns the error of each topic, or None: UnknownTopicOrPartitionError if it does not exist, or the group has no
-    state of it. Raises GroupIdNotFoundError or NonEmptyGroupError; then nothing is deleted.
+    Returns, for each topic, None, or UnknownTopicOrPartitionError if it does not exist or the group has no state of it.
+    Raises GroupIdNotFoundError or NonEmptyGroupError; then nothing is deleted.
     """
     names = sorted(set(topics))
 

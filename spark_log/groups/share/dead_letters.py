@@ -1,4 +1,4 @@
-"""Dead letters of share groups (KIP-1191): rejected records, and those that were delivered too often.
+"""Writes dead letters of share groups (KIP-1191), for records that were rejected or delivered too often.
 
 These records are Archiving. Their letters are appended to the dead letter topic by the transaction that finishes them,
 so each has one letter. While the topic cannot be used, they stay Archiving, and count as unfinished.
@@ -51,7 +51,7 @@ MESSAGES = {
     rules.EXHAUSTED: ("Offset delivery count exceeded the threshold.", "delivery-count"),
 }
 MISSING = "missing"
-"""The cause of a letter whose record is gone. It names the record's place only."""
+"""The cause of a letter whose record is gone: its headers name only the record's origin."""
 ENABLE = "errors.deadletterqueue.group.enable"
 _TOGETHER = 500
 _AGAIN_S = 1.0
@@ -62,7 +62,7 @@ class DeadLetters:
     """Writes dead letters with the log of a process. Safe to share between threads."""
 
     def __init__(self, make_log: Callable[[], Log]) -> None:
-        """`make_log` returns the log, at the first letter."""
+        """The first letter calls `make_log`, which returns the log."""
         self._make_log = make_log
         self._log: Log | None = None
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class DeadLetters:
             self._log.close()
 
     def is_due(self, group_id: str, key: Key) -> bool:
-        """Return whether to write letters of records that another process archived: it has had a second."""
+        """Return whether to write letters of records that another process archived: it has had a second to do so."""
         now_s = clock.monotonic_s()
         seen_s = self._tried_s.setdefault((group_id, key), now_s)
         return now_s - seen_s >= _AGAIN_S
@@ -152,7 +152,7 @@ class DeadLetters:
 
 
 def _first(ranges: Sequence[Range], most: int) -> list[Range]:
-    """Return the first Archiving ranges with at most so many records."""
+    """Return the first Archiving ranges, with at most `most` records in all."""
     found: list[Range] = []
     for r in ranges:
         if r.lock < rules.AVAILABLE and most > 0:
@@ -192,8 +192,8 @@ def _accepted_letters(
     log: Log, target: Topic, group_id: str, source: TopicPartition, key: Key, ranges: Sequence[Range],
     config: GroupConfig,
 ) -> pa.Table:  # fmt: skip
-    """Return the letters as the dead letter topic takes them. A letter that it refuses, such as one that is too large
-    with its headers, has no copy of its record. Raises the topic's error if it refuses that too.
+    """Return the letters as they will be stored. If the dead letter topic refuses one, for example as too large, that
+    letter has no copy of its record. Raises the topic's error if it refuses this one too.
     """
     encoding, now_ms = Encoding.of(target), log.cluster.store.now().wall_ms
     letters = _letters(log, group_id, source, key, ranges, config)

@@ -1,4 +1,4 @@
-"""Keeps the id of a share group for share groups. The caller's transaction holds the lock of the group's row."""
+"""Reserves the ids of share groups for share groups. The caller's transaction holds the lock of the group's row."""
 
 import sqlalchemy as sa
 
@@ -31,9 +31,7 @@ def refuse_classic_member(connection: sa.Connection, group_id: str, group: group
 
 
 def make_consumer_group(connection: sa.Connection, group_id: str, group: group_rows.GroupRow | None) -> None:
-    """Refuse a share group as `refuse_share_group`, and make a share group without members and state a consumer
-    group.
-    """
+    """Refuse a share group as `refuse_share_group` does. Turn one without members and state into a consumer group."""
     refuse_share_group(connection, group_id, group)
     if group is not None and group.type == group_rows.SHARE:
         group_rows.save_group(connection, group_id, group.group, type=group_rows.CONSUMER, topics="{}")

@@ -27,7 +27,7 @@ class Look:
 
     offers: dict[Key, Offer]
     due: dict[Key, list[Delayed]]
-    """The records whose time has come, of partitions that have some."""
+    """The delayed records that are due, by partition."""
     config: GroupConfig
     now: StoreClock
 
@@ -65,8 +65,8 @@ def has_work(offer: Offer, now: StoreClock, limits: Limits) -> bool:
 
 
 def next_change_ms(look: Look, keys: Iterable[Key]) -> int | None:
-    """Return in how many milliseconds the first lock ends in these partitions, or the first delayed record is due that
-    has room among the unfinished ones.
+    """Return the milliseconds until the first lock ends in these partitions, or the first delayed record is due in one
+    that has room for unfinished records. None means neither.
     """
     offers = [look.offers[key] for key in keys if key in look.offers]
     record_locks = rows.limits_of(look.config).record_locks
@@ -85,7 +85,7 @@ def next_change_ms(look: Look, keys: Iterable[Key]) -> int | None:
 
 @dataclass(frozen=True)
 class Seen:
-    """A look, with the polls that were made since, and the time at which it was made."""
+    """A look, updated by later polls of this process, and the time of its read."""
 
     look: Look
     looked_s: float
@@ -103,7 +103,7 @@ class Looks:
         """By group: the offers after its last poll."""
 
     def new(self, group_id: str) -> Seen:
-        """Read the store."""
+        """Read the store, and remember the look."""
         began_s, change = clock.monotonic_s(), self._store.changes.current()
         seen = self._looks[group_id] = Seen(look(self._store, group_id), began_s, change)
         if len(self._looks) > _GROUPS_MAX:
@@ -123,14 +123,14 @@ class Looks:
         return None if is_over else seen
 
     def left_by_last_poll(self, group_id: str) -> Seen | None:
-        """Return what the last poll of the group saw and left, so that the next one saves a read of the store. The
-        transaction decides in any case. What it says of other polls and of the log is at most _REMEMBERED_S old.
+        """Return the look that the last poll of the group left, so that the next one saves a read of the store. What it
+        says of other polls and of the log is at most _REMEMBERED_S old. The transaction decides in any case.
         """
         seen = self._left.get(group_id)
         return seen if seen is not None and clock.monotonic_s() - seen.looked_s < _REMEMBERED_S else None
 
     def note_poll(self, group_id: str, seen: Seen, outcome: Outcome) -> None:
-        """Remember what a poll has left of what it saw."""
+        """Remember the look of a poll, with the offers that it has left."""
         left = replace(seen.look, offers={**seen.look.offers, **outcome.offers}, due={})
         self._left[group_id] = Seen(left, seen.looked_s)
         if len(self._left) > _GROUPS_MAX:

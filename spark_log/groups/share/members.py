@@ -1,8 +1,9 @@
-"""The members of share groups (KIP-932): join, heartbeat, leave. Any process handles any request. All functions block.
+"""Handles the members of share groups (KIP-932): join, heartbeat, leave.
 
-There is no target: the assignment of a member is every partition of the topics that it subscribes to. The group's
-generation grows with its members, their subscriptions and the partitions of their topics. A heartbeat brings the member
-to this generation, and its answer then has the assignment. One that changes nothing writes nothing.
+Any process handles any request. All functions block. There is no target: the assignment of a member is every partition
+of the topics that it subscribes to. The group's generation grows with its members, their subscriptions and the
+partitions of their topics. A heartbeat brings the member to this generation, and its answer then has the assignment. A
+heartbeat that changes nothing writes nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -76,9 +77,9 @@ class _State:
     group: group_rows.GroupRow | None
     member: group_rows.MemberRow | None
     facts: dict[str, TopicFacts]
-    """Of the topics that the group's members subscribe to and that the group reads, or may begin to read now."""
+    """The facts of the topics that members subscribe to and that the group reads, or may begin to read now."""
     by_time: dict[str, TopicFacts]
-    """Of the other topics of the home store to which they subscribe: the group begins by time."""
+    """The facts of the other topics of the home store that members subscribe to: the group begins by time."""
     missing: set[Key]
     """The partitions of `facts` without a row."""
     now: StoreClock
@@ -137,8 +138,8 @@ def refuse_data_stores(connection: sa.Connection, topics: Collection[str]) -> No
 
 
 def lock_topics_to_read(connection: sa.Connection, topic_ids: Collection[int]) -> set[int]:
-    """Return the topics of which a group may get rows: they exist, and stay at home. They are locked, before the group:
-    until the transaction ends, they are not deleted, and no move of them begins.
+    """Lock and return the topics of which a group may get rows: those that exist, and stay in the home store. Until the
+    transaction ends, they are not deleted, and no move of them begins. The lock of the group comes after these.
     """
     if not topic_ids:
         return set()

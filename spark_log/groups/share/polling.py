@@ -1,4 +1,4 @@
-"""The polls of members in one process: choose partitions, read them, and acquire in one transaction."""
+"""Runs the polls of members in one process: chooses partitions, reads them, and acquires in one transaction."""
 
 import logging
 import threading
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _PARTITIONS_MAX = 16
 """The largest number of partitions that one poll acquires from."""
 _AVAILABLE_MAX = 1_000
-"""The number of Available records that are read at once, also if a poll takes fewer."""
+"""The number of Available records that are read at once, even if a poll takes fewer."""
 _WAIT_S_MAX = 5.0
 _TURNS_MAX = 10_000
 """The number of members whose turn is remembered: those that polled last."""
@@ -94,8 +94,8 @@ class SharePolls:
     def __init__(
         self, cluster: Cluster, reads: ShareReads, run: Run | None = None, dead_letters: DeadLetters | None = None
     ) -> None:
-        """`run` runs the polls of this class's own threads; by default each in a transaction. Without `dead_letters`,
-        others write them.
+        """`run` executes the polls of `poll`, `attempt` and `acknowledge`; by default, each in a transaction. Without
+        `dead_letters`, other processes write them.
         """
         self._store: Store = cluster.store
         self._reads = reads
@@ -144,7 +144,7 @@ class SharePolls:
         assigned: Mapping[Key, str],
         acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
     ) -> Result:
-        """As `poll`, without waiting. `Result.wait_ms` says when the next one may find records, unless the store
+        """Poll once, without waiting. `Result.wait_ms` says when the next one may find records, unless the store
         changes before. An error after the acknowledgements were applied is not raised: the next poll meets it.
         """
         return self._run(group_id, self.steps(group_id, request, assigned, acknowledgements))
@@ -156,7 +156,7 @@ class SharePolls:
         acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
         release: Mapping[Key, frozenset[int]] | None = None,
     ) -> Result:
-        """Acknowledge, and with `release` end locks of the member, which closes."""
+        """Acknowledge. With `release`, also end these locks of the member, because it closes."""
         return self._run(group_id, self.acknowledgement(group_id, member_id, acknowledgements, release))
 
     def _run(self, group_id: str, steps: Steps[Result]) -> Result:
@@ -177,7 +177,7 @@ class SharePolls:
         acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
         release: Mapping[Key, frozenset[int]] | None = None,
     ) -> Steps[Result]:
-        """The steps of `acknowledge`. The dead letters are not written."""
+        """Take the steps of `acknowledge`, without writing dead letters."""
         if not acknowledgements and not release:
             return Result()
         outcome = yield Poll(group_id, member_id, acknowledgements, release or {})
@@ -191,7 +191,7 @@ class SharePolls:
         assigned: Mapping[Key, str],
         acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
     ) -> Steps[Result]:
-        """The steps of `attempt`. The dead letters are not written."""
+        """Take the steps of `attempt`, without writing dead letters."""
         errors: dict[Key, SparkLogError | None] = {}
         waiting, archived, lock_ms = dict(acknowledgements), frozenset[Key](), 0
         before = self._looks.left_by_last_poll(group_id)
@@ -251,7 +251,7 @@ class SharePolls:
         return seen
 
     def _write_letters_of_others(self, group_id: str, seen: Look) -> None:
-        """Write dead letters that the process which archived their records has not written in a second."""
+        """Write dead letters that the process which archived their records has not written within a second."""
         if self._dead_letters is not None and seen.config.errors_deadletterqueue_topic_name:
             for key, offer in seen.offers.items():
                 if offer.archiving and self._dead_letters.is_due(group_id, key):
@@ -260,9 +260,8 @@ class SharePolls:
     def _readable(
         self, group_id: str, seen: Look, request: Request, assigned: Mapping[Key, str]
     ) -> Steps[dict[Key, Readable]]:
-        """Read partitions that have records for the member, until they offer enough. It waits for those that other
-        threads read only if there is no other one. Raises the error of a partition that cannot be read, if there is no
-        other one.
+        """Read partitions that have records for the member, until they offer enough. Only if no other partition has
+        records, wait for those that other threads read, or raise the error of one that cannot be read.
         """
         limits = rows.limits_of(seen.config)
         readable: dict[Key, Readable] = {}
@@ -304,7 +303,7 @@ class SharePolls:
         return readable
 
     def _in_turn(self, member: str, keys: Iterable[Key]) -> list[Key]:
-        """Return partitions in their order, beginning at another one for each poll of a member."""
+        """Return the sorted partitions, rotated by one more for each poll of the member."""
         ordered = sorted(keys)
         with self._lock:
             turn = self._turns.pop(member, hash(member))
@@ -345,7 +344,7 @@ class SharePolls:
         return self._reads.readable(key, name, offer.log.version, needs, offer.start_offset)
 
     def _available(self, group_id: str, key: Key, request: Request) -> list[tuple[int, int]]:
-        """Return Available ranges, and those whose locks ended, as many as one poll takes or more."""
+        """Return ranges that are Available or whose locks ended, with enough records for one poll."""
 
         def read(connection: object) -> rows.ShareRow | None:
             now = self._store.clock(connection)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ _BUSY_S_MAX = 5.0
 """How long a poll waits for a thread that reads the same partition."""
 _SEGMENTS_MAX = 64
 _NEAR = 1_024
-"""Offsets between two ranges up to which they are read as one."""
+"""Maximum number of offsets between two ranges that are read as one."""
 _SCHEMA = read_schema(include_headers=True)
 
 
@@ -74,7 +74,7 @@ class _Partition:
         self.read = sorted([*self.read, read], key=lambda each: each.stretch.first)
 
     def forget_below(self, needs: Sequence[tuple[int, int]], keep_from: int) -> None:
-        """Forget what ends below `keep_from` and below all `needs`."""
+        """Forget what ends below `keep_from` and all `needs`, and, above _PARTITION_BYTES, what no need overlaps."""
         low = min([keep_from, *(first for first, _ in needs)])
         self.read = [cached for cached in self.read if cached.stretch.end > low]
         # One unfinished record may keep the start where it is: what is not needed now is read again when it is.
@@ -93,7 +93,7 @@ class _Partition:
 
 @dataclass
 class _Following:
-    """An open read of the offsets from `position` on, of one plan."""
+    """An open read of one plan, which continues at offset `position`."""
 
     position: int
     parts: Iterator[_Read]
@@ -101,7 +101,7 @@ class _Following:
 
 class ShareReads:
     """The records that a process has read for share groups. Safe to share between threads. One thread at a time reads a
-    partition; those of other partitions do not wait for it.
+    partition; threads that read others do not wait for it.
     """
 
     def __init__(self, cluster: Cluster, rack: str | None = None) -> None:
@@ -113,8 +113,8 @@ class ShareReads:
     def readable(
         self, key: Key, name: str, version: tuple[int, int], needs: Sequence[tuple[int, int]], keep_from: int
     ) -> Readable:
-        """Read the offsets of `needs`, half-open ranges below the high watermark, unless they are read already. The
-        last range is read only as far as is convenient. Offsets below `keep_from` that are not needed are forgotten.
+        """Read the offsets of `needs`, half-open ranges below the high watermark, unless they are read already. Of
+        the last range, only about _AHEAD_BYTES are read. Offsets below `keep_from` that are not needed are forgotten.
 
         Raises the errors of reading, UnknownTopicOrPartitionError if the topic does not exist any more, and
         StorageUnavailableError while another thread reads the partition for long.
@@ -138,7 +138,7 @@ class ShareReads:
     def readable_at_once(
         self, key: Key, version: tuple[int, int], needs: Sequence[tuple[int, int]], keep_from: int
     ) -> Readable | None:
-        """As `readable`. None if records must be read for it, or another thread reads the partition."""
+        """Return as `readable`, but None if records must be read first, or another thread reads the partition."""
         here = self._partition(key, version)
         if not here.lock.acquire(blocking=False):
             return None
@@ -225,7 +225,7 @@ class ShareReads:
 
 
 def near(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return sorted ranges, of which those close together are one."""
+    """Sort the ranges, and join those that are close together."""
     joined: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
         if joined and first - joined[-1][1] <= _NEAR:
@@ -264,7 +264,7 @@ def _of(batches: Sequence[pa.RecordBatch], first: int, end: int, append_ends: Se
 
 
 def _cut(part: _Read, end: int) -> _Read:
-    """Return the records below an offset."""
+    """Return the part of a read that is below the offset `end`."""
     count = int(np.searchsorted(part.stretch.offsets, end))
     s = part.stretch
     times = None if s.deliver_at_ms is None else s.deliver_at_ms[:count]

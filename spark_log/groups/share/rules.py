@@ -49,7 +49,7 @@ class Range(NamedTuple):
     lock: int
     """The number of the lock, or AVAILABLE, REJECTED or EXHAUSTED."""
     until_ms: int
-    """The lease clock's time at which the lock ends. With an Archiving range, the time since which it waits."""
+    """The lease clock's time at which the lock ends. Of an Archiving range, the time since which it waits."""
     batch: int
     """The number of records that were acquired together at the first delivery. It limits later deliveries."""
     deliveries: int
@@ -334,7 +334,7 @@ def _end_locks(window: Window, ends: Sequence[bool], limits: Limits, now: Time, 
 
 
 def end_archiving(window: Window, ranges: Iterable[tuple[int, int]]) -> Change:
-    """Finish Archiving records, of which dead letters were written. Raises InvalidRecordStateError, without a change,
+    """Finish Archiving records whose dead letters were written. Raises InvalidRecordStateError, without a change,
     unless all of them are Archiving.
     """
     kept = list(window.ranges)
@@ -358,7 +358,7 @@ def forget_archiving(window: Window) -> Change:
 
 
 def merged_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Return sorted ranges, with equal neighbours as one."""
+    """Return the sorted ranges, with adjacent ranges of the same state joined."""
     merged: list[Range] = []
     for r in ranges:
         if merged and merged[-1].end == r.first and merged[-1][2:] == r[2:]:

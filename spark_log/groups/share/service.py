@@ -1,6 +1,7 @@
-"""Polls of share groups: acknowledge, end locks, acquire. Any process serves any member, in one transaction a poll.
+"""Runs polls of share groups: acknowledge, end locks, acquire.
 
-All functions block. Several polls may share a transaction: they run one after the other on the same rows.
+Any process serves any member, in one transaction per poll. All functions block. Several polls may share a transaction:
+they run one after the other on the same rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,10 +73,10 @@ class Outcome:
     """The result of a poll."""
 
     errors: dict[Key, SparkLogError | None] = field(default_factory=dict)
-    """Of each partition with acknowledgements: None, InvalidRecordStateError or UnknownTopicOrPartitionError."""
+    """For each partition with acknowledgements: None, InvalidRecordStateError or UnknownTopicOrPartitionError."""
     acquired: dict[Key, tuple[Range, ...]] = field(default_factory=dict)
     stale: set[Key] = field(default_factory=set)
-    """Partitions of which other records must be read: an election or a rewrite came between."""
+    """Partitions that must be read again, because an election or a rewrite came between."""
     lock_ms: int = 0
     """The duration of the locks."""
     archived: set[Key] = field(default_factory=set)
@@ -89,8 +90,8 @@ class Outcome:
 def run_polls(store: Store, polls: Sequence[Poll], fence: Fence = unfenced) -> list[Outcome]:
     """Run polls of any groups and members in one transaction, one after the other, and return their outcomes.
 
-    With acknowledgements the commit is forced to disk. An acquisition alone is not: what a power cut may take back are
-    locks, whose records are then delivered again. Raises the errors of `fence`.
+    With acknowledgements the commit is forced to disk. An acquisition alone is not: a power cut can lose only locks,
+    and their records are then delivered again. Raises the errors of `fence`.
     """
     durable = any(poll.acknowledgements for poll in polls)
 
@@ -200,7 +201,7 @@ class _Transaction:
         return Time(self._now.lease_ms, self._now.wall_ms)
 
     def _follow_log(self, work: _Work, limits: Limits) -> None:
-        """Apply what happened to the log: an election that truncated it, retention. Then end locks by time."""
+        """Apply elections that truncated the log, and retention. Then end locks by time."""
         row, log = work.row, work.log
         if log.leader_epoch != row.leader_epoch:
             cuts = read_truncations(self.connection, [row.key]).get(row.key, [])

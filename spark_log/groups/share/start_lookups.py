@@ -1,5 +1,5 @@
-"""Begins topics by time (share.auto.offset.reset=by_duration) outside of heartbeats: it reads files, which may fail or
-hang, and a heartbeat also keeps the session of its member alive.
+"""Begins topics by time (share.auto.offset.reset=by_duration) outside of heartbeats: a lookup by time reads files, and
+may fail or hang, but a heartbeat must keep the session of its member alive.
 """
 
 import logging

@@ -58,7 +58,7 @@ class TransactedAcknowledgements:
     def _lock_for(
         self, owner: str, group_id: str, acknowledgements: Mapping[Key, Sequence[Acknowledgement]], lasts_ms: int
     ) -> dict[Key, tuple[Acknowledgement, ...]]:
-        """Let acquired records belong to `owner` for this time. Return the acknowledgements with their new locks.
+        """Lock acquired records for `owner` during `lasts_ms`. Return the acknowledgements with their new locks.
         Raises InvalidRecordStateError, without a change, if a lock has ended.
         """
 
@@ -79,8 +79,8 @@ class TransactedAcknowledgements:
         return moved
 
     def hook(self) -> CommitHook:
-        """Return the append hook that applies them. It raises CommitFailedError if one of the locks has ended: then
-        nothing of the append is committed.
+        """Return the append hook that applies the acknowledgements. It raises CommitFailedError if one of the locks has
+        ended: then nothing of the append is committed.
         """
 
         def acknowledge(connection: sa.Connection, now: StoreClock) -> bool:
@@ -101,7 +101,7 @@ class TransactedAcknowledgements:
         return acknowledge
 
     def release(self) -> None:
-        """Let other members have the records."""
+        """Release the records, so that other members may acquire them."""
         polls = []
         for group_id, by_key in self._by_group.items():
             owners = {ack.member for acks in by_key.values() for ack in acks}
