@@ -117,7 +117,7 @@ def remove_broker(cluster: Cluster, broker_id: int) -> None:
 def _removal(
     cluster: Cluster, broker_id: int, only_with: Collection[LogDirId] | None = None
 ) -> Callable[[sa.Connection], None]:
-    """Return the removal of a broker. With `only_with`, a broker stays that has another log dir, of another call."""
+    """Return a function that removes a broker. With `only_with`, it keeps a broker that has any other log dir."""
 
     def remove(connection: sa.Connection) -> None:
         broker_ids = connection.execute(sa.select(BROKER.broker_id)).scalars().all()
@@ -161,7 +161,7 @@ def embed_broker(cluster: Cluster, broker_id: int) -> None:
 
 
 def _in_each_store(cluster: Cluster, change: Callable[[sa.Connection], None]) -> None:
-    """Change a broker in each store that has it, home last: what a failure leaves is copied from home again."""
+    """Change a broker in each store that has it, home last: after a failure, its copies are made from home again."""
     for store_id in reversed(cluster.store_ids()):
         try:
             cluster.at(store_id).store.transact(change, announce=True)

@@ -1,7 +1,7 @@
 """A cluster consists of its metadata stores and the log dirs of its brokers.
 
 Most clusters have one store, the home store. `Cluster.open` opens it, and `Cluster.of` gives the same cluster as the
-store of a topic has it: all code that works on partitions takes such an object (`store_directory`).
+store of a topic sees it: all code that works on partitions takes such an object (`store_directory`).
 """
 
 import logging
@@ -43,7 +43,7 @@ FIRST_BROKER = BrokerId(1)
 _FOLLOW_S = 5.0
 """The time between reads of the list of stores by a process that has data stores open."""
 _LAST_TRIES_S = 10.0
-"""How long a process that ends goes on trying to reach a store."""
+"""Time for which an ending process still tries to reach a store."""
 
 
 def embedded_broker_row(broker_id: int, rack: str | None) -> dict[str, object]:
@@ -53,10 +53,10 @@ def embedded_broker_row(broker_id: int, rack: str | None) -> dict[str, object]:
 
 
 class StoreUser(Protocol):
-    """Keeps something open for data stores."""
+    """An object that keeps resources of data stores open."""
 
     def close_at(self, store_id: StoreId) -> None:
-        """Close what is open for a store that was removed from the cluster."""
+        """Close the resources of a store that was removed from the cluster."""
         ...
 
 
@@ -76,7 +76,7 @@ class Cluster:
         self.store, self.store_id = store, store_id
         self._upgrades = upgrades
         self.home = home or self
-        """The cluster as the home store has it."""
+        """The cluster as the home store sees it."""
         self._checked: dict[LogDirInfo, LogDir] = {}
         self._at: dict[StoreId, Cluster] = {}
         self.failures: dict[StoreId, tuple[float, SparkLogError]] = {}
@@ -163,13 +163,13 @@ class Cluster:
             each.store.close()
 
     def give_up_soon(self) -> None:
-        """Let the process end although a store is away: no call is repeated after 10 s, also of those that run."""
+        """Let the process end although a store is away: after 10 s no call is repeated, not even one that runs."""
         for each in (self, *self._at.values()):
             each.store.give_up_within(_LAST_TRIES_S)
 
     def at(self, store_id: StoreId, *, timeout_ms: int | None = None) -> "Cluster":
-        """Return the cluster as this store has it. A data store is opened at the first call, and closed with home.
-        One of an earlier release is upgraded then, as `open` does.
+        """Return the cluster as this store sees it. A data store is opened at the first call, and closed with home.
+        A data store of an earlier release is upgraded then, as by `open`.
 
         Raises TopicMovedError if the store was removed, WrongDatabaseError if the database is not that store, and the
         errors of `open`.
@@ -235,7 +235,7 @@ class Cluster:
         store.close()
 
     def of(self, topic: "Topic") -> "Cluster":
-        """Return the cluster as the store of the topic has it."""
+        """Return the cluster as the store of the topic sees it."""
         return self if topic.store_id == self.store_id else self.at(topic.store_id)
 
     def store_ids(self) -> list[StoreId]:
@@ -312,13 +312,13 @@ class Cluster:
 
 
 def cluster_of(argument: str | Cluster) -> AbstractContextManager[Cluster]:
-    """Return the context of a cluster that is given open, or by its address. Only the latter is closed at the end."""
+    """Return a context with the given open cluster, or with the one at this address, which is closed at the end."""
     return Cluster.open(argument) if isinstance(argument, str) else nullcontext(argument)
 
 
 def _follow_removals(reference: "weakref.ref[Cluster]", closed: Stop) -> None:
-    """Close the data stores that were removed from the cluster, one round after that was noticed: so those who
-    themselves follow the list of stores have ended their work. Ends with the cluster.
+    """Close the data stores that were removed from the cluster, one round after the removal was noticed: by then, other
+    threads that follow the list of stores have ended their work. Ends with the cluster.
     """
     removed: frozenset[StoreId] = frozenset()
     while not closed.wait(_FOLLOW_S):

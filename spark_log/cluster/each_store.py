@@ -1,4 +1,4 @@
-"""Runs the same function for each store of a cluster, with the cluster as that store has it."""
+"""Runs the same function for each store of a cluster, with the cluster as that store sees it."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 _AT_ONCE = 8
 ASK_TIMEOUT_MS = 2_000
-"""How long a store that does not answer is asked again, where its facts are shown beside those of others."""
+"""How long a store that does not answer is asked again, where its facts are shown with those of other stores."""
 _PAUSE_S = 5.0
 
 
@@ -40,8 +40,8 @@ def ask_stores(
     cluster: Cluster, work: Callable[[Cluster], T], store_ids: Iterable[StoreId] | None = None
 ) -> Answers[T]:
     """Call `work` for these stores, by default for all, in parallel. An error of the home store is raised; one of a
-    data store is logged and returned. One that could not be reached is not asked again for some seconds, and is logged
-    once until it answers.
+    data store is logged and returned. A data store that could not be reached is not asked again for some seconds, and
+    is logged once until it answers.
     """
     answers: Answers[T] = Answers()
     failed = cluster.home.failures
@@ -94,8 +94,8 @@ def by_store(topics: Iterable[Topic]) -> dict[StoreId, list[Topic]]:
 
 
 def partitions_by_store(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[StoreId, list[TopicPartition]]:
-    """Return the partitions of each store, home first; those of unknown topics are the home store's. As a data store
-    has the cluster, all are its own.
+    """Return the partitions of each store, home first; those of unknown topics are the home store's. If `cluster`
+    is the view of a data store, all are its own.
     """
     grouped: dict[StoreId, list[TopicPartition]] = {}
     chosen = list(partitions)
@@ -127,7 +127,7 @@ def store_names(cluster: Cluster) -> dict[StoreId, str]:
 
 
 def find_view(cluster: Cluster, name: str | None) -> Cluster:
-    """Return the cluster as the store of this name has it; None is the home store. Raises StoreNotFoundError."""
+    """Return the cluster as the store of this name sees it; None is the home store. Raises StoreNotFoundError."""
     if name in (None, HOME_NAME):
         return cluster.home
     return cluster.at(cluster.home.store.read(lambda connection: find_store(connection, str(name))).store_id)

@@ -94,7 +94,7 @@ class Lease:
 
     def check_of_term(self, left: Callable[[], bool] = lambda: False) -> Fence:
         """Return `check` of the present term. It also fails in a later term of this holder: work that was planned
-        before a pause must not go on. Nor may work that has been `left`.
+        before a pause must not go on. It also fails once `left` returns True.
         """
         epoch = self.epoch
         return lambda connection: self._check(connection, None if left() else epoch)

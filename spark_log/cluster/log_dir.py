@@ -22,12 +22,14 @@ from spark_log.errors import CorruptRecordError, LogDirMismatchError, StorageUna
 from spark_log.ids import HOME, BrokerId, LogDirId, StoreId
 
 ANSWER_S_MAX = 5.0
-"""The time that a check waits for the answers of all log dirs together; one that takes longer does not answer. It is
+"""The time that a check waits for the answers of all log dirs together; a slower one counts as not answering. It is
 shorter than controller.lease.ms, because a client that acts as the controller does not renew its lease.
 """
 
 MARKER = "spark_log_dir.json"
-"""The marker file of the home store. Each data store has its own, and decides in which state a log dir comes back."""
+"""The marker file of the home store. Each data store has its own, because it decides in which state a log dir comes
+back.
+"""
 _MARKER = re.compile(r"spark_log_dir(-[0-9]+)?\.json")
 _MARKER_TEMPORARY = re.compile(rf"\.{_MARKER.pattern}(-[0-9a-f]+)?\.tmp")
 _BEAT = re.compile(r"\.?store-[0-9]+\.beat(-[0-9a-f]+)?(\.tmp)?")
@@ -139,7 +141,7 @@ class LogDir(LogDirFolder):
         return LocalFile(Path(self._path(relative)), Path(self._root), suffix, self._check_of(relative))
 
     def _check_of(self, relative: str) -> Callable[[], None]:
-        """Return the look at the disk before a file is written: at symbolic links, and at a folder that was swapped."""
+        """Return the check before a file is written: for symbolic links, and for a folder that was swapped."""
 
         def check() -> None:
             self._resolve(relative)
@@ -188,11 +190,11 @@ class LogDir(LogDirFolder):
                     yield buffer[:count]
 
     def read(self, relative: str) -> bytes:
-        """Return the content of a small file. Raises as `read_blocks`."""
+        """Return the content of a small file. Raises the errors of `read_blocks`."""
         return b"".join(map(bytes, self.read_blocks(relative)))
 
     def put(self, relative: str, content: bytes) -> None:
-        """Write a small file, in place of one that exists."""
+        """Write a small file. An existing file is replaced."""
         file = self.replace(relative)
         file.write(content)
         file.commit()

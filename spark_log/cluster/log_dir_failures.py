@@ -9,8 +9,8 @@ from spark_log.metadata.store import Store
 
 
 def report_failure(store: Store, log_dir_id: LogDirId, size: int) -> None:
-    """Ask the controller to inspect an online log dir in which a file of `size` bytes could not be written. The report
-    of a larger file stays.
+    """Ask the controller to inspect an online log dir in which a file of `size` bytes could not be written. An earlier
+    report of a larger file stays.
     """
 
     def body(connection: sa.Connection) -> None:

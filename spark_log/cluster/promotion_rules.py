@@ -40,9 +40,9 @@ class Promotion:
 def refusal(promotion: Promotion, setting: str, age_ms_max: int) -> str | None:
     """Return why the promotion needs a person, or None if it is accepted. `setting` is store.promotion.accept.
 
-    It is accepted if the server is a promoted standby of the recorded one, its last beat is at most `age_ms_max` old
-    and at most BEAT_AHEAD_MS_MAX in the future, replication was synchronous then, and the log dirs have beats, but none
-    later than the server's. Then the server lacks no acknowledged transaction.
+    A promotion is accepted if the server is a promoted standby of the recorded one, its last beat is at most
+    `age_ms_max` old and at most BEAT_AHEAD_MS_MAX in the future, replication was synchronous then, and the log dirs
+    have beats, but none later than the server's. Then the server lacks no acknowledged transaction.
     """
     if setting != "synchronous":
         return "store.promotion.accept is manual"
@@ -77,7 +77,7 @@ def kept_since_ms(accepted_ms: int | None, promoted_ms: int | None, now_ms: int,
     `accepted_ms` is when a person last accepted the store, `promoted_ms` when a promotion was last accepted without a
     person. A store that a person accepted may lack any append, so all files are kept for `delay_ms`
     (file.delete.delay.ms). After a promotion, files of the last `delay_ms` before it, at least BEFORE_PROMOTION_MS, are
-    kept for `delay_ms`: those that the promotion before this one protects are among them.
+    kept for `delay_ms`: they include the files that the promotion before this one protects.
     """
     if accepted_ms is not None and now_ms - accepted_ms < delay_ms:
         return 0

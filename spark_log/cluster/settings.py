@@ -26,8 +26,8 @@ def read_settings(cluster: Cluster) -> dict[str, str]:
 def alter_settings(
     cluster: Cluster, changes: Mapping[str, str | None], *, validate_only: bool = False, replace_all: bool = False
 ) -> dict[str, str]:
-    """Set cluster settings by dotted name; None resets one to its default, `replace_all` all others. Returns all that
-    then differ from defaults.
+    """Set cluster settings by dotted name. None resets a setting to its default; `replace_all` resets all others too.
+    Returns the settings that then differ from their defaults.
 
     This process applies them at once, other clients within seconds. Raises InvalidConfigurationError, which names the
     unknown setting or the invalid value, such as a default store that takes no new topics; then nothing is changed.
@@ -55,7 +55,7 @@ def alter_settings(
         if not validate_only:
             if (
                 "synchronous" == before.get(_ACCEPT) != overrides.get(_ACCEPT)
-            ):  # nor is one accepted after the change back
+            ):  # nor is a promotion accepted after the change back
                 server_identity.void_beat(connection)
             write_overrides(connection, overrides)
         return overrides

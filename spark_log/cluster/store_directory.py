@@ -1,4 +1,4 @@
-"""The directory of the cluster's data stores, which is in the home store.
+"""Reads and locks the directory of the cluster's data stores, which is in the home store.
 
 A cluster has one *home* store, and may have *data* stores. Each topic is whole in one store: its partitions, replicas,
 segments and publications. A data store has the same tables as the home store, and copies of the rows of brokers, log
@@ -39,8 +39,8 @@ class StoreInfo:
     state: str
 
     def address_to_open(self, environ: Mapping[str, str] = os.environ) -> str:
-        """Return the address to open: the value of SPARK_LOG_STORE_<NAME> if it is set, which may have a password or be
-        the path of a file with the address, and else the recorded one.
+        """Return the address to open: the value of SPARK_LOG_STORE_<NAME> if it is set, else the recorded address. The
+        value may have a password, or be the path of a file with the address.
         """
         return environ.get(variable(self.name)) or self.address
 
@@ -82,13 +82,13 @@ def lock_store(connection: sa.Connection, name: str) -> StoreInfo:
 
 
 def lock_active_store(connection: sa.Connection, name: str) -> StoreInfo:
-    """As `lock_store`, of a store that takes topics. Raises InvalidConfigurationError if it does not."""
+    """Do as `lock_store`, and raise InvalidConfigurationError unless the store takes new topics."""
     lock_store(connection, name)
     return find_active_store(connection, name)
 
 
 def find_active_store(connection: sa.Connection, name: str) -> StoreInfo:
-    """As `find_store`, of a store that takes topics. Raises InvalidConfigurationError if it does not."""
+    """Do as `find_store`, and raise InvalidConfigurationError unless the store takes new topics."""
     info = find_store(connection, name)
     if info.state != ACTIVE:
         raise InvalidConfigurationError(f"store {name!r}: it is {info.state}, and takes no new topics")
@@ -96,7 +96,7 @@ def find_active_store(connection: sa.Connection, name: str) -> StoreInfo:
 
 
 def keep_store(connection: sa.Connection, store_id: StoreId) -> None:
-    """Let the store be removed only after the transaction has ended, so that `remove_store` finds what this transaction
+    """Keep the store from being removed until the transaction ends, so that `remove_store` finds what this transaction
     writes. Raises UnknownTopicOrPartitionError if the data store was removed: clients then look its topics up again.
     """
     if store_id == HOME:

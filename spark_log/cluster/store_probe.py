@@ -39,7 +39,7 @@ class StoreProbe:
         return since_s is not None and (self._failed or clock.monotonic_s() - since_s >= SILENT_S)
 
     def suspect(self, error: Exception | None = None) -> None:
-        """Ask the store until it answers. With the error of a call that has failed, it is lost until then."""
+        """Ask the store until it answers. With the error of a failed call, the store is lost until then."""
         with self._lock:
             begins = self._suspected_s is None and not self._closed.is_set()
             if begins:

@@ -143,13 +143,13 @@ def refuse_use(connection: sa.Connection, info: StoreInfo, *where: sa.ColumnElem
 
 
 def unfinished_topics(count: int) -> str:
-    """Say what a store that has no other topics still has, and what ends that."""
+    """Return a message about the unfinished topics of a store that has no other topics, and how they are finished."""
     topics = f"{count_of(count, 'topic')} being created or deleted"
     return f"it still has {topics}: run `spark-log coordinator` while it answers"
 
 
 def set_draining(cluster: Cluster, name: str, *, draining: bool = True) -> StoreInfo:
-    """Let a data store take no new topics any more, or take them again. Raises StoreNotFoundError, and
+    """Make a data store refuse new topics, or take them again. Raises StoreNotFoundError, and
     InvalidConfigurationError for a store that is being added.
     """
 
@@ -172,8 +172,8 @@ def _delete_reservation(connection: sa.Connection, store_id: StoreId) -> None:
 
 
 def copy_to_stores(cluster: Cluster) -> None:
-    """Copy the rows of brokers and log dirs to all data stores after a change. A store that does not answer is logged;
-    a coordinator repeats it.
+    """Copy the rows of brokers and log dirs to all data stores after a change. If a store does not answer, this
+    is logged, and a coordinator repeats the copy.
     """
     for store_id in cluster.store_ids()[1:]:
         try:
@@ -222,7 +222,7 @@ def copy_brokers(home: Cluster, data: Cluster) -> None:
 
 
 def _new_row(data: Cluster, info: LogDirInfo) -> dict[str, object]:
-    """Return the row of a log dir, after its marker of the data store was written. It is offline if that failed."""
+    """Write the data store's marker to a log dir, and return the row of the log dir: offline if the write failed."""
     marker = Marker(data.cluster_id, info.broker_id, str(uuid.uuid4()), counter=0)
     failure = None
     try:

@@ -116,7 +116,7 @@ def _overrides(configs: str) -> dict[str, str]:
 
 
 def undamaged_config(configs: str, name: str = "a topic") -> TopicConfig | None:
-    """Return the configs of a topic; None, which is logged, if the column is damaged."""
+    """Return the configs of a topic. If the column is damaged, log this and return None."""
     try:
         return topic_config(configs)
     except InvalidConfigurationError as error:
@@ -124,7 +124,7 @@ def undamaged_config(configs: str, name: str = "a topic") -> TopicConfig | None:
 
 
 def undamaged(topics: Iterable[Topic]) -> Iterator[Topic]:
-    """Return the topics whose configs can be read. The others, which do not stop work on several, are logged."""
+    """Yield the topics whose configs can be read. The others are logged, so that they do not stop work on many."""
     return (topic for topic in topics if undamaged_config(topic.configs, f"topic {topic.name}") is not None)
 
 
@@ -161,11 +161,11 @@ def find_topics(
     lock: bool = False,
     skip_locked: bool = False,
 ) -> dict[str, Topic]:
-    """Return by name those of these topics that exist, or all topics for None. `lock` locks their rows for update; with
-    `skip_locked`, topics that another transaction has locked are left out.
+    """Return the existing ones of these topics, or all topics for None, by name. `lock` locks their rows for update;
+    with `skip_locked`, topics that another transaction has locked are left out.
 
-    A topic that has been moved to this store has a complete copy here before it is live: a reader whom home has sent
-    here sets `only_live` to False.
+    A topic that has been moved to this store has a complete copy here before it is live: a reader that the home store
+    has directed here sets `only_live` to False.
     """
     query = sa.select(*_TOPIC_COLUMNS).order_by(TOPIC.topic_id)
     if only_live:
@@ -223,8 +223,8 @@ def insert_topic_row(
     typed_columns: str | None = None,
     store_id: StoreId = HOME,
 ) -> Topic:
-    """Insert the row of a new topic. Its partitions have rows of their own. With another store than home, its state is
-    creating until that store has them.
+    """Insert the row of a new topic. Its partitions have rows of their own. If `store_id` is a data store, the state
+    is creating until that store has the partitions.
     """
     values = {
         "uuid": uuid.uuid4().hex,
@@ -273,7 +273,7 @@ def stated_topic(connection: sa.Connection, topic_id: int) -> StatedTopic | None
 
 
 def moving_topics(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> list[tuple[Topic, TopicMove]]:
-    """Return the topics that are being moved, also those that are deleted then. The connection is to the home store."""
+    """Return the topics that are being moved, even if they are being deleted. The connection is to the home store."""
     topics = [_stated(row) for row in connection.execute(_STATED.where(TOPIC.move.is_not(None), *where))]
     return [(stated.topic, stated.move) for stated in topics if stated.move is not None]
 
@@ -308,8 +308,8 @@ def set_store(c: sa.Connection, topic_id: int, store_id: StoreId, epoch: int, mo
 
 
 def end_move(connection: sa.Connection, topic_id: int, move: TopicMove) -> bool:
-    """Let the topic be in the store to which it was moved: this decides the move. Returns False if the move has been
-    cancelled, or has ended. The connection is to the home store.
+    """Record that the topic is in the store to which it was moved; this decides the move. Returns False if the move has
+    been cancelled, or has ended. The connection is to the home store.
     """
     here = (TOPIC.topic_id == topic_id, TOPIC.move == _move_json(move), IS_LIVE)
     ended = t.topic.update().where(*here).values(store_id=move.to, move=None, move_epoch=TOPIC.move_epoch + 1)
@@ -329,7 +329,7 @@ def set_live(connection: sa.Connection, topic_id: int) -> bool:
 
 
 def set_deleting(connection: sa.Connection, topic_id: int, *states: str) -> None:
-    """Take the name from a topic of a data store, whose rows there are deleted next; if it is in one of the states."""
+    """If a topic of a data store is in one of the states, free its name: its rows there are deleted next."""
     name = f"deleting/{topic_id}"  # no legal name of a topic
     here = (TOPIC.topic_id == topic_id, TOPIC.state.in_(states or (LIVE, CREATING, DELETING)))
     connection.execute(t.topic.update().where(*here).values(state=DELETING, name=name, collision_key=name))

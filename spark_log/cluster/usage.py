@@ -1,6 +1,6 @@
 """Counts the records and bytes of the readable segments of each topic, by partition.
 
-It is the one definition of records, bytes and segments for `topic list`, `topic describe`, `partition balance`,
+This is the one definition of records, bytes and segments for `topic list`, `topic describe`, `partition balance`,
 `status`, the console and the metrics.
 """
 

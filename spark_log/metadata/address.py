@@ -1,4 +1,4 @@
-"""The address of a cluster: a folder with a SQLite file, or the URL of a PostgreSQL database."""
+"""Parses the address of a cluster: a folder with a SQLite file, or the URL of a PostgreSQL database."""
 
 import ipaddress
 import os
@@ -195,7 +195,7 @@ def _with_lists_of_hosts(place: str) -> str:
 def _with_hosts_in_front(url: str) -> str:
     """Return the URL with libpq's lists of several hosts as `host1:port1,host2:port2`, which a shell takes unquoted.
 
-    This undoes `_with_lists_of_hosts`, whose result `parse` makes of the text again.
+    This undoes `_with_lists_of_hosts`: `parse` turns the result into the same URL again.
     """
     before, _, query = url.partition("?")
     scheme, _, rest = before.partition("://")

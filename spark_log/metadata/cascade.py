@@ -32,8 +32,8 @@ def delete_moved_rows(connection: sa.Connection, topic_id: int) -> None:
 
 
 def copy_rows_of_topic(source: sa.Connection, target: sa.Connection, topic_id: int) -> None:
-    """Copy the rows of a topic from one PostgreSQL store to another: partitions, segments, blobs, publications, and all
-    others but the row of the topic itself and those of groups and transactions, which are in the home store.
+    """Copy the rows of a topic from one PostgreSQL store to another: partitions, segments, blobs, publications, and
+    all others. The topic's own row is left out, and rows of groups and transactions, which are in the home store.
     """
     for table in (*_moved_tables(), t.retired_file):
         _copy(source, target, table, table.c.topic_id == topic_id)

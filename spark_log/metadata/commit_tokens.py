@@ -41,7 +41,8 @@ _WROTE = "pg_current_xact_id_if_assigned() IS NOT NULL"
 
 _FORGET_ALWAYS = "DELETE FROM commit_token WHERE token = ANY(%s)"
 _FORGET = f"{_FORGET_ALWAYS} AND {_WROTE}"
-"""At READ COMMITTED it sees the rows of all answered tokens. A row that it does not find was deleted before."""
+"""At READ COMMITTED the statement sees the rows of all answered tokens. A row that it does not find was deleted before.
+"""
 _FORGET_SEEN = f"{_FORGET_ALWAYS} RETURNING token"
 _INSERT_ALWAYS = f"INSERT INTO commit_token (token, committed, at_ms) SELECT %s, true, {_NOW_MS}"
 _INSERT = f"{_INSERT_ALWAYS} WHERE {_WROTE}"
@@ -61,7 +62,7 @@ def commit(connection: sa.Connection, token: str, answered: deque[str], *, durab
     A transaction that wrote nothing leaves no token, except with `always`, for REPEATABLE READ: its snapshot may be
     older than some of the answered tokens, and a later transaction deletes those. With `durable=False` the server does
     not wait until the commit is on disk. Raise OperationalError, as for a lost answer, if the server sends a warning.
-    `answered` are the tokens of the store's transactions that nobody will ask about; threads share it.
+    `answered` are the tokens of the store's transactions that no thread will ask about; threads share it.
     """
     driver = driver_of(connection)
     forgotten = _taken(answered) if len(answered) >= _ANSWERED_MAX else []

@@ -16,7 +16,7 @@ _CHANNEL = "spark_log"
 _DISCONNECTED_WAIT_S_MAX = 0.05
 """The longest wait while the listener is not connected."""
 _INCLUDED_WAIT_S = 1.0
-"""The longest wait while that of an included store is not: one that is lost must not make readers of others poll."""
+"""The longest wait while the listener of an included store is not connected: readers of other stores must not poll."""
 _ANNOUNCE_EVERY_S = 0.002
 _RECONNECT_S = 1.0
 _ASK_EVERY_S = 5.0
@@ -38,7 +38,7 @@ class PostgresqlChanges:
         forget_parent_in_child(self)
 
     def _begin(self) -> None:
-        """Reset the state to that without threads, which start when they are needed."""
+        """Reset the state to one without threads: they start when they are needed."""
         self._condition = threading.Condition()
         self._due = threading.Event()
         self._listening = False

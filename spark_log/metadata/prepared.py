@@ -1,4 +1,4 @@
-"""Statements that are compiled once, because SQLAlchemy's work for each execution takes ten times as long as SQLite's.
+"""Compiles statements once, because SQLAlchemy's work for each execution takes ten times as long as SQLite's.
 
 Prepared statements are built with SQLAlchemy and executed by the driver directly. No type is converted: both drivers
 accept and return numbers, text, bytes and booleans (SQLite returns 0 and 1 for booleans). A parameter may be a list,

@@ -1,6 +1,6 @@
-"""Changes of many rows by one statement on PostgreSQL: each parameter is an array that has a value for each row.
+"""Changes many rows with one statement on PostgreSQL: each parameter is an array that has a value for each row.
 
-With `executemany`, client and server exchange messages for each row, which takes them most of their time.
+With `executemany`, client and server exchange messages for each row, which takes most of their time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 _ROWS_MIN = 16
 """The number of rows from which arrays are used. With fewer, the longer text of the statement costs more."""
 _BYTES_MAX = 1_024
-"""The average length of a row's bytes up to which arrays are used: the server copies arrays of longer ones."""
+"""The average size of a row's byte values up to which arrays are used: the server copies arrays of larger ones."""
 
 
 class ArrayStatement(NamedTuple):
@@ -67,7 +67,7 @@ def _ands(statement: sa.Update | sa.Delete) -> Iterable[Any]:
 
 
 def as_arrays(statement: ArrayStatement, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the parameters of the statement for these rows, or None if arrays bring nothing."""
+    """Return the parameters of the statement for these rows, or None if arrays would not be faster."""
     if len(rows) < _ROWS_MIN:
         return None
     if sum(len(row[name] or b"") for name in statement.of_bytes for row in rows) > _BYTES_MAX * len(rows):

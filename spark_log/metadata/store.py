@@ -1,4 +1,4 @@
-"""The metadata store: snapshots for reads and transactions for writes, with the only retries of database errors."""
+"""Provides the metadata store: snapshots for reads, transactions for writes, the only retries of database errors."""
 
 import contextlib
 import math
@@ -172,7 +172,7 @@ class Store(StoreTime):
         raise AssertionError("unreachable: _back_off raises at the deadline")
 
     def give_up_within(self, seconds: float) -> None:
-        """Let no call, also of those that run, be repeated after this time: the process is about to end."""
+        """Repeat no call after this time, not even one that runs now: the process is about to end."""
         self._last_try_s = min(self._last_try_s, clock.monotonic_s() + seconds)
 
     def read_as_primary(self, body: Callable[[sa.Connection], T], *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> T:
@@ -192,7 +192,7 @@ class Store(StoreTime):
         """Open a snapshot of a server that was still the primary after it, as for `read_as_primary`. Only for
         PostgreSQL. Its statements may take longer than store.answer.timeout.ms, and nothing is retried.
 
-        The caller keeps nothing of what it has read if the block raises an error at its end.
+        The caller must discard what it has read if the block raises an error at its end.
         """
         try:
             with self._writing_connection(durable=True, unlimited=False) as connection:
@@ -218,7 +218,7 @@ class Store(StoreTime):
         as_primary: bool = False,
     ) -> T:
         """Run `body` in one write transaction, commit it, and return the result of `body`. `fence` is called first, and
-        raises if the lease has ended under which the caller acts.
+        raises if the caller's lease has ended.
 
         Deadlocks, serialisation failures and lost connections are retried with backoff for `timeout_ms`, after which
         MetadataStoreUnavailableError is raised. `body` may therefore run more than once, but is committed at most once:
@@ -364,7 +364,6 @@ def _hosts(limit: AnswerLimit) -> "Hosts":
 
 
 def _is_lost(error: BaseException | None) -> bool:
-    """Return whether the connection was lost with this error."""
     return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
 
 

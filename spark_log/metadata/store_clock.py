@@ -1,4 +1,4 @@
-"""The clock of a metadata store, and the detection of its steps."""
+"""Reads the clock of a metadata store, and detects its steps."""
 
 import threading
 from collections.abc import Callable
@@ -50,14 +50,14 @@ class StoreClock:
 
     def left_ms(self, until_ms: int, clock_epoch: str) -> int:
         """Return the remaining time of a coordinator's, a controller's or a broker's lease, or 0 if any process may
-        take it: it has ended, or it ends later than one that is taken now. In the second case the clock was set back
-        since it was renewed.
+        take it. That is so if the lease has ended, or ends later than a lease that is taken now: then the clock was set
+        back since its renewal.
         """
         left_ms = self.in_this_epoch_ms(until_ms, clock_epoch) - self.lease_ms
         return left_ms if 0 < left_ms <= LEASE_MS_MAX else 0
 
     def has_expired(self, row: Any) -> sa.ColumnElement[bool]:
-        """Return the same condition in SQL, for the columns `until_ms` and `clock_epoch` of a table."""
+        """Return the condition of `expired` in SQL, for the columns `until_ms` and `clock_epoch` of a table."""
         return sa.or_(row.clock_epoch != self.clock_epoch, row.until_ms <= self.lease_ms)
 
 

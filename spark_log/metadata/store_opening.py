@@ -79,8 +79,8 @@ def open_store(
     timeout_ms: int = READ_TIMEOUT_MS,
     upgrade: bool = True,
 ) -> Store:
-    """Open the store at `address`, and upgrade it if an earlier release created it. It must have this number, and be of
-    the cluster `cluster_id` if that is given.
+    """Open the store at `address`, and upgrade it if an earlier release created it. It must have the number `store_id`,
+    and belong to the cluster `cluster_id` if that is given.
 
     Raise ClusterNotFoundError if there is no cluster, UnsupportedVersionError if this version cannot upgrade the store
     or, without `upgrade`, would have to; WrongDatabaseError for another store.

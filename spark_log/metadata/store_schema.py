@@ -1,4 +1,4 @@
-"""The schema of a metadata store: its revision, its creation, its upgrade from an earlier release; stored settings."""
+"""Creates and upgrades the schema of a metadata store, and reads its revision and the stored settings."""
 
 import functools
 import json

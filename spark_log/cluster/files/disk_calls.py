@@ -1,4 +1,4 @@
-"""Calls into a folder with a limit of time: a disk or mount that hangs blocks a system call until it answers, perhaps
+"""Limits the time of calls into a folder: a disk or mount that hangs blocks a system call until it answers, perhaps
 forever.
 """
 
@@ -24,7 +24,7 @@ _BYTES_PER_S_MIN = 10_000_000
 
 
 class Use(Enum):
-    """A frozen file system answers reads."""
+    """The two kinds of calls, which are watched apart: a frozen file system still answers reads."""
 
     READS = "reads"
     WRITES = "writes"
@@ -34,7 +34,7 @@ class DiskCalls:
     """Makes calls below the folder `root`, one at a time, each in a thread that is left after its limit."""
 
     def __init__(self, root: str, use: Use, undo: Callable[[], object] = lambda: None) -> None:
-        """`undo` is called in the thread of a call that was left, should it return."""
+        """If a call that was left returns after all, its thread calls `undo`."""
         self.left = False
         self.refused = False
         """Whether `run` has raised because this call or another one hangs."""
@@ -109,8 +109,8 @@ class DiskCalls:
 @dataclass
 class _Folder:
     """A folder in which `left` calls were left and have not returned. During the pause all calls fail at once, and then
-    one is tried. If it `answers`, others follow, until one hangs: then a longer pause begins, since not all kinds of
-    calls need hang.
+    one is tried. If it `answers`, others follow. If one of them hangs, a longer pause begins: some kinds of calls may
+    hang while others return.
     """
 
     pause: Pause

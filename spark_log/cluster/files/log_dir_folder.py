@@ -1,4 +1,4 @@
-"""The folder or bucket of a log dir: safe paths, listings and deletions."""
+"""Opens the folder or bucket of a log dir, and provides safe paths, listings and deletions."""
 
 import contextlib
 import errno
@@ -79,7 +79,7 @@ class LogDirFolder:
         return location_of(self.uri, relative)
 
     def exists(self) -> bool:
-        """Whether its folder exists. In an object store every prefix does."""
+        """Whether the log dir's folder exists. In an object store every prefix exists."""
         return not self.local or os.path.isdir(self._root)
 
     def list_files(self, folder: str) -> dict[str, int]:
@@ -189,7 +189,7 @@ class LogDirFolder:
         return self.local and (disk_calls.hangs(self.uri) or disk_calls.hangs(self._root))
 
     def _path(self, relative: str) -> str:
-        """Return the path of a file without a look at the disk."""
+        """Return the path of a file without reading the disk."""
         parts = PurePosixPath(relative)
         if parts.is_absolute() or ".." in parts.parts or "\0" in relative or not parts.parts:
             raise UnsafePathError(f"path {relative!r}: must be relative, inside the log dir")
@@ -216,7 +216,7 @@ class LogDirFolder:
 
 
 def _in_local_folder(folder: str, *, follow_symlinks: bool = True) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the names in a local folder, with what is known about each; none if there is no such folder."""
+    """Yield the names in a local folder, with the status of each; none if there is no such folder."""
     with _if_it_exists(), os.scandir(folder) as found:
         for each in found:
             try:
@@ -227,8 +227,8 @@ def _in_local_folder(folder: str, *, follow_symlinks: bool = True) -> Iterator[t
 
 @contextlib.contextmanager
 def _if_it_exists() -> Iterator[None]:
-    """Leave the block where a file or folder is missing, or cannot exist because its name is too long (a topic of an
-    earlier release).
+    """End the block without an error if a file or folder is missing, or cannot exist because its name is too long (a
+    topic of an earlier release).
     """
     try:
         yield

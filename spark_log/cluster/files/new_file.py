@@ -234,8 +234,8 @@ class RemoteCopy:
 def make_folders(folder: Path, root: Path) -> None:
     """Make `folder` below an existing `root`, durably: the entries of all folders in between are forced to disk.
 
-    Each process does that once, even if the folders exist: the process that made them may have been killed before it
-    did. Raises FileNotFoundError if there is no `root`.
+    Each process does that once, even if the folders exist: the process that made them may have been killed before
+    that. Raises FileNotFoundError if there is no `root`.
     """
     with contextlib.suppress(FileNotFoundError):
         if _folder_key(folder) in _durable:

@@ -11,11 +11,11 @@ from spark_log.errors import StorageUnavailableError, install_extra, redact
 _RETRIES = 2
 _TIMEOUT_S = 30
 _process: int | None = None
-"""The process that has used obstore. Its threads do not exist in a forked child, where a call would wait for ever."""
+"""The process that has used obstore, whose threads do not exist in a forked child: a call there would wait for ever."""
 
 
 def can_create(uri: str) -> bool:
-    """Whether objects can be created so in this log dir: it is in S3, and obstore is installed."""
+    """Whether `create_object` works in this log dir: it is in S3, and obstore is installed."""
     return uri.startswith("s3:") and importlib.util.find_spec("obstore") is not None
 
 

@@ -188,7 +188,7 @@ class Rights:
         return any(acl.permission is Permission.ALLOW and acl.operation in enough for acl in mine)
 
     def allows_any(self, principal: str, host: str, operation: Operation, resource_type: ResourceType) -> bool:
-        """Whether the principal may do it on some resource of this type (authorizeByResourceType, KIP-679)."""
+        """Whether the principal may do the operation on any resource of the type (authorizeByResourceType, KIP-679)."""
         if principal in self.super_users:
             return True
         mine = [

@@ -62,9 +62,9 @@ def translate(
 ) -> SparkLogError:
     """Return spark-log's error for an error of the database or of its connection pool.
 
-    A wrong address is an InvalidConfigurationError (WrongDatabaseError if the database is missing) only if every host
-    says so, because a standby that is behind does not know the database yet, and only in a process that has never
-    connected to the store: in others the address was right, and they wait until the server accepts it again.
+    A wrong address is an InvalidConfigurationError (WrongDatabaseError if the database is missing) under two
+    conditions. Every host says so: a standby that is behind does not know the database yet. And this process has never
+    connected to the store: otherwise the address was right, and it waits until the server accepts it again.
     """
     if isinstance(error, sa.exc.TimeoutError):  # too many threads hold connections
         return MetadataStoreUnavailableError(redact(f"metadata store at {address}: {error}"))

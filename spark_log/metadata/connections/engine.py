@@ -42,7 +42,7 @@ _POSTGRESQL_OPTIONS = (
     r" -c statement_timeout=0 -c default_transaction_isolation=read\ committed"
 )
 """They win over settings of the role and of the database. Warnings are requested because they put a commit in doubt
-(`commit_tokens`). Transactions lock a row and then read others: these must be as they are after the wait.
+(`commit_tokens`). Transactions lock a row and then read others, as they are after the wait for the lock.
 
 A process that is stopped during a transaction holds its locks until another one that waits for them ends its session,
 after 3 to 6 s (`silent_sessions`). If no process waits, the server or a coordinator ends it, after 10 s.
@@ -114,7 +114,7 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         (_BEGIN_WRITE if is_write(connection) else _BEGIN).run(connection, [{}])
-        if _place_of(path) != opened:  # nobody else sees what changes here, and other segment files may be there now
+        if _place_of(path) != opened:  # no other process sees what changes here, and other segment files may be there
             raise MetadataStoreError(
                 f"{path}: it was moved, deleted or replaced after it was opened: start this process again"
             )
@@ -202,9 +202,9 @@ def without_answer_limit(connection: sa.Connection) -> Iterator[None]:
 class UnansweredCommits:
     """The sessions of this process on PostgreSQL whose COMMIT got no answer, and may wait for a synchronous standby.
 
-    Such a session waits on after its client has gone (store.answer.timeout.ms). While no standby is there, each further
-    commit would leave one more, until max_connections refuses readers too. So a process begins no write transaction
-    while _WAITING_MAX of its sessions wait.
+    Such a session still waits after its client has gone (store.answer.timeout.ms). While no standby is there, each
+    further commit would leave one more, until max_connections refuses readers too. So a process begins no write
+    transaction while _WAITING_MAX of its sessions wait.
     """
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ from spark_log.metadata.connections.answer_watch import AnswerLimit
 
 _WARNINGS_MAX = 10
 _PASSWORD_FILE = "PGPASSWORD_FILE"
-"""The password in a file, as secrets are mounted in containers. libpq's own PGPASSFILE is no use there: it ignores a
-file that others may read, and a mounted secret belongs to root.
+"""The password in a file, as secrets are mounted in containers. libpq's own PGPASSFILE does not help there: libpq
+ignores a file that others may read, and a mounted secret belongs to root.
 """
 _PASSWORD_FILE_BYTES_MAX = 8192
 

@@ -82,7 +82,7 @@ class SchemaFence:
 
     @property
     def admission(self) -> str:
-        """A SQL expression for the first transaction of a PostgreSQL session. False: the store is being upgraded."""
+        """A SQL expression for a PostgreSQL session's first transaction. It is false while the store is upgraded."""
         number = number_of(self._revision)
         return (
             f"pg_try_advisory_xact_lock_shared({_OPENING}, {number})"
@@ -102,7 +102,7 @@ class SchemaFence:
         self._check(revision, oldest)
 
     def check_session(self, connection: "psycopg.Connection[Any]") -> None:
-        """Check a new session on PostgreSQL in the same way. A session that is refused is closed."""
+        """Check a new session on PostgreSQL as `check_transaction` does. A session that is refused is closed."""
         if self._is_lifted:
             return
         try:

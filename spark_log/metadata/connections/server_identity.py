@@ -10,7 +10,7 @@ database do not change, so each connection asks for them once, when it is opened
 so each check asks for their OID.
 
 SQLite has no such identity, and a PostgreSQL server whose data folder was replaced by an older copy keeps both values.
-These cases are detected by a Delta table that is ahead of the metadata (tables/publication.py).
+A Delta table that is ahead of the metadata shows these cases (tables/publication.py).
 """
 
 import logging

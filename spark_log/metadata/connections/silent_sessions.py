@@ -28,8 +28,8 @@ _END_COPIES = sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_progress_co
 
 
 class SilentSessions:
-    """The sessions of a store. A COPY is one statement for all of its rows, so it is silent if it has received nothing
-    since an earlier call of `end`. Threads may share it: at worst two of them end the same session.
+    """Ends the silent sessions of a store. A COPY is one statement for all of its rows, so it is silent if it has
+    received nothing since an earlier call of `end`. Threads may share it: at worst two of them end the same session.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Tells whether a thread is in a write transaction, and queues the writers of a SQLite file."""
+"""Records whether a thread is in a write transaction, and queues the writers of a SQLite file."""
 
 import fcntl
 import os

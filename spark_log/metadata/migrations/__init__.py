@@ -5,7 +5,7 @@ To change a table: change `metadata/tables/`, add `versions/v<n>.py` with the di
 OLDEST_REVISION of `metadata.tables`.
 
 After a migration with `additive = True`, processes of the revision before it go on. It adds tables, or columns with a
-default, and changes the meaning neither of what that code reads nor of what it writes. After any other migration, that
+default, and does not change the meaning of anything that their code reads or writes. After any other migration, their
 code is refused (`metadata/connections/schema_fence.py`). To remove a column while old processes run, let one release
 stop using it, and remove it in a later one.
 """

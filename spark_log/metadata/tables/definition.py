@@ -1,4 +1,4 @@
-"""How tables are defined: names of constraints, column types, and the folder that writes a table."""
+"""Defines what all tables share: names of constraints, column types, and the folder that writes a table."""
 
 from collections.abc import Callable
 from typing import Any

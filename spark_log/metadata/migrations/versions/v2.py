@@ -1,5 +1,6 @@
-"""Beats of the coordinator and the time of an accepted promotion. Rewritings of a partition are counted, so that readers
-forget the records that they have kept of old segments; classic members have a rebalance timeout; producer ids an owner.
+"""Adds beats of the coordinator and the time of an accepted promotion. Rewritings of a partition are counted, so that
+readers forget the records that they have kept of old segments; classic members have a rebalance timeout; producer ids
+an owner.
 """
 
 from typing import Any
@@ -34,7 +35,7 @@ def upgrade() -> None:
 
 
 def add(table: str, name: str, kind: "sa.types.TypeEngine[Any]", comment: str, default: str | None = None) -> None:
-    """A column, which is NULL where it has no default."""
+    """Add a column, which is NULL if it has no default."""
     server_default = None if default is None else sa.text(default)
     column = sa.Column(name, kind, nullable=default is None, server_default=server_default, comment=comment)
     op.add_column(table, column)

@@ -7,7 +7,7 @@ down_revision = "v2"
 
 
 def upgrade() -> None:
-    """Open transactions stay open: they may be committed or aborted, and a new producer may fence theirs."""
+    """Open transactions stay open: they may be committed or aborted, and a new producer may fence their producers."""
     op.execute('ALTER TABLE "transaction" RENAME COLUMN bumped_from TO previous_epoch')
     op.execute('ALTER TABLE "transaction" DROP COLUMN number')
     op.execute('ALTER TABLE "transaction" DROP COLUMN numbered')

@@ -1,4 +1,4 @@
-"""Share groups: the state of their partitions, delayed records, and configs of groups."""
+"""Adds share groups: the state of their partitions, delayed records, and configs of groups."""
 
 from alembic import op
 
