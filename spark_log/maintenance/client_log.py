@@ -41,8 +41,8 @@ class ClientLog(Log):
         """With `in_thread` tails are sealed and files are published in a thread, for a process that appends repeatedly.
 
         `inline_bytes_min` has lower bounds of inline.max.bytes and inline.tail.bytes for the appends of this log to
-        topics that leave these configs at their defaults. It serves a process that gathers the batches of many clients:
-        a file for each of them costs several times a blob. `internal` is passed to `Log`.
+        topics that leave these configs at their defaults. They serve a process that gathers the batches of many
+        clients: a file for each batch costs several times as much as a blob. `internal` is passed to `Log`.
         """
         self._options: dict[str, Any] = {
             "settings": settings, "holder": holder, "in_thread": in_thread, "inline_bytes_min": inline_bytes_min,
@@ -70,7 +70,7 @@ class ClientLog(Log):
         With `more_to_come` (after a micro-batch) another log will append to the same topics: tails are sealed as often
         as delta.max.lag.ms needs, not after every append.
 
-        All stores are closed, home first, also if one of them fails. The first error is raised at the end.
+        All stores are closed, home first, even if one of them fails. The first error is raised at the end.
         """
         with FirstFailure() as failure:
             with failure.attempt():
@@ -98,7 +98,7 @@ class ClientLog(Log):
             self.at(topic.store_id)._loop.watch([topic])
 
     def take_expired(self) -> list[Expired]:
-        """Return what was appended since the last call although it was older than retention.ms already."""
+        """Return the records that were older than retention.ms when they were appended, since the last call."""
         return [expired for log in self._logs() for expired in log._expired.take()]
 
     def stop_sealing(self) -> None:

@@ -21,9 +21,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class MaintenanceContext:
-    """The input of a maintenance task: it gives `fence` to each transaction, and names its files with
-    `writer`.
-    """
+    """The input of a maintenance task, which gives `fence` to each transaction, and names its files with `writer`."""
 
     cluster: Cluster
     settings: ClusterSettings
@@ -72,7 +70,7 @@ def work_in_each_store(
     now: bool = False,
     on_spark: bool = False,
 ) -> Iterator[R]:
-    """Yield what work on request yields, in one store after the other. A cluster that is given by its address is
+    """Yield the results of `work` on request, in one store after the other. A cluster that is given by its address is
     opened, and closed at the end.
 
     Raises UnknownTopicOrPartitionError for a named topic that does not exist, before any change. A store that fails
@@ -98,7 +96,7 @@ def open_maintenance(
     now: bool = False,
     on_spark: bool = False,
 ) -> Iterator[MaintenanceContext]:
-    """Yield the context of work on request in one store.
+    """Yield a context for work on request in one store.
 
     With `on_spark`, write ids get a long lease, because they are not renewed while the driver is busy, and a task may
     wait for a core.

@@ -45,8 +45,8 @@ class _NamedFile:
 
 
 def verify_files(cluster: Cluster, topics: Iterable[str] = (), *, checksums: bool = False) -> Iterator[VerifiedReplica]:
-    """Check that the log dirs have every segment file that the metadata names for their replicas, with its size. The
-    files of records that no replica has, since the controller has found files missing, are those of each replica.
+    """Check that the log dirs have every segment file that the metadata names for their replicas, with its size. If
+    no replica has some records any more, because the controller found files missing, every replica should have them.
 
     With `checksums`, also compare the checksum of each file, which reads all of it. `topics` are names, or all topics
     if there are none. A log dir that cannot be opened is a problem of each of its files. Raises
@@ -114,7 +114,7 @@ def _problem(log_dir: LogDir, file: SegmentFile, size: int | None, checksums: bo
 
 def _named(connection: sa.Connection, topic: Topic, log_dir_id: LogDirId) -> list[_NamedFile]:
     """Return the files of the topic that its replicas in the log dir have according to the metadata, or that no replica
-    has: a file that is missing takes those above it from its replica (`lose_files`).
+    has: a replica that lacks a file also loses the files above it (`lose_files`).
     """
     any_replica = t.replica.alias("any_replica")
     longest = (

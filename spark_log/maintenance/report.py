@@ -1,4 +1,4 @@
-"""The report of a maintenance task."""
+"""Defines the report of a maintenance task."""
 
 from dataclasses import dataclass, field
 

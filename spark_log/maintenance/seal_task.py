@@ -34,7 +34,7 @@ T = TypeVar("T")
 TOPICS_MAX = 64
 """The number of topics that one round of a coordinator seals, and also publishes."""
 _KNOWN_MAX = 10_000
-"""The number of topics above which those are forgotten that did not fail last."""
+"""Above this number of topics, those whose last round did not fail are forgotten."""
 _LAGS_EVERY_S = 2.0
 """The time between two searches of a coordinator for tables that lack a file, which read all partitions."""
 
@@ -59,8 +59,9 @@ class TableRounds:
     many.
 
     An external schema registry may not answer. So rounds with the set `leaves` ask none: a topic with records of an
-    unknown schema id gets into the set, and is left to the rounds that have it as `takes`, until its tails are sealed.
-    Without `catalogs`, Iceberg tables in a catalog, which may not answer either, are left to `publish_to_catalog`.
+    unknown schema id gets into the set, and is left to the rounds that have this set as `takes`, until its tails are
+    sealed. Without `catalogs`, Iceberg tables in a catalog, which may not answer either, are left to
+    `publish_to_catalog`.
     """
 
     def __init__(

@@ -66,8 +66,8 @@ def _write_in_tasks(spark: "SparkSession") -> Write:
 
 
 def _write_here(rewriting: Rewriting, name: str, log_dirs: LogDirs) -> Written | str:
-    """Write the file on an executor. A failure returns a text: Spark would only retry after an exception, and show it
-    in fifty lines.
+    """Write the file on an executor. A failure is returned as text: Spark would only retry after an exception, and show
+    it in fifty lines.
     """
     from pyspark import TaskContext
 

@@ -1,4 +1,4 @@
-"""The tasks of maintenance, with their intervals in the Coordinator, and the function that runs them on request."""
+"""Lists the tasks of maintenance, with their intervals in the Coordinator, and runs them on request."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -260,7 +260,6 @@ def run_tasks(
 
 
 def _run(context: MaintenanceContext, *, names: Collection[str], dry_run: bool) -> Iterator[Report]:
-    """Run the tasks in one store."""
     if not dry_run and context.cluster.store.read(failures_of_log_dirs):  # an offline log dir may be back
         FallbackController(context.cluster, context.settings).detect_failures()
     with FirstFailure() as failure:

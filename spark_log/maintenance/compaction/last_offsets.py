@@ -28,8 +28,8 @@ _WAITING_BYTES = 32 << 20
 
 
 def find_last_offsets(topic: Topic, units: Sequence[Unit], log_dirs: LogDirs) -> Iterator[Offsets]:
-    """Yield, for each unit of a partition, the offsets of its records that are the current ones of their keys in all of
-    the units, and of those that are the last of their keys, but cannot be current: tombstones, with sequences.
+    """Yield, for each unit of a partition, the offsets of its records that stay. These are the current record of each
+    key in all of the units and, with sequences, a tombstone that is the last of its key, as it cannot be current.
 
     The keys are divided into buckets, so that the keys of one bucket fit into memory, whatever the number of keys. Each
     bucket reads all keys once. The result takes 8 bytes for each record that is kept.
@@ -84,7 +84,7 @@ def _last_of_bucket(batches: Iterator[pa.RecordBatch], schema: pa.Schema, bucket
 
 
 def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows that compaction keeps: the current record of each key. Both are ordered by offset."""
+    """Return the rows that compaction keeps, as `find_last_offsets`. The given rows and these are ordered by offset."""
     rows = pa.concat_tables(tables).combine_chunks()
     keys = pa.concat_arrays(rows.column("key").chunks)
     last = current_records(keys)
@@ -96,8 +96,8 @@ def _last_of(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _bucket_of(keys: pa.Array, buckets: int) -> npt.NDArray[np.int64]:
-    """Return the bucket of each key. It depends on other bits of the hash than the partition: those are the same for
-    all keys of a partition.
+    """Return the bucket of each key. It depends on other bits of the hash than the partition does, as the latter are
+    the same for all keys of a partition.
     """
     mixed = murmur2(keys) * np.uint32(0x9E3779B1)
     return np.asarray((mixed >> np.uint32(8)).astype(np.int64) % buckets)

@@ -67,7 +67,7 @@ def plan_compaction(context: MaintenanceContext) -> Iterator[Report]:
 
 
 def _is_too_large(context: MaintenanceContext, due: Due) -> bool:
-    """Whether Spark compacts the partition. It does not order by sequence."""
+    """Whether the partition is left to Spark, whose compaction does not order by sequence."""
     by_sequence = CurrentRule.of(due.topic.config, due.topic.columns).by_sequence
     return due.bytes > context.settings.log_cleaner_local_bytes_max and not by_sequence
 

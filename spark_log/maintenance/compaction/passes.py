@@ -1,8 +1,8 @@
 """Prepares and completes a compaction pass over a partition: decides whether it is due, plans its units, and swaps in
 the new files.
 
-Between planning and swapping, `compaction` (without Spark) or `compact_on_spark` finds the last offset of each key and
-writes the files.
+Between planning and swapping, `local_compaction` or `spark_compaction` finds the last offset of each key and writes the
+files.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -97,7 +97,7 @@ class _Cleanable:
 _read_up_to: BoundedDict[tuple[str, int], tuple[int, int]] = BoundedDict()
 """The partition epoch and the end of the last pass over each partition that skipped files, by the topic's uuid and
 number. While files are skipped in that epoch, only segments above this end, or expired tombstones, make another pass
-due. A new process does one more.
+due. A new process does one more pass.
 """
 
 

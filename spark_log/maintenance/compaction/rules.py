@@ -1,5 +1,5 @@
-"""Decides which records of a partition compaction drops, and when. Pure. As Kafka's log cleaner (KIP-58, KIP-354,
-KIP-534).
+"""Decides which records of a partition compaction drops, and when, as Kafka's log cleaner (KIP-58, KIP-354, KIP-534).
+Pure.
 
     log start          first dirty offset        cleanable end        high watermark
         |--------- clean ------|--------- dirty -------|-- too young ------|

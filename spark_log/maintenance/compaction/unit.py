@@ -30,11 +30,9 @@ class Unit:
     horizon: int
     """Tombstones below this offset may be dropped."""
     tombstones_expired: bool
-    """There may be tombstones below the horizon: the unit is read even if all its records are the last of their
-    keys.
-    """
+    """Whether there may be tombstones below the horizon: then the unit is read even if no record has a later one."""
     dirty: bool
-    """No pass has covered all of it, so its number of tombstones is unknown."""
+    """Whether no pass has covered all of the unit, so that its number of tombstones is unknown."""
 
     @property
     def record_count(self) -> int:

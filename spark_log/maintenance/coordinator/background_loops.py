@@ -16,11 +16,11 @@ _POLL_S = 0.5
 
 
 class BackgroundLoops:
-    """Daemon threads, of which each calls one function until `request_stop`.
+    """Daemon threads that each call one function until `request_stop`.
 
     A function returns the seconds to wait before its next call. If it raises, the error is logged, and it is called
-    again after a second. A function that blocks, for example on a disk that hangs, does not delay the others. All end
-    with UnsupportedVersionError, because the store was upgraded for a newer version.
+    again after a second. A function that blocks, for example on a disk that hangs, does not delay the others. All
+    threads end after an UnsupportedVersionError: the store was upgraded for a newer version.
     """
 
     def __init__(self, name: str) -> None:

@@ -3,9 +3,9 @@
     with Broker(cluster, 2):          as `spark-log broker start 2`
         ...
 
-It holds the broker's lease in the store. While the lease is valid, the broker's replicas may lead and be in sync. When
-the process is killed, or paused for longer than the lease, the controller removes them from the ISRs; they return to
-the ISRs when they have caught up.
+The process holds the broker's lease in the store. While the lease is valid, the broker's replicas may lead and be in
+sync. When the process is killed, or paused for longer than the lease, the controller removes them from the ISRs; they
+return to the ISRs when they have caught up.
 """
 
 import logging
@@ -31,7 +31,7 @@ class Broker:
     """Serves a broker while it is entered, in daemon threads. One process at a time may serve a broker."""
 
     def __init__(self, cluster: Cluster, broker_id: int, *, settings: ClusterSettings | None = None) -> None:
-        """`cluster` is the cluster as its home store has it; it serves the broker in the data stores too."""
+        """`cluster` is the cluster as its home store sees it. The broker is served in the data stores too."""
         self._cluster = cluster
         self._own_settings = settings
         self._session = BrokerSession(cluster.store, broker_id, self._settings.broker_session_timeout_ms)
@@ -40,7 +40,7 @@ class Broker:
         self.coordinator = Coordinator(cluster, settings=settings)
         self._of_stores = StoreWorkers(cluster, "broker", lambda data: Broker(data, broker_id, settings=settings))
         self.failure: SparkLogError | None = None
-        """Why it stopped serving: another process serves the broker, or the broker was removed."""
+        """Why this process stopped serving: another process serves the broker, or the broker was removed."""
 
     @property
     def _settings(self) -> ClusterSettings:

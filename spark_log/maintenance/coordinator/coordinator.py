@@ -3,11 +3,12 @@
     with Coordinator("/data/log"):      on a Spark driver, or in any other process; several may run
         ...
 
-It competes for two leases of each store of the cluster. The holder of `controller` decides about replicas: which log
-dirs and brokers are dead, which replica leads, which replicas are in sync. The holder of `coordinator` runs the other
-tasks: groups and maintenance. The other processes wait until a lease is given back or expires (by the store's clock).
-Every transaction of a task checks the epoch of its lease, so a process that was paused changes nothing after its term.
-Without a coordinator clients run these tasks themselves; a coordinator is faster, and works while no client is active.
+A coordinator competes for two leases of each store of the cluster. The holder of `controller` decides about replicas:
+which log dirs and brokers are dead, which replica leads, which replicas are in sync. The holder of `coordinator` runs
+the other tasks: groups and maintenance. The other processes wait until a lease is given back or expires (by the store's
+clock). Every transaction of a task checks the epoch of its lease, so a process that was paused changes nothing after
+its term. Without a coordinator clients run these tasks themselves; a coordinator is faster, and works while no client
+is active.
 """
 
 import threading

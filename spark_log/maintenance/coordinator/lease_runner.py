@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S_MAX = 600.0
 _LEFT_AFTER_S = 60.0
 _LOOK_S = 5.0
-"""The time between two looks at a run that goes on."""
+"""The time between two checks of a run that has not ended."""
 _RETRY_S = 1.0
 """Pause after a task whose interval is unknown, because the settings could not be read."""
 
@@ -73,9 +73,10 @@ class LeaseRunner:
     """Competes for a lease, and runs its tasks while it holds the lease.
 
     One thread renews the lease and each task has a thread of its own, so that a task that blocks delays neither the
-    renewal nor the other tasks. Each run has one too: a call into a log dir that hangs may never return. A run that
-    goes on for _LEFT_AFTER_S after a log dir has failed that was online when the run began, whether it uses it or not,
-    is left to its thread and fenced, and the task begins again, without this log dir. `close` does not wait for it.
+    renewal nor the other tasks. Each run has a thread too, because a call into a log dir that hangs may
+    never return. If a log dir fails that was online when a run began, and the run still goes on _LEFT_AFTER_S later,
+    whether it uses the log dir or not, then the run is left to its thread and fenced. The task begins again, without
+    this log dir. `close` does not wait for the run.
     """
 
     def __init__(
@@ -211,6 +212,6 @@ class LeaseRunner:
         return _RETRY_S if settings is None else task.pause_s(settings)
 
     def _has_failed_since(self, began_s: float) -> bool:
-        """Whether a log dir has failed since then, and _LEFT_AFTER_S ago."""
+        """Whether a log dir has failed after `began_s`, and at least _LEFT_AFTER_S ago."""
         until_s = clock.monotonic_s() - _LEFT_AFTER_S
         return any(began_s < failed_s <= until_s for failed_s in self._failed_s.values())

@@ -191,7 +191,7 @@ class _Run:
     writer: Writer
     fallback: FallbackController
     clean: set[str] = field(default_factory=set)
-    """Names of segments without such a record: a segment's file never changes."""
+    """Names of segments without a record to erase: that stays so, as a segment's file never changes."""
     scanned: set[str] = field(default_factory=set)
     changed: set[int] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)

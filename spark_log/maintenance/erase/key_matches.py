@@ -1,6 +1,6 @@
 """Finds the records to erase and the files that hold one, and writes the new file of a segment.
 
-It needs log dirs, not the metadata store: it also runs on executors. Keys are personal data: no message here repeats
+It needs log dirs, not the metadata store: it also runs on executors. Keys are personal data: no message here shows
 one.
 """
 
@@ -33,7 +33,7 @@ def to_erase(offsets: pa.Array, keys: pa.Array, erased: KeySet, end: int) -> pa.
 
 
 def keep_others(erased: KeySet, end: int) -> Keep:
-    """Return the `keep` of `segment_rewrite.write` that keeps all other records, also tombstones, unchanged."""
+    """Return the argument `keep` for `segment_rewrite.write` that keeps all other records, also tombstones."""
 
     def keep(offsets: pa.Int64Array, records: pa.Table) -> pa.BooleanArray:
         return pc.invert(to_erase(offsets, records.column("key").combine_chunks(), erased, end))

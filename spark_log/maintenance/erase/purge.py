@@ -37,7 +37,7 @@ from spark_log.text import count_of
 
 @dataclass(frozen=True)
 class Purged:
-    """The result of a purge. `files` and `bytes` count each copy; `replicas` had been moved away."""
+    """The result of a purge. `files` and `bytes` count each copy; `replicas` counts those that were moved away."""
 
     files: int
     bytes: int
@@ -51,7 +51,7 @@ class Purged:
 
 def purge_old_files(cluster: Cluster, topic: Topic, workers: Workers, paths_with_keys: Collection[str]) -> Purged:
     """Purge the topic's retired files that hold such keys. `paths_with_keys` are the paths of files that are known to
-    hold some.
+    hold such keys.
 
     A file that cannot be read is deleted too. So are such files of deleted topics of the same name.
     """

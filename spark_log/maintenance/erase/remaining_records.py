@@ -126,9 +126,9 @@ _BOUNDS = {
 
 
 def _bounds_in_tables(cluster: Cluster, log_dirs: CleanableLogDirs, info: LogDirInfo, topic: Topic) -> list[str]:
-    """Return a note for each table of the topic whose metadata have bounds of typed columns of files that the store
-    does not name, which may be values of erased records; or whose metadata cannot be read. Unfinished metadata files
-    may have such bounds too.
+    """Return a note for each table of the topic whose metadata cannot be read, or have bounds of typed columns of files
+    that the store does not name: these bounds may be values of erased records. Unfinished metadata files may have such
+    bounds too.
     """
     log_dir = log_dirs.open(info.log_dir_id)
     assert log_dir is not None

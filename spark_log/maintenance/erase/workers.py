@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class Workers(Protocol):
-    """Runs `work(item, keys)` for each item, with its own keys. Workers have no access to the metadata store."""
+    """Runs `work(item, keys)` for each item, with the workers' keys. Workers have no access to the metadata store."""
 
     at_once: int
     """Number of files that are written before they are swapped in."""

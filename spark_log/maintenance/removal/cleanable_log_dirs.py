@@ -1,4 +1,4 @@
-"""The log dirs from which a run of clean-up deletes files, or counts them for a dry run."""
+"""Opens the log dirs in which a run of clean-up deletes files, or counts them for a dry run."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +49,7 @@ class CleanableLogDirs:
     infos: Mapping[LogDirId, LogDirInfo]
     failures: dict[LogDirId, str] = field(default_factory=dict)
     doubtful: set[LogDirId] = field(default_factory=set)
-    """Those of `failures` that failed in the folder of a topic."""
+    """The log dirs in `failures` that failed in the folder of a topic."""
     expired: Collection[str] = frozenset()
     """Write ids that are still registered, but are treated as expired."""
     stopping: Callable[[], bool] = lambda: False
@@ -110,7 +110,7 @@ class CleanableLogDirs:
 
     def use_again(self) -> Deleted:
         """Use the log dirs again that failed in the folder of a topic, if they answer: only that folder is damaged. A
-        note says how.
+        note has the reason.
         """
         notes: tuple[str, ...] = ()
         for log_dir_id in sorted(self.doubtful):
@@ -121,7 +121,7 @@ class CleanableLogDirs:
         return Deleted(notes=notes)
 
     def delete(self, log_dir_id: LogDirId, paths: Sequence[str]) -> Deleted:
-        """Delete those of these files that exist, and return their number and bytes."""
+        """Delete those files that exist, and return their number and bytes."""
         if self.dry_run:
             paths = [path for path in paths if (log_dir_id, path) not in self.counted]
             self.counted.update((log_dir_id, path) for path in paths)
@@ -152,8 +152,8 @@ class CleanableLogDirs:
             log_dir.delete_empty_folder(folder)
 
     def publish(self, topic: Topic) -> None:
-        """Remove deleted files from the topic's Delta tables. Raises the errors of `tables.publication.publish`, in a
-        dry run those for a store that is an older copy.
+        """Remove deleted files from the topic's Delta tables. Raises the errors of `tables.publication.publish`; in a
+        dry run, only those for a store that is an older copy.
         """
         (check_publication if self.dry_run else publish)(self.cluster, topic)
 

@@ -71,7 +71,7 @@ def check_lost(cluster: Cluster, name: str) -> SparkLogError:
 
 
 def _finish_commits(home: Cluster, store_id: StoreId) -> None:
-    """Note as done the commits whose part this store has not followed: their records there are lost."""
+    """Mark commits as finished whose part this store has not appended: their records there are lost."""
     committed = home.store.read(lambda connection: find_unfollowed(home.store, connection, store_id))
     for producer_id, transaction in committed.items():
         if transaction is not None:

@@ -1,6 +1,6 @@
-"""Orphans: segment files that are not needed and cannot be appended any more. Sources: writers that were killed or
-whose append failed, log dirs that were offline when a file was retired, readers that repaired a file which had just
-been deleted.
+"""Deletes orphans: segment files that are not needed and cannot be appended any more. They are left by writers that
+were killed or whose append failed, by log dirs that were offline when a file was retired, and by readers that repaired
+a file which had just been deleted.
 
     a segment file          is deleted when no segment, retired file or open transaction names it and its write id is
     gone; for file.delete.delay.ms after an older store was accepted, only if it cannot be of a lost append
@@ -63,11 +63,11 @@ class Needed:
     write_ids: Collection[str] = frozenset()
     kept_since_ms: int | None = None
     """Segment files that were modified at this time or later are kept, since the store may lack their appends
-    (`cluster.promotion`); None: no time."""
+    (`cluster.promotion`). None means that no file is kept for this reason."""
 
 
 def write_id_of(name: str) -> str | None:
-    """Return the write id in a file's name; None if the name is not of our form."""
+    """Return the write id in a file's name; None if the name is not one that spark-log gives."""
     found = _SEGMENT.fullmatch(name) or _WRITING.fullmatch(name) or _COPYING.fullmatch(name)
     return found[1] if found else None
 
@@ -156,7 +156,7 @@ def _needed(
     files: Sequence[tuple[int, Entry]],
 ) -> Needed | None:
     """Read the metadata about these files, in one snapshot. None if the topic was deleted: the clean-up
-    of deleted topics removes its files. None too if another store gets it or has got it: then files may be named there.
+    of deleted topics removes its files. Also None if another store has it or gets it: then files may be named there.
     """
     topic_id = topic.topic_id
     if topic_here(connection, topic) is None:

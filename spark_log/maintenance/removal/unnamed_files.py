@@ -45,8 +45,8 @@ class UnnamedFile:
 
 @dataclass(frozen=True)
 class UnnamedFiles:
-    """Unnamed files, by log dir, topic folder and time. The files of topics of `stores_away` are left out: the names of
-    these stores, which do not answer.
+    """Unnamed files, by log dir, topic folder and time. `stores_away` has the names of the stores that do not
+    answer: the files of their topics are left out.
     """
 
     files: list[UnnamedFile]
@@ -68,8 +68,8 @@ def find_unnamed_files(cluster: Cluster, topic: str | None = None) -> UnnamedFil
     """Return each unnamed file of one topic, or of all; only of log dirs that answer, and without the files of topics
     whose store does not answer.
 
-    It lists every file: minutes for millions. A file with replicas is listed in each of their log dirs. If the topic
-    was deleted, or the store does not know it, the folders of this name are searched too.
+    It lists every file, which takes minutes for millions. A file with replicas is listed in each of their log dirs. If
+    the topic was deleted, or the store does not know it, the folders of this name are searched too.
     """
     log_dirs = CleanableLogDirs.of(cluster.home)
     unnamed: list[UnnamedFile] = []

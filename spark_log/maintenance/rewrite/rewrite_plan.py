@@ -1,5 +1,5 @@
-"""The plan of a rewriting: a run of a partition's segments, all data that is needed to replace them with one file, and
-the rules that say which segments may be in one file.
+"""Defines the plan of a rewriting: a run of a partition's segments, all data that is needed to replace them with one
+file, and the rules that say which segments may be in one file.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,7 +49,7 @@ def may_follow(first: Segment, last: Segment, following: Segment, seen: Collecti
     """Whether a file with the segments from `first` to `last` may also include `following`: the offsets meet, the
     timestamp type is the same, and the span fits into an offset_delta.
 
-    Not if `following` begins at one of `seen` (`tables/seen_offsets.py`): a file with records on both sides of
+    It may not if `following` begins at one of `seen` (`tables/seen_offsets.py`): a file with records on both sides of
     such an offset would hold both old and new records for a stream that reads the Delta table.
     """
     return (

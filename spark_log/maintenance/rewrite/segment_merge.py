@@ -1,4 +1,4 @@
-"""Merging: one segment of at most segment.bytes replaces consecutive small segments of a partition, at the same
+"""Merges segments: one of at most segment.bytes replaces consecutive small segments of a partition, at the same
 offsets.
 
 A run of files is merged if, over its inputs,
@@ -9,7 +9,7 @@ So a record's segment at least doubles each time the record is written again: th
 while its segment grows from m records to n, whatever the sizes of new segments and the frequency of merging. A run of
 equal files is merged completely; in the worst case each of the remaining files is larger than all that follow together.
 
-This holds for GROWTH = 2, which is used on request. In the background the factor is BACKGROUND_GROWTH: it writes a
+This holds for GROWTH = 2, which is used on request. In the background the factor is BACKGROUND_GROWTH, which writes a
 record a third as often while small files keep coming (replaced files stay on disk for file.delete.delay.ms), and leaves
 a few more files. A run that fills half of segment.bytes needs only a factor of 2: it is seldom merged again.
 """
@@ -116,7 +116,7 @@ def runs_of(
 def partitions_to_merge(
     connection: sa.Connection, topic: Topic, files_min: int = 2, bytes_max: int | None = None
 ) -> list[int]:
-    """Return the partitions with at least `files_min` files of which two would fit into one."""
+    """Return the partitions with at least `files_min` files that are at most half as large as a file may become."""
     fits = SEGMENT.bytes * 2 <= min(topic.config.segment_bytes, bytes_max or topic.config.segment_bytes)
     query = (
         sa.select(SEGMENT.partition)

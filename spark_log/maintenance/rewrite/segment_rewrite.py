@@ -77,7 +77,7 @@ def write(
     open_: Callable[[LogDirInfo], LogDir],
     keep: Keep | None = None,
 ) -> Written:
-    """Write the file under the unused name `name`; also runs on executors. Memory: a row group or two.
+    """Write the file under the unused name `name`; also runs on executors. It needs memory for a row group or two.
 
     `keep` selects the records that stay; without it all stay. A bad replica of an input is skipped, and repaired.
     Raises CorruptRecordError, StorageUnavailableError or LogDirMismatchError if all replicas or log dirs fail.
@@ -99,7 +99,7 @@ def write(
 
 
 def _encoding(rewriting: Rewriting) -> Encoding:
-    """Return the topic's encoding; for files that replace typed files with a higher zstd level, unless set."""
+    """Return the topic's encoding. A file that replaces typed files gets a higher zstd level, unless one is set."""
     topic, encoding = rewriting.topic, Encoding.of(rewriting.topic)
     new = rewriting.inputs[0].inline or topic.columns is None
     if new or encoding.codec != "zstd" or "compression.zstd.level" in topic.overrides:
@@ -187,8 +187,8 @@ def swap(
     """Replace the inputs with the file. Returns False if the swap is refused: then the file is deleted.
 
     It is refused if the inputs are no longer in the log, the ISR has changed, too few of the ISR have the file, or the
-    write id has expired (see `replication_rules.rewrite`); and unless it `erases`, if a table lists one of the inputs
-    above a tail. An erase waits for no table: streams of that one may see the file's other records again.
+    write id has expired (see `replication_rules.rewrite`). Unless it `erases`, it is also refused if a table lists one
+    of the inputs above a tail. An erase waits for no table: streams of such a table may see the other records again.
     """
     for broker_id in written.failed:
         report_failure(cluster.store, rewriting.log_dirs[broker_id], written.facts.bytes)
@@ -219,7 +219,7 @@ def write_and_swap(
 
 
 def discard(cluster: Cluster, rewriting: Rewriting, written: Written) -> None:
-    """Delete a file that no metadata names and none will name: written under our write id, but not swapped in."""
+    """Delete a file that no metadata names and none will name: written under a live write id, but not swapped in."""
     path = segment_path(rewriting.topic.folder, rewriting.partition, written.name)
     infos = cluster.log_dirs()
     for broker_id in written.brokers:

@@ -48,7 +48,7 @@ _DUE_PUBLICATIONS_MAX = 1_000
 _TAILS_MAX = 4
 """Multiple of inline.tail.bytes at which the appending thread seals a tail itself, as the loop does not keep up."""
 _LONG_S = 1.0
-"""A seal takes some milliseconds."""
+"""The time after which appends do not wait for a seal of the loop, which usually takes some milliseconds."""
 _KNOWN_MAX = 10_000
 """The number of topics of which the attempts are remembered."""
 _MERGE_BYTES_MAX = 16 * 2**20
@@ -129,8 +129,8 @@ class TableLoop:
     def _is_late(self, topic: Topic, partition: int, tail_bytes: int) -> bool:
         """Return whether the appending thread is to seal this tail, so that appends wait for the loop. A small
         inline.tail.bytes of one topic does not make the clients of a gateway wait (`tail_bytes_min`); nor does a topic
-        that cannot be sealed now, or whose schemas another server has. None waits while the loop seals this tail, or
-        needs long for another one: a disk may hang.
+        that cannot be sealed now, or whose schemas another server has. No append waits while the loop seals this
+        tail, or needs long for another one: a disk may hang.
         """
         most = _TAILS_MAX * max(topic.config.inline_tail_bytes, self._tail_bytes_min)
         if not self._in_thread or tail_bytes < most or self._attempts_of(topic).failures:
@@ -242,7 +242,7 @@ class TableLoop:
         return self._attempts.get(topic.topic_id, Attempts())
 
     def _note(self, topic: Topic, round_: _Round | None) -> Attempts:
-        """Note a round of the topic, or None if there was nothing to do."""
+        """Record a round of the topic; None means that there was nothing to do. Return the topic's attempts."""
         before, now_s = self._attempts_of(topic), clock.monotonic_s()
         attempts = replace(before, failures=0)
         if round_ is not None:
@@ -316,7 +316,7 @@ class TableLoop:
         return any(lag.sealed_ms is not None for lag in lags.values())
 
     def _tails(self, topic: Topic) -> tuple[list[Tail], int, dict[TopicId, Cut]]:
-        """Return the tails of the topic, the time of the store that dated them, read after them, and its cut."""
+        """Return the topic's tails, the time by the clock that dated them, read after them, and the topic's cut."""
         store, ids = self._cluster.store, [topic.topic_id]
         by_topic, cut, now = store.read(lambda c: (tails(c, ids), cuts(c, ids), store.clock(c)))
         return by_topic.get(topic.topic_id, []), now.wall_ms, cut

@@ -61,8 +61,8 @@ def seal_after_ms(config: TopicConfig, cost_ms: float = 0.0) -> int:
 
 
 def pause_ms(config: TopicConfig) -> int:
-    """Return the part of delta.max.lag.ms that is reserved: a tenth, but 2 s if that is not more than two fifths. A
-    topic without files for so long makes a pause.
+    """Return the part of delta.max.lag.ms that is reserved: a tenth, but 2 s if that is not more than two fifths. If a
+    topic gets no files for this time, its appends count as paused.
     """
     return max(config.delta_max_lag_ms // 10, min(_RESERVE_MS, config.delta_max_lag_ms * 2 // 5))
 
@@ -108,7 +108,7 @@ def merges_from_s(now_s: float, seconds: float) -> float:
 
 
 def look_after_ms(config: TopicConfig, cost_ms: float = 0.0) -> int:
-    """Return the time until tails that come now may be due."""
+    """Return the time until a tail that begins now may be due."""
     return max(CHECK_MS_MIN, seal_after_ms(config, cost_ms))
 
 
