@@ -1,4 +1,4 @@
-"""Reads and renews many members of any groups with one statement for each table."""
+"""Reads many members of any groups, and renews their sessions, with one statement for each table."""
 
 import json
 from collections.abc import Collection, Iterable

@@ -1,8 +1,8 @@
 """Reads and writes the committed offsets of consumer groups.
 
-Each commit takes the next offsets of its partition of `__consumer_offsets`. The first commit creates the topic. It has
-no replicas, because the store keeps it, and clients cannot write to it. `log.segments.offset_commit_records` describes
-its records.
+Each commit takes the next offsets of its partition of `__consumer_offsets`. The first commit creates this topic, which
+has no replicas, because the store keeps it, and clients cannot write to it. `log.segments.offset_commit_records`
+describes its records.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ AGAIN_S = 3_600.0
 KEPT = "spark-log: does not expire"
 """The metadata of committed offsets that do not expire, because work would be done twice without them (redrive)."""
 _PARTITIONS = 50
-"""The partitions of __consumer_offsets: the default of Kafka's offsets.topic.num.partitions."""
+"""The number of partitions of __consumer_offsets: the default of Kafka's offsets.topic.num.partitions."""
 _TOPIC = Prepared(sa.select(TOPIC.topic_id, TOPIC.partition_count).where(TOPIC.name == sa.bindparam("topic")))
 _FORGET = Prepared(
     t.group_offset.delete().where(

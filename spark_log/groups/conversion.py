@@ -34,7 +34,7 @@ def upgrade(
     store: Store, connection: sa.Connection, group_id: str, before: rows.GroupRow, now: StoreClock
 ) -> rows.GroupRow:
     """Upgrade the group so that a member of the consumer protocol can join, and return it. Return `before` unless the
-    group is classic. The caller's transaction holds its lock.
+    group is classic. The caller's transaction holds the group's lock.
 
     Raises InconsistentGroupProtocolError if members are not consumers, have a custom assignor, or have too much
     metadata, or if the policy does not allow the upgrade.

@@ -44,7 +44,7 @@ def describe_resource(cluster: Cluster, resource: ConfigResource) -> dict[str, d
 
 
 def _skipped(wanted: Any, source: ConfigSourceType) -> bool:
-    """Whether the filter skips `source`. Settings of the cluster count as modified: they can be set only there."""
+    """Whether the filter skips `source`. Settings of the cluster count as modified, as no broker has its own."""
     if source is ConfigSourceType.DYNAMIC_DEFAULT_BROKER_CONFIG:
         return wanted in (ConfigFilterType.DEFAULT, ConfigFilterType.STATIC)
     return bool(wanted.should_skip(source))
@@ -287,7 +287,7 @@ class ConfigCalls:
         raise_on_unknown: bool = True,
         incremental: bool | None = None,
     ) -> dict[str, dict[str, str]]:
-        """Reset the configs that the resources name, or all configs of a resource that names none, to defaults."""
+        """Reset to defaults the configs that the resources name; a resource that names none resets all its configs."""
         if raise_on_unknown:
             _raise_unknown(config_resources)
 

@@ -39,7 +39,8 @@ def describe_log_dirs(
     """Return [{'broker', 'log_dirs': [{'log_dir', 'error_code', 'topics', 'total_bytes', 'usable_bytes',
     'is_cordoned'}]}], with the replicas of the chosen partitions; None means all.
 
-    The size of a replica is the size of its files; `offset_lag` counts the offsets it lacks below the high watermark.
+    The size of a replica is the size of its files; `offset_lag` counts the offsets that it lacks below the high
+    watermark.
     """
     by_dir: dict[int, list[ReplicaFacts]] = {}
     for facts in replicas:
@@ -198,7 +199,8 @@ class PartitionCalls:
         self, reassignments: Mapping[Any, Any], timeout_ms: int | None = None
     ) -> dict[Any, Any]:
         """Start reassignments, given {TopicPartition: broker ids, or None to cancel}. Return for each TopicPartition
-        None if it was accepted, or the class of the error. Raises ValueError for an empty list of broker ids.
+        None if its reassignment was accepted, or the class of the error. Raises ValueError for an empty list of broker
+        ids.
 
         A controller and served brokers, or `spark-log partition reassign`, complete them.
         """

@@ -57,7 +57,7 @@ class TransactionCalls:
         duration_filter_ms: int | None = None,
         transactional_id_pattern: str | None = None,
     ) -> dict[int, list[Any]]:
-        """Return {-1: the TransactionListing of each transactional id}, because no broker coordinates transactions."""
+        """Return {-1: [TransactionListing of each transactional id]}: -1, as no broker coordinates transactions."""
         wanted_ids = set(producer_id_filters or ())
         wanted_states = {TransactionState.build_from(state).value for state in state_filters or ()}
         try:

@@ -1,4 +1,4 @@
-"""The common part of Consumer and ShareConsumer: one call at a time, iteration, and the checks of arguments."""
+"""Defines the common part of Consumer and ShareConsumer: one call at a time, iteration, and checks of arguments."""
 
 import logging
 import math
@@ -139,7 +139,9 @@ def translated(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
 
 
 def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Translate errors; raise IllegalStateError while another thread runs such a method, or after `close`."""
+    """Decorate a method that one thread at a time may call. It is `translated`, and raises IllegalStateError while
+    another thread runs such a method, or after `close`.
+    """
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with kafka_errors(), self.in_call():

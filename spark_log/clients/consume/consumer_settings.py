@@ -49,7 +49,7 @@ class ConsumerSettings:
     """Maximum wait for fetch_min_bytes. It must be below request_timeout_ms."""
 
     fetch_min_bytes: int = 1
-    """Minimum stored bytes of a fetch. With fewer, it waits up to fetch_max_wait_ms for more."""
+    """Minimum stored bytes of a fetch. With fewer, the fetch waits up to fetch_max_wait_ms for more."""
 
     fetch_max_bytes: int = 52_428_800
     """Maximum bytes of buffered decoded records over all partitions. A single larger batch is still read."""

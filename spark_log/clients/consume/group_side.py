@@ -1,4 +1,4 @@
-"""The membership of a consumer in its group: heartbeats, and the application of new assignments.
+"""Manages the membership of a consumer in its group: sends heartbeats, and applies new assignments.
 
 Rebalances are cooperative: only the partitions that move are revoked; the others are read without a pause. Custom
 assignors that are not cooperative are the exception: each rebalance revokes all partitions. The steps are all inside

@@ -37,7 +37,7 @@ _SEGMENTS_MIN, _SEGMENTS_MAX = 8, 500
 
 
 class Fetching:
-    """Fetches for one consumer. Not thread-safe."""
+    """Fetches records for one consumer. Not thread-safe."""
 
     def __init__(self, cluster: Cluster, settings: ConsumerSettings, closed: Stop) -> None:
         """`closed` is set when the consumer is closed."""

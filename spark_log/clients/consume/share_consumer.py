@@ -1,4 +1,4 @@
-"""A consumer of a share group (KIP-932): its records are shared with the other members one by one, as in a queue."""
+"""Implements a consumer of a share group (KIP-932), whose members share the records one by one, as in a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records that a share consumer holds: acquired, not yet acknowledged. Pure, apart from reading the clock."""
+"""Keeps the records that a share consumer holds: acquired, not yet acknowledged. Pure, apart from reading the clock."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Delivery:
     offsets: Any
     types: Any
     returned: int = 0
-    """The number of records that `poll` has returned: the first ones."""
+    """The number of records that `poll` has returned, from the first one on."""
     delays_ms: dict[int, int] = field(default_factory=dict)
     lock_ends_s: float = 0.0
     """When the lock ends, by this process's monotonic clock."""

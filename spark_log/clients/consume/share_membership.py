@@ -1,4 +1,4 @@
-"""A share consumer's membership in its group: subscription, heartbeats, assignment."""
+"""Manages a share consumer's membership in its group: subscription, heartbeats, assignment."""
 
 from __future__ import annotations
 

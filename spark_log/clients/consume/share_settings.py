@@ -1,4 +1,4 @@
-"""The settings of a share consumer. Names and defaults are those of Kafka's Java client, in kafka-python's spelling."""
+"""Defines a share consumer's settings, with names and defaults of Kafka's Java client, in kafka-python's spelling."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -38,9 +38,9 @@ class TopicWatch:
     def refresh_if_due(self, names: Collection[str] | None) -> bool:
         """Read the topics of these names, or all topics, if that is due; return whether it was.
 
-        It is due after `forget`, shortly after a change of the store, and every metadata_max_age_ms. A missing topic of
-        these names is created (allow_auto_create_topics), unless it has existed, or its creation has been tried, since
-        it is among the names.
+        A read is due after `forget`, shortly after a change of the store, and every metadata_max_age_ms. A missing
+        topic of these names is created (allow_auto_create_topics), unless it has existed, or its creation has been
+        tried, since it is among the names.
         """
         now_s = clock.monotonic_s()
         age_s = now_s - self._read_s

@@ -1,4 +1,4 @@
-"""The modules of kafka-python, with spark-log's clients. A program changes only its import:
+"""Provides the modules of kafka-python with spark-log's clients. A program changes only its import:
 `from spark_log.clients.kafka import KafkaProducer`.
 
 The layout is that of kafka-python 3, with the module paths of kafka-python 2 that programs import. Classes without a

@@ -1,4 +1,4 @@
-"""kafka-python's module kafka.admin, with spark-log's client."""
+"""Provides kafka-python's module kafka.admin with spark-log's client."""
 
 from kafka.admin import *  # noqa: F403
 from kafka.admin import ConfigFilterType as ConfigFilterType

@@ -1,3 +1,3 @@
-"""kafka-python's module kafka.structs."""
+"""Provides kafka-python's module kafka.structs."""
 
 from kafka.structs import *  # noqa: F403

@@ -105,7 +105,7 @@ class Producer:
         The record goes to `partition` if it is given; otherwise the partitioner chooses, by default by the key's hash.
         Headers are a list of (str, bytes); `timestamp_ms` counts from 1970, by default it is the current time. With
         `deliver_at_ms` (since 1970) share groups deliver the record at that time or later; other consumers read it at
-        once. It is a header, spark-log.deliver-at; ValueError is raised for a time beyond the topic's retention.ms.
+        once. The header spark-log.deliver-at has it; ValueError is raised for a time beyond the topic's retention.ms.
         Raises TypeError and ValueError for records that no topic accepts, as kafka-python does,
         MessageSizeTooLargeError above max_request_size, KafkaTimeoutError when the topic is not found or the buffer has
         no room within max_block_ms, IllegalStateError after `close` and in a forked child. A record that only this

@@ -88,7 +88,7 @@ class ProducerSettings:
     """If False, `metrics()` returns None."""
 
     max_in_flight_requests_per_connection: int = 5
-    """Only conflicts with idempotence above 5. A producer has only one append in flight, which keeps the order."""
+    """Only a value above 5 has an effect: it conflicts with idempotence. A producer has only one append in flight."""
 
     compression_type: str | None = None
     """gzip, snappy, lz4 or zstd, for topics without a compression.type of their own. By default it is the topic's."""

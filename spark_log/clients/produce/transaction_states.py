@@ -1,4 +1,4 @@
-"""The states of a producer's transaction, and the calls that are possible in each.
+"""Defines the states of a producer's transaction, and the calls that are possible in each.
 
     UNINITIALIZED -init-> READY -begin-> IN_TRANSACTION -commit-> COMMITTING -settled-> IN_DOUBT -answer-> READY
                             ^                  |                      |                    |

@@ -45,7 +45,7 @@ _FIRST_END = Prepared(
 
 
 class Part(NamedTuple):
-    """A group with one of its members, or none, as it was written. Time changes the group at `until_ms`; None means
+    """A stored group with one of its members, or none. At `until_ms` the passing of time changes the group; None means
     never.
     """
 
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 def read_classic(connection: sa.Connection, group_id: str, now: StoreClock) -> ClassicGroup | None:
-    """Return the classic group as it was written, or None if there is none. Callers apply `rules.advance`."""
+    """Return the classic group as it is stored, or None if there is none. Callers apply `rules.advance`."""
     found = _GROUP.rows(connection, {"g": group_id})
     if not found:
         return None

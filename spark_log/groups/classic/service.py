@@ -206,7 +206,7 @@ def check_classic_committer(
     connection: sa.Connection, now: StoreClock, group_id: str, member_id: str, instance_id: str | None,
     generation: int, *, transactional: bool,
 ) -> None:  # fmt: skip
-    """Raise the errors of `rules.check_commit`. They hold until the end of a transaction that has the group's lock."""
+    """Raise the errors of `rules.check_commit`. The result holds until a transaction with the group's lock ends."""
     part = read_part(connection, group_id, member_id, now)
     if part is not None and (part.until_ms is None or part.until_ms > now.lease_ms):
         with contextlib.suppress(UnknownMemberIdError, FencedInstanceIdError):  # the other members decide which

@@ -1,4 +1,4 @@
-"""The rules of the consumer protocol (KIP-848): the effect of a heartbeat, a join or a departure. No I/O, no clock.
+"""Defines the rules of the consumer protocol (KIP-848): effects of a heartbeat, a join, a departure. No I/O, no clock.
 
     a change (join, departure, subscription, partitions of a topic)     generation := generation + 1
     the assignor's result for a generation                              target_generation := that generation

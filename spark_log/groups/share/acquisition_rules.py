@@ -1,4 +1,4 @@
-"""The rules by which a member of a share group acquires records of a partition, within the limits of one poll."""
+"""Defines how a member of a share group acquires records of a partition, within the limits of one poll."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

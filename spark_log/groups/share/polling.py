@@ -64,8 +64,8 @@ class Result:
 Run = Callable[[Poll], Outcome]
 T = TypeVar("T")
 Steps = Generator[Poll | None, Outcome | None, T]
-"""The steps of a poll. It yields a Poll that must run in a transaction, and gets its outcome or its error. It yields
-None before it blocks for another reason: it reads the store or log files. In between it only computes.
+"""A generator of the steps of a poll. It yields a Poll that must run in a transaction, and gets its outcome or its
+error. It yields None before it blocks for another reason: it reads the store or log files. In between it only computes.
 """
 
 

@@ -1,5 +1,5 @@
-"""The rules of share groups (KIP-932): the states of a partition's records, and what an acknowledgement, the end of a
-lock, retention or an election does to them. `acquisition_rules` has the rules by which a member gets records.
+"""Defines the rules of share groups (KIP-932): the states of a partition's records, and what an acknowledgement, the
+end of a lock, retention or an election does to them. `acquisition_rules` has the rules by which a member gets records.
 
 A record of a partition is in one of these states. Its offset is a key: there is no other identity.
 

@@ -1,4 +1,4 @@
-"""Acknowledgements of a share group that a producer's transaction commits."""
+"""Commits acknowledgements of a share group with a producer's transaction."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
