@@ -93,8 +93,8 @@ class Lease:
         self._check(connection, self.epoch)
 
     def check_of_term(self, left: Callable[[], bool] = lambda: False) -> Fence:
-        """Return `check` of the present term. It also fails in a later term of this holder: work that was planned
-        before a pause must not go on. It also fails once `left` returns True.
+        """Return `check` of the present term. It also fails once `left` returns True, and in a later term of this
+        holder: work that was planned before a pause must not go on.
         """
         epoch = self.epoch
         return lambda connection: self._check(connection, None if left() else epoch)

@@ -1,4 +1,4 @@
-"""Kafka's rules for topic names (org.apache.kafka.common.internals.Topic).
+"""Implements Kafka's rules for topic names (org.apache.kafka.common.internals.Topic).
 
 legal := [a-zA-Z0-9._-]{1,249}, neither "." nor "..". Two names collide if they are equal after each `.` is replaced by
 `_`: metric names cannot tell them apart. Clients can read internal topics; only the cluster writes them. The records of

@@ -91,8 +91,8 @@ class ClientLog(Log):
         return ClientLog(cluster, **self._options)
 
     def seal_at_close(self, topics: Iterable[Topic]) -> None:
-        """Seal the tails of these topics at close, as if this log had appended to them. It serves the micro-batches of
-        a query, each of which has its own log.
+        """Seal the tails of these topics at close, as if this log had appended to them. This serves the micro-batches
+        of a query, each of which has its own log.
         """
         for topic in topics:
             self.at(topic.store_id)._loop.watch([topic])

@@ -75,7 +75,7 @@ class TableRounds:
         self._topics_max, self._leaves, self._takes, self._catalogs = topics_max, leaves, takes, catalogs
         self._attempts: dict[TopicId, Attempts] = {}
         self._retries_max = 1
-        """The number of topics that failed last that the next round tries."""
+        """The number of topics whose last round failed and that the next round tries."""
         self._outcomes: list[bool] = []
         """For each topic of the round that failed last, whether it is done now; False for each other failure."""
         self._seconds = 0.0

@@ -53,7 +53,7 @@ class Task:
     name: str
     summary: str
     every_ms: Callable[[ClusterSettings], int] | None
-    """None: it runs only if it is named."""
+    """None means that the task runs only if it is named."""
     run: Callable[[MaintenanceContext], Iterable[Report]]
     """Yields a report for each changed topic during the work. A failing topic does not stop the others; the first error
     is raised at the end.

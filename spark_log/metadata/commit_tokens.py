@@ -2,9 +2,9 @@
 
 The last statement of a write transaction inserts a token that is used once, in the same message to the server as
 COMMIT. If the answer is lost, `was_committed` inserts the same token with committed = false. The primary key makes this
-insert wait while the server still runs the transaction. Its result is final. If the table has the transaction's row,
-the transaction was committed. If it has the row of `was_committed`, the transaction can never be committed, however
-late its COMMIT reaches the server.
+insert wait while the server still runs the transaction. The result of the insert is final. If the table has the
+transaction's row, the transaction was committed. If it has the row of `was_committed`, the transaction can never be
+committed, however late its COMMIT reaches the server.
 
 A COMMIT that is answered with a warning is in doubt too: an operator has cancelled the wait for the synchronous
 standby, so a failover may lose the transaction. `was_committed` is itself a synchronous commit, later in the

@@ -1,4 +1,4 @@
-"""A cache of compiled SQL statements that all engines of a process share.
+"""Keeps a cache of compiled SQL statements that all engines of a process share.
 
 SQLAlchemy takes a millisecond or more to compile a statement, and by default has one cache for each engine. A process
 that opens several clusters, or one cluster several times, would compile the same statements again for each engine.

@@ -85,7 +85,7 @@ class Store(StoreTime):
         self.read_timeout_ms = READ_TIMEOUT_MS
         """How long reads are repeated while the store is unavailable, unless their caller says otherwise."""
         self._answered: deque[str] = deque()
-        """The commit tokens that nobody will ask about."""
+        """The commit tokens that no thread will ask about."""
         self._unanswered = engines.UnansweredCommits()
         self._silent = SilentSessions()
         if self.sqlite:

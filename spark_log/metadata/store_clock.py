@@ -90,7 +90,7 @@ class ClockWatch:
 
 
 class StoreTime:
-    """The methods of a store that tell the time."""
+    """The methods of a store that read the time."""
 
     def __init__(self, *, sqlite: bool) -> None:
         self.sqlite = sqlite

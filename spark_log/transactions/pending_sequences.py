@@ -1,6 +1,6 @@
 """Checks and keeps the sequences of a Kafka client's transactions. Pure.
 
-The records of a client have sequences (KIP-98). The last ones are kept after an abort, because clients count up from
+The records of a client have sequences (KIP-98). The last ones are kept after an abort, because clients continue from
 them.
 """
 

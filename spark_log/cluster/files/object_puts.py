@@ -62,7 +62,7 @@ def object_store_options(uri: str) -> dict[str, str]:
     """Return the options of the Rust crate object_store, which deltalake and obstore use, for a URI that is written for
     pyarrow.fs.
 
-    Both take settings that are not in the URI from the same AWS_... environment variables.
+    deltalake and obstore take settings that are not in the URI from the same AWS_... environment variables.
     """
     parts = urlsplit(uri)
     if parts.scheme != "s3":

@@ -1,1 +1,1 @@
-"""Users and their credentials, and the access control lists: rules, and the rows of the store. Gateways apply them."""
+"""Stores users, their credentials and access control lists, and defines the rules that gateways apply to them."""

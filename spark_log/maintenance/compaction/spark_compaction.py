@@ -1,8 +1,8 @@
 """Compacts on Spark, over many partitions of many topics at once.
 
     scan      read only offsets and keys of all segments, with Spark's own Parquet reader
-    reduce    find the last offset of each key. It is one long, so Spark aggregates by hash, and before the shuffle
-              too: a key that most of the records have causes no skew, and Spark manages the memory and spills
+    reduce    find the last offset of each key. An offset is one long, so Spark aggregates by hash, also before the
+              shuffle: a key that most of the records have causes no skew, and Spark manages the memory and spills
     write     one task for each unit (a run of segments that one file replaces) writes the records that stay
     swap      on the driver: only the driver has access to the metadata store
 

@@ -52,7 +52,7 @@ from spark_log.tables.publication import publish, publish_above_tails
 from spark_log.text import count_of
 
 _FRUITLESS_MAX = 10
-"""Maximum number of consecutive scans without effect (because of a merge or a change of the ISR) before it fails."""
+"""Maximum number of consecutive scans without effect (due to a merge or a change of the ISR) before an erase fails."""
 
 
 @dataclass(frozen=True)

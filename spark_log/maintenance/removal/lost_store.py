@@ -79,7 +79,9 @@ def _finish_commits(home: Cluster, store_id: StoreId) -> None:
 
 
 def _forget_topics(connection: sa.Connection, home: Cluster, name: str) -> tuple[list[str], list[Topic]]:
-    """Delete the topics of the store, and cancel the moves to it. Returns their names, and the topics that stay."""
+    """Delete the topics of the store, and cancel the moves to it. Returns the names of the live topics that it deletes,
+    and the topics whose move it cancels.
+    """
     info = lock_store(connection, name)
     refuse_use(connection, info)
     store_id = info.store_id

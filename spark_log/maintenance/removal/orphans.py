@@ -7,7 +7,7 @@ a file which had just been deleted.
     .<name>.tmp             of a writer: is deleted when its write id is gone: nothing can be appended under it any more
     .<name>-<random>.tmp    of a copy (followers, repair), which has no write id: is deleted a day after the last write
 
-The write id tells whether a process may still append a file, so the rule for it does not depend on time: expired ids
+The write id shows whether a process may still append a file, so the rule for it does not depend on time: expired ids
 are deleted first (`write_ids.expire`), then files are listed, and then the metadata is read, from the primary
 (`Store.read_as_primary`). The read finds every file that was named before it; after it, no file whose id is gone can be
 named. Files that are not named like spark-log's are kept.
@@ -230,7 +230,7 @@ def delete_unknown_folders(cluster: Cluster, log_dirs: CleanableLogDirs) -> Dele
 
 
 def _in_stores(cluster: Cluster, data_stores: Sequence[StoreId], find: Callable[[sa.Connection], set[str]]) -> set[str]:
-    """Return what data stores find. Raises the error of a store that does not answer."""
+    """Return the union of what `find` returns in the data stores. Raises the error of a store that does not answer."""
 
     def read(connection: sa.Connection) -> set[str]:
         check_identity(connection)

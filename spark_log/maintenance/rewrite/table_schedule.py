@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spark_log.config import TopicConfig
 
 CHECK_MS_MIN = 250
-"""Least time between two looks at the tails of a topic."""
+"""Least time between two checks of the tails of a topic."""
 _RESERVE_MS = 2_000
 _RETRY_MS_MIN, _RETRY_MS_MAX_MIN = 1_000, 5_000
 _ROUNDS_TAKE_MAX = 10
@@ -54,8 +54,8 @@ def _lag_is_over(tail: Tail, config: TopicConfig, now_ms: int, cost_ms: float) -
 def seal_after_ms(config: TopicConfig, cost_ms: float = 0.0) -> int:
     """Return the time that the first record of a tail may wait, in ms.
 
-    The rest of delta.max.lag.ms is reserved for sealing and publication (`pause_ms`). A topic of which a round takes
-    long waits longer, so that its rounds take at most a tenth of the time.
+    The rest of delta.max.lag.ms is reserved for sealing and publication (`pause_ms`). A topic whose rounds take long
+    waits longer, so that its rounds take at most a tenth of the time.
     """
     return max(config.delta_max_lag_ms - pause_ms(config), _ROUNDS_TAKE_MAX * int(cost_ms))
 

@@ -41,8 +41,8 @@ _POSTGRESQL_OPTIONS = (
     "-c timezone=UTC -c idle_in_transaction_session_timeout=10000 -c lock_timeout=3000 -c client_min_messages=warning"
     r" -c statement_timeout=0 -c default_transaction_isolation=read\ committed"
 )
-"""They win over settings of the role and of the database. Warnings are requested because they put a commit in doubt
-(`commit_tokens`). Transactions lock a row and then read others, as they are after the wait for the lock.
+"""These options win over settings of the role and of the database. Warnings are requested because they put a commit in
+doubt (`commit_tokens`). Transactions lock a row and then read others, as they are after the wait for the lock.
 
 A process that is stopped during a transaction holds its locks until another one that waits for them ends its session,
 after 3 to 6 s (`silent_sessions`). If no process waits, the server or a coordinator ends it, after 10 s.

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that limit the time to wait for an answer, and keep the server's warnings.
+"""Opens connections to PostgreSQL that limit the time to wait for an answer, and keep the server's warnings.
 
 If the address has several hosts, the one that served last is tried first.
 """

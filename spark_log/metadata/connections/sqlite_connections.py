@@ -1,4 +1,4 @@
-"""Connections to SQLite files, and how they survive a fork.
+"""Opens connections to SQLite files, and keeps them safe when the process forks.
 
 SQLite records in memory which POSIX locks its process holds on a file. A fork copies that memory, but not the locks. A
 child that inherits an open connection therefore takes no locks of its own on that file, in any connection. When the

@@ -1,13 +1,13 @@
-"""Alembic migrations of the metadata store, run inside the caller's transaction.
+"""Runs the Alembic migrations of the metadata store inside the caller's transaction.
 
 A new store is created with the tables of `metadata/tables/`; a migration changes only stores of earlier releases.
 To change a table: change `metadata/tables/`, add `versions/v<n>.py` with the difference, and set SCHEMA_REVISION and
 OLDEST_REVISION of `metadata.tables`.
 
-After a migration with `additive = True`, processes of the revision before it go on. It adds tables, or columns with a
-default, and does not change the meaning of anything that their code reads or writes. After any other migration, their
-code is refused (`metadata/connections/schema_fence.py`). To remove a column while old processes run, let one release
-stop using it, and remove it in a later one.
+After a migration with `additive = True`, processes of the revision before it go on. Such a migration adds tables, or
+columns with a default, and does not change the meaning of anything that their code reads or writes. After any other
+migration, their code is refused (`metadata/connections/schema_fence.py`). To remove a column while old processes run,
+let one release stop using it, and remove it in a later one.
 """
 
 import threading
