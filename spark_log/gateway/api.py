@@ -28,7 +28,7 @@ class Client:
     fencing_tokens: FencingTokens = field(default_factory=FencingTokens)
     """The fencing tokens of the connection on transactional producers."""
     principal: str = ANONYMOUS
-    """`User:` and the name in its certificate, or the user that SASL has authenticated."""
+    """`User:` and the name in the client's certificate, or the name of the user that SASL has authenticated."""
     access: Access = EVERYTHING
     """Decides on the rights of the client."""
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -46,7 +46,7 @@ class Client:
 
     @property
     def key(self) -> str:
-        """The principal and network whose shares of the gateway's threads and memory the requests use."""
+        """The principal and network. Each key has a share of the gateway's threads and memory for its requests."""
         return f"{self.principal}@{network_of(self.host)}"
 
     @property
@@ -67,7 +67,7 @@ order of the requests of a connection."""
 
 
 def blocking(handler: Callable[[Services, Message, Client], Message]) -> Handler:
-    """Return a handler that calls the blocking function `handler` in a thread of the request."""
+    """Return a handler that calls the blocking function `handler` in a thread of the API's lane."""
 
     async def handle(services: Services, request: Message, client: Client) -> Message:
         return await services.call(handler, services, request, client)
@@ -81,8 +81,8 @@ class Api:
 
     `advertised` is the lowest and highest version that clients see. `served_from` is the lowest version that is served.
     `rights` are the rights that a client needs if the gateway checks rights. If `pipelined`, the next request of the
-    connection may be handled before this one is answered. `limits` bound the size of a request. Its blocking calls use
-    threads of `lane`.
+    connection may be handled before this one is answered. `limits` bound the size of a request. The handler's blocking
+    calls use threads of `lane`.
     """
 
     request: type[Message]

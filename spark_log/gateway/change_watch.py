@@ -26,7 +26,7 @@ class ChangeWatch(threading.Thread):
         self._next: asyncio.Future[None] = loop.create_future()
 
     def current(self) -> int:
-        """Return the number of the last change. Call it before reading the state that `wait` refers to. It blocks."""
+        """Return the number of the last change. It blocks. Call it before you read the state, and `wait` after that."""
         return self._store.changes.current()
 
     async def wait(self, seen: int, timeout_s: float, sooner: "asyncio.Future[None] | None" = None) -> None:
@@ -35,7 +35,7 @@ class ChangeWatch(threading.Thread):
         self._wanted.set()
         try:
             following = self._next
-            # if the thread has seen the same change last, it wakes this request at the next one
+            # if the last change that the thread has seen is `seen`, it wakes this request at the next change
             if self._seen != seen and await self._loop.run_in_executor(None, self.current) != seen:
                 return
             ends = [following] if sooner is None else [following, sooner]

@@ -21,8 +21,8 @@ def serve(cluster: "str | Cluster", *options: str) -> Iterator[str]:
     >>> with serve("/data/log") as servers:                                              # doctest: +SKIP
     ...     spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
 
-    It is a process of its own, which also ends when this program is killed. `options` are those of the command, such as
-    "--workers", "2". Its log goes to stderr. Raises InvalidConfigurationError if it does not start.
+    The gateway is a separate process. It also ends when this program is killed. `options` are those of the command,
+    such as "--workers", "2". The gateway's log goes to stderr. Raises InvalidConfigurationError if it does not start.
     """
     with create_server((_HOST, 0)) as free:
         address = f"{_HOST}:{free.getsockname()[1]}"
@@ -32,7 +32,7 @@ def serve(cluster: "str | Cluster", *options: str) -> Iterator[str]:
         env={
             **os.environ,
             "SPARK_LOG_CLUSTER": place,
-        },  # the address is not an argument, because other users of the machine see those
+        },  # the address is not an argument, because other users of the machine can see arguments
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

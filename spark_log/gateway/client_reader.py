@@ -10,22 +10,22 @@ from spark_log.gateway.limits.memory_budget import Hold
 from spark_log.gateway.protocol.wire import MalformedRequestError
 
 STREAM_BYTES = 32 * 1024
-"""asyncio reads ahead on each connection until it has more than twice as many bytes."""
+"""asyncio reads ahead on each connection until it has more than twice this number of bytes."""
 _READ_BYTES = 16 * 1024
-"""The bytes that asyncio reads at a time without TLS; it reads more at a time while a frame has memory."""
+"""asyncio reads up to this number of bytes at a time without TLS, and up to `_STEP_BYTES` while a frame has memory."""
 _HEADER_BYTES, _ID_START = 8, 10
-"""The bytes of API key, version and correlation id, and these with the length of the client id."""
+"""The size of API key, version and correlation id together, and the offset of the client id after its length field."""
 _STEP_BYTES = 256 * 1024
 _ID_BYTES_MAX = 4 * 1024
-"""The longest client id. It is read before its frame has memory."""
+"""The longest client id. The gateway reads it before the frame has memory."""
 _LAST_BYTES_S = 10.0
 """How long a client may take to read the last bytes of a closed connection, and to end TLS."""
 _RECEIVED_END = getattr(select, "POLLRDHUP", 0)
-"""The event that the client has closed its side, even if bytes before that are unread. Only Linux has it."""
+"""The event that the client has closed its side, even if bytes that it sent before are unread. Only Linux has it."""
 
 
 class ClientReader(asyncio.StreamReader):
-    """A reader whose future `gone` completes when the client has closed the connection; others can wait for it."""
+    """A reader whose future `gone` completes when the client has closed the connection; tasks can wait for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(STREAM_BYTES, loop)
@@ -74,7 +74,7 @@ def notice_gone(readers: Iterable[ClientReader]) -> None:
 
 
 async def end_connection(writer: asyncio.StreamWriter) -> None:
-    """Close the connection, and return when it is closed. Until then it counts as a connection."""
+    """Close the connection, and return when it is closed, after `_LAST_BYTES_S` at most. Until then it counts."""
     if not writer.is_closing():  # a TLS transport that is closed twice cannot be aborted any more
         writer.close()
     try:

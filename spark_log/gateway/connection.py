@@ -78,7 +78,7 @@ class Connection:
         self._active_s = clock.monotonic_s()
         """The time of the last request, or at which the client last took bytes of an answer."""
         self._unsent_bytes: int | None = None
-        """The bytes in asyncio's buffer at the last look while an answer is being sent; None: no answer is."""
+        """The bytes that asyncio's buffer had when last checked, or None while no answer is being sent."""
 
     @property
     def connection_id(self) -> str:
@@ -97,18 +97,18 @@ class Connection:
 
     @property
     def waits_for_answer(self) -> bool:
-        """Whether the answer to a request takes long, and the requests after it wait."""
+        """Whether an answer has taken `_LONG_S` already, and the next requests of the connection wait for it."""
         waits = self._last is not None and not self._last_is_pipelined
         return waits and clock.monotonic_s() - self._active_s >= _LONG_S
 
     def close(self) -> None:
-        """Close the connection at once; the client reads no more."""
+        """Close the connection at once. Unsent bytes are lost."""
         abort(self._writer.transport)
 
     async def serve(self) -> None:
         """Serve requests until the client or the gateway ends the connection. The first cancellation ends the reading;
-        requests that have begun are answered. A second one ends these too. If the client has disconnected, the handler
-        that waits for it is cancelled.
+        requests that have begun are answered. A second one ends these too. If the client disconnects, the last answer
+        is cancelled, unless it answers a produce request.
         """
         self._serving = asyncio.current_task()
         writing = asyncio.create_task(self._write())
@@ -142,7 +142,7 @@ class Connection:
         try:
             while await self._handle_next():
                 pass
-        except MalformedRequestError as error:  # it ends here, because its traceback refers to the frame
+        except MalformedRequestError as error:  # caught here, because its traceback refers to the frame
             logger.warning("connection of %s closed: %s", self._host, error)
             return False
         return True
@@ -311,7 +311,7 @@ class Connection:
         used = None if bytes_rate is None else quotas.bucket(bytes_rate, client.user, client.client_id)
         if api.key in _FETCHES and answer is not None:
             counters.fetched_bytes += len(answer)
-            memory.response.waits_for_client(True)  # it waits for its own quota, and others may need the memory
+            memory.response.waits_for_client(True)  # the answer waits for a quota, and others may need the memory
             await quotas.admit(CONSUMER_BYTE_RATE, client.user, client.client_id, len(answer), self.reader.gone.done)
         paying = [bucket for bucket in (used, None if share is None else share[0]) if bucket is not None]
         throttled_s = max(map(quotas.wait_s, paying), default=0.0)
@@ -332,7 +332,7 @@ class Connection:
         return encode() if context.cpu is None else context.cpu.measure(encode)
 
     async def _send(self, data: bytes, memory: RequestMemory) -> None:
-        """Write an answer in steps, so that the transport does not copy it whole, and progress of the client counts."""
+        """Write an answer in steps, so that the transport does not copy it whole, and progress can be measured."""
         view = memoryview(data)
         for start in range(0, len(data), _STEP_BYTES):
             step = view[start : start + _STEP_BYTES]

@@ -33,4 +33,4 @@ class Counters:
     appended_records: int = 0
     failed_appends: int = 0
     acknowledgements: "Counter[str]" = field(default_factory=Counter)
-    """Acknowledged records of share groups by the type's name in small letters, such as accept."""
+    """Acknowledged records of share groups by the acknowledgement type in lower case, such as accept."""

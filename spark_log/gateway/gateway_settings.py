@@ -1,4 +1,4 @@
-"""Settings of a gateway process."""
+"""Defines the settings of a gateway process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class GatewaySettings:
     response_bytes_max: int = 100 * 1024 * 1024
     """Limit of the memory of a response while it is made, without records."""
     memory_bytes_max: int = 128 * 1024 * 1024
-    """Limit of the frames of all connections (queued.max.request.bytes). Decoded data, responses, and the partitions
-    of share sessions have the same limit each."""
+    """Limit of the frames of all connections (queued.max.request.bytes). Decoded data, responses, and the partitions of
+    share sessions each have another limit of this size."""
     decompressed_bytes_max: int = 128 * 1024 * 1024
     """Limit of the decompressed records of one produce request."""
     records_max: int = 1_000_000
@@ -116,7 +116,7 @@ LIMITS: Mapping[str, str] = {
 
 
 def limits_of(configs: Sequence[str]) -> dict[str, int]:
-    """Parse texts NAME=VALUE with names of LIMITS into settings. Raises InvalidConfigurationError."""
+    """Parse texts NAME=VALUE, whose names are keys of LIMITS, into settings. Raises InvalidConfigurationError."""
     settings: dict[str, int] = {}
     for text in configs:
         name, equals, value = text.partition("=")

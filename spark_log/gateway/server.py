@@ -56,7 +56,7 @@ _GRACE_S = 10.0
 _HEALTH_S = 2.0
 _AGAIN_S = 1.0
 _REFUSED_S = 0.1
-"""How often to look whether the store was upgraded for a newer version. The gateway then ends."""
+"""The interval of checks whether the store was upgraded for a newer version. If so, the gateway ends."""
 _FORGET_S = 10.0
 """Cached records of segments that were rewritten are forgotten at the next fetch, or after this time."""
 
@@ -87,7 +87,7 @@ APIS: Sequence[Api] = (
 
 
 class Gateway:
-    """Serves Kafka clients on a cluster until `stop`. It is created in the event loop that runs it."""
+    """Serves Kafka clients on a cluster until `stop`. Create it in the event loop that runs it."""
 
     def __init__(self, cluster: Cluster, settings: GatewaySettings) -> None:
         self._cluster, self._settings = cluster, settings
@@ -217,8 +217,8 @@ class Gateway:
         self.stop()
 
     async def _close_idle(self) -> None:
-        """Close the connections that, for connections.max.idle.ms, have sent no whole request, or have taken nothing of
-        an answer.
+        """Close the connections whose clients have sent no whole request, or have taken no byte of an answer, for
+        connections.max.idle.ms.
         """
         idle_s = self._settings.connections_max_idle_ms / 1000
         while True:

@@ -105,7 +105,7 @@ class Services:
         )  # fmt: skip
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-        """Call a blocking function in a thread of the request that this task answers."""
+        """Call a blocking function in a thread, within the limits of the request that this task answers."""
         context = request_context.get()
         work = partial(function, *arguments, **keywords)
         if context.cpu is not None:
@@ -174,7 +174,7 @@ def _memory() -> RequestMemory:
 
 
 def size_of(element: Message) -> int:
-    """Return the bytes of a struct of a response, including the structs in it."""
+    """Estimate the memory in bytes of a struct of a response, including the structs in it."""
     size, left = 0, [element]
     while left:
         one = left.pop()

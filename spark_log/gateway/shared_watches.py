@@ -1,4 +1,4 @@
-"""Wakes requests that wait for news in the store. After a change one read serves all that wait for the same."""
+"""Wakes requests that wait for news in the store. After a change one read serves all requests of the same key."""
 
 import asyncio
 import logging
@@ -21,8 +21,8 @@ _WAIT_S_MAX = 5.0
 
 
 class Pause(NamedTuple):
-    """The pause after a read of the store, as a multiple of its duration, within limits in seconds: commits of others
-    may follow each other fast.
+    """The pause after a read of the store, because commits may follow each other fast. It is the duration of the read
+    times `factor`, within limits in seconds.
     """
 
     s_min: float
@@ -57,7 +57,7 @@ class _Waiting(Generic[Q, R]):
 
 @dataclass
 class _Watch(Generic[Q, R]):
-    """The requests that wait for the same, and the last read for them."""
+    """The waiting requests of one key, and the last read for them."""
 
     waiting: set[_Waiting[Q, R]] = field(default_factory=set)
     seen: int = -1
@@ -65,8 +65,8 @@ class _Watch(Generic[Q, R]):
     read_at_s: float = 0.0
     """The time at which the task reads without a change."""
     sooner: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Is done when a request begins to wait that has seen less than `seen`, or whose time is before `read_at_s`. Then
-    the task reads at once.
+    """Completes when a new request has seen an older change than `seen`, or has a time before `read_at_s`. Then the
+    task reads at once.
     """
     task: "asyncio.Task[None] | None" = None
     last: News[Q, R] | None = None
@@ -94,9 +94,9 @@ class SharedWatches(Generic[K, Q, R]):
         self._watches: dict[K, _Watch[Q, R]] = {}
 
     async def wait(self, key: K, request: Q, seen: int, timeout_s: float, wait_ms: int | None = None) -> R | None:
-        """Return the news for the request since change number `seen` of the store. None means the time-out, or that the
-        store could not be read: then the request itself reads it, and meets the error. After `wait_ms` there may be
-        news without a change.
+        """Return the news for the request since change number `seen` of the store. Return None after the timeout, or if
+        the store could not be read: then the request has to read it itself, and gets the error. After `wait_ms` there
+        may be news without a change.
         """
         watch = self._watches.setdefault(key, _Watch())
         if watch.last is not None and watch.last.change > seen:

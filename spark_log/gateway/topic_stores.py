@@ -64,8 +64,8 @@ class TopicStores:
         return self._of([topic]).get(topic, HOME)
 
     def call(self, store_id: StoreId, function: Callable[[Cluster], R], wait_s: float = SILENT_S) -> R:
-        """Call a function with the cluster as this store has it. Raises StoreSilentError for a data store; then the
-        function may still run.
+        """Call a function with the cluster as seen from this store. Raises StoreSilentError if a data store does not
+        answer; then the function may still run.
         """
         if store_id == HOME:
             return function(self.cluster)
@@ -75,8 +75,8 @@ class TopicStores:
     def in_each(
         self, groups: Mapping[StoreId, A], function: Callable[[Cluster, A], R], wait_s: float = SILENT_S
     ) -> dict[StoreId, R | SparkLogError]:
-        """Call a function once for each store, at the same time, with the argument of the store. Return its results, or
-        its errors.
+        """Call a function once for each store, at the same time, with the argument of the store. Return the result or
+        the error of each store.
         """
         results: dict[StoreId, R | SparkLogError] = {}
         begun: list[tuple[StoreId, _DataStore, concurrent.futures.Future[R]]] = []
@@ -131,8 +131,8 @@ class TopicStores:
         """Call a function for the partitions of each store. Return its result for each partition, or the error of the
         partition's store. Partitions of unknown topics count as those of home.
 
-        With `topics`, which are those of the partitions, their stores are not looked up. Without, a topic that its
-        store does not have any more is looked up again, because it may have been moved.
+        `topics` are those of the partitions. If it is None, the topics are looked up, and a topic that is missing in
+        its store is looked up again, because it may have been moved.
         """
         partitions = list(partitions)
         try:
@@ -171,7 +171,7 @@ class TopicStores:
         return store_id != HOME and self._at(store_id).probe.is_lost
 
     def suspect(self, store_id: StoreId) -> None:
-        """Find out whether a data store answers."""
+        """Begin to check whether a data store answers."""
         self._at(store_id).probe.suspect()
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ _RESTART_S = 1.0
 
 
 class Workers:
-    """Runs this command with --no-lease in further processes, one with each of `options`, while the context is entered.
-    A process that ends is started again.
+    """Runs this command with --no-lease in further processes during the `async with` block: one process for each
+    element of `options`. A process that ends is started again.
     """
 
     def __init__(self, options: Sequence[Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Decides on the rights of a client by the ACLs of the store."""
+"""Decides by the ACLs of the store what a client may do."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ class Access:
         return frozenset(int(each) for each in OPERATIONS[resource_type] if self.allows(each, resource_type, name))
 
     def operation_bits(self, resource_type: ResourceType, name: str) -> int:
-        """Return `operations_on` as a bit field, for responses whose set kafka-python does not encode itself."""
+        """Return `operations_on` as a bit field, for responses in which kafka-python does not encode the set."""
         return sum(1 << operation for operation in self.operations_on(resource_type, name))
 
 
@@ -56,8 +56,8 @@ EVERYTHING = Access()
 class Authorizer:
     """Caches the ACLs of the store for a second. While the store is unavailable, the last ACLs apply.
 
-    All requests wait for the same read. Once ACLs are known they wait for `_WAIT_S` at most, and for `_DOWN_S` after a
-    read that has failed or taken longer, no request waits for the next one, unless `forget` is called.
+    All requests wait for the same read. Once ACLs are known, they wait for `_WAIT_S` at most. After a read that took
+    longer or found no store, requests use the known ACLs at once for `_DOWN_S`, unless `forget` is called.
     """
 
     def __init__(self, store: Store, call: Call, super_users: frozenset[str], everyone: bool) -> None:
@@ -70,7 +70,7 @@ class Authorizer:
         self._down_until_s = -math.inf
 
     def forget(self) -> None:
-        """Read the ACLs again before the next request, although a read that has begun may not have ended."""
+        """Let the next request read the ACLs again. A running read is repeated, as it may have seen the old ACLs."""
         self._read_s = -_FRESH_S
         self._changes += 1
         self._down_until_s = -math.inf
@@ -97,7 +97,7 @@ class Authorizer:
             self._down_until_s = clock.monotonic_s() + _DOWN_S
 
     async def _read(self) -> None:
-        """Read the ACLs, again if they change meanwhile."""
+        """Read the ACLs, and repeat this if `forget` was called meanwhile."""
         began_s, changes = 0.0, -1
         while changes != self._changes:
             began_s, changes = clock.monotonic_s(), self._changes
@@ -117,6 +117,6 @@ class Authorizer:
 
 
 def _log_error(reading: asyncio.Task[None]) -> None:
-    """Log the error of a read, for which perhaps no request waits any more."""
+    """Log the error of a read, because perhaps no request waits for the read any more."""
     if not reading.cancelled() and (error := reading.exception()) is not None:
         logger.warning("the ACLs cannot be read: %s", redact(str(error)))

@@ -1,4 +1,4 @@
-"""Serves the parts of a request for which its client has the rights that its API needs (`rights.py`)."""
+"""Serves the parts of a request for which the client has rights, by the rules of the API (`rights.py`)."""
 
 import asyncio
 import uuid
@@ -22,7 +22,7 @@ _NAMES_WAIT_S_MAX = 1.0
 
 
 async def authorized(api: Api, services: Services, request: Message, client: Client) -> Message | None:
-    """Return the response of the API's handler to the parts that the client may request, and refusals of the rest.
+    """Let the API's handler answer the parts that the client may request, and add refusals of the other parts.
 
     Raises ConnectionAbortedError instead of a refusal if the client expects no response (Produce with acks=0).
     """
@@ -110,8 +110,8 @@ def _with_ids(request: Message, field: str) -> Sequence[Message]:
 
 
 async def _without_records(request: Message) -> Message:
-    """Answer a Fetch by topic ids while their names, and so the rights, cannot be read: no error and no records, after
-    which the client asks again. It waits as a fetch without records does.
+    """Answer a Fetch by topic ids while the topics' names, and so the rights on them, cannot be read. The answer has no
+    error and no records, and waits like that of a fetch without records; then the client asks again.
     """
     await asyncio.sleep(min(request.max_wait_ms / 1000, _NAMES_WAIT_S_MAX))
     response = refusal(request, NONE)
@@ -126,7 +126,9 @@ def _take_refused(
     names: Mapping[uuid.UUID, str],
     refusals: list[Refused],
 ) -> bool:
-    """Move refused elements from the request to `refusals`. Return whether no element is left that may be handled."""
+    """Move refused elements from the request to `refusals`. Return True if the handler must not run, because one
+    refused element prevents all others, or an array that is empty now would request everything.
+    """
     nothing_left = False
     parents = [request] if rule.within is None else list(getattr(request, rule.within) or ())
     path = [rule.answers] if rule.within is None else [rule.within, rule.answers]

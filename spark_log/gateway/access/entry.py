@@ -69,10 +69,10 @@ class Entry:
         return None
 
     def _takes_place(self, network: str, limit: asyncio.Timeout) -> bool:
-        """Take a place for a connection, or return False.
+        """Take a place for a connection. Return False if its network already has its share of places.
 
-        If all places are taken, the network with the most places loses its oldest one, unless that would be this
-        network. So a few networks that never finish their logins cannot keep other networks out.
+        If all places are taken, the network with the most loses its oldest one, but only if it has more places than
+        this network will have. So a few networks that never finish their logins cannot keep other networks out.
         """
         places, of_network = self._settings.unauthenticated_connections_max, self._waiting.get(network, [])
         if len(of_network) >= max(1, places // _PLACES_OF_A_NETWORK):

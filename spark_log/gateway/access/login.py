@@ -62,7 +62,7 @@ class Login:
         return self._ends_s is not None and clock.monotonic_s() >= self._ends_s
 
     async def answer(self, header: RequestHeader, frame: memoryview) -> bytes:
-        """Answer a request of one of the APIs KEYS. Raises MalformedRequestError."""
+        """Answer a SaslHandshake or SaslAuthenticate request. Raises MalformedRequestError."""
         api = next(each for each in APIS if each.key == header.api_key)
         if not api.serves(header.version):
             raise MalformedRequestError(f"{api.name} v{header.version} is not served")

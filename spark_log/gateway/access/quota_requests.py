@@ -1,4 +1,4 @@
-"""Handles requests on client quotas, as kafka-configs.sh sends for users, clients and IP addresses (KIP-546)."""
+"""Handles requests on client quotas, which kafka-configs.sh sends for users, clients and IP addresses (KIP-546)."""
 
 from kafka.protocol.admin import (
     AlterClientQuotasRequest,

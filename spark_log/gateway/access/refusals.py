@@ -16,7 +16,7 @@ _SAME: dict[str, Sequence[str]] = {
     "name": ("name", "topic"),
     "user": ("user", "name"),
 }
-"""The names of fields of a request that have the value of a field of the response, by the name of the latter."""
+"""The request fields that may have the value of a response field, by the name of the response field."""
 _BARE = frozenset(
     {"partition_index", "partition_id", "partition", "index", "group_id", "key", "name", "transactional_id"}
 )
@@ -34,7 +34,9 @@ def refusal(request: Message, code: int) -> Message:
 
 
 def refused_element(request: Message, path: Sequence[str], element: Any, code: int) -> Message:
-    """Return the response's element that refuses an element of the request. `path` names the nested arrays it is in."""
+    """Return the element of the response that refuses an element of the request. `path` names the nested arrays of the
+    response that contain it.
+    """
     struct = response_class(type(request))._struct  # type: ignore[arg-type]
     for name in path:
         struct = struct.fields[name]
@@ -66,7 +68,7 @@ def _filled(struct: Any, kind: Any, sources: Sequence[Any], version: int, code: 
 
 
 def _elements(source: Any, name: str) -> Iterable[Any]:
-    """Return the elements of the array of this name, or, if it is missing or empty, of all arrays of the source."""
+    """Return the elements of the array with this name. If it is missing or empty, return those of all arrays."""
     same = getattr(source, name, None)
     arrays = [same] if isinstance(same, list) and same else [
         value for value in _fields_of(source).values() if isinstance(value, list)

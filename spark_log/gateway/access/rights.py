@@ -28,7 +28,7 @@ CLUSTER: Resource = (ResourceType.CLUSTER, CLUSTER_NAME)
 
 @dataclass(frozen=True)
 class Whole:
-    """Refuses a request without a right on `resource(request)`, which is None if the request does not need the right.
+    """Refuses a request if the client lacks a right on `resource(request)`. A None resource needs no right.
 
     With `or_any_topic`, WRITE on any topic is enough, as for producers without transactions (KIP-679).
     """
@@ -40,7 +40,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Every:
-    """Refuses a request without a right on every name in its array `field`, which may be null or empty."""
+    """Refuses a request if the client lacks a right on a name in its array `field`, which may be null or empty."""
 
     operation: Operation
     resource_type: ResourceType
@@ -105,7 +105,7 @@ def _named(resource_type: ResourceType, name: str | None) -> Resource | None:
 def each_named(
     operation: Operation, resource_type: ResourceType, field: str, answers: str, name: str | None = None, **options: Any
 ) -> Each:
-    """Return a rule for elements whose field `name` has the resource's name, or that are names themselves if None."""
+    """Return a rule for elements whose field `name` has the resource's name. Without `name`, elements are names."""
     return Each(
         operation,
         lambda _, element: (resource_type, element if name is None else getattr(element, name)),

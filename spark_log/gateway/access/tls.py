@@ -19,14 +19,13 @@ logger = logging.getLogger(__name__)
 _CHECKED_EVERY_S = 1.0
 
 _READ_BYTES = 32 * 1024
-"""The size of the buffer of each connection for encrypted bytes that asyncio reads at a time. No budget includes it."""
+"""The size of each connection's buffer, into which asyncio reads encrypted bytes. No memory budget includes it."""
 _UNREAD_BYTES = 32 * 1024, 64 * 1024
 """Limits of encrypted bytes that wait for decryption while the connection is not read. asyncio stops reading the socket
 above the second number, and continues below the first. A TLS record, which may be incomplete, has up to 16 KiB.
 """
 _UNSENT_BYTES = 16 * 1024, 64 * 1024
-"""The limits of unsent bytes of answers, as for connections without TLS: writing stops and continues at these numbers.
-"""
+"""Limits of unsent bytes, as without TLS: writing stops above the second number, and continues below the first."""
 
 asyncio.sslproto.SSLProtocol.max_size = _READ_BYTES  # asyncio has 256 KiB, and no parameter for it
 
@@ -81,7 +80,7 @@ class Certificates:
         self.context = files.context()
 
     async def keep(self) -> None:
-        """Check the files every second until cancelled. Files that do not match each other leave the context alone."""
+        """Check the files every second until cancelled. The context stays if new files are invalid or do not match."""
         while True:
             await asyncio.sleep(_CHECKED_EVERY_S)
             stamps = self._stamps()
@@ -139,7 +138,7 @@ class _ContextWithAlerts(ssl.SSLContext):
 
 
 class _OverTls(asyncio.StreamReaderProtocol):
-    """A protocol over TLS. It keeps `below`, the writer of encrypted bytes, which closes its transport when freed."""
+    """A protocol over TLS. It keeps `below`, the writer of encrypted bytes, which closes the transport when freed."""
 
     below: asyncio.StreamWriter
 

@@ -2,8 +2,8 @@
 
 A connection waits for its client until a request has arrived completely, and while the client does not receive the
 answer. A wait of WAIT_S ends the connection. At most WAITING_MAX connections wait: a further one ends the connection
-that has waited longest in the network that has most of them. A network has at most OF_NETWORK_MAX connections: a
-further one ends that one of them which has waited longest, or is refused if none waits.
+that has waited longest in the network with the most waiting ones. A network has at most OF_NETWORK_MAX connections: a
+further one ends the one that has waited longest, or is refused if none waits.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ OF_NETWORK_MAX = 256
 
 
 class LimitedProtocol(H11Protocol):
-    """An HTTP connection. `self.connections` are all connections of the server, in the event loop of one thread."""
+    """An HTTP connection. `self.connections` are all connections of the server; they have one event loop."""
 
     _deadline: asyncio.TimerHandle | None = None
-    """Ends the connection while it waits for its client; otherwise None."""
+    """The timer that ends the connection, or None while the connection does not wait for its client."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -1,4 +1,4 @@
-"""Checks HTTP requests that browsers may send for pages of other sites, and limits bodies."""
+"""Recognizes HTTP requests that pages of other sites make a browser send, and limits bodies."""
 
 from collections.abc import Collection, Mapping
 from enum import Enum
@@ -19,7 +19,7 @@ def too_large(bytes_max: int) -> str:
 
 
 def host_allowed(host: str | None, allowed: Collection[str]) -> bool:
-    """Whether header Host names this server. A page that rebinds its own DNS name sends another name."""
+    """Whether header Host names this server. Requests of a page that rebinds its DNS name to this server do not."""
     if not host or any(each in host for each in "/@?#\\ "):
         return False
     try:
@@ -59,7 +59,7 @@ def sender_of(headers: Mapping[str, str], origins: Collection[str]) -> Sender:
 
 
 def declared_length(header: str | None) -> int:
-    """Return the bytes of a body by header Content-Length, or a number above any limit if it is not a number."""
+    """Return the bytes of a body by header Content-Length, or a number above any limit if the header is invalid."""
     text = header or "0"
     return int(text) if text.isdecimal() and len(text) < 20 else _NOT_A_LENGTH
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Lane(Enum):
-    """A kind of work. Its values are its number of threads, and how many of them one name and one client may use.
+    """A kind of work. Its values are its number of threads, and how many of them each name and each client may use.
 
     The name is the group or transactional id in the request. A client is a principal at an address; it may invent any
     number of names.

@@ -2,10 +2,10 @@
 
 Frames, decoded records and elements, and responses each have a budget. A request takes from them in this order, so
 requests do not wait for each other in a circle. The exceptions hold a part of a budget and need more of it: responses
-that grow while they are made, and the records of a request with many elements. These holds, a sender that stops in the
-middle of a frame, and a client that does not read its response stall: they keep memory without progress. This is
-allowed while there is enough memory. When another request has waited for memory, or more is held than the budget has,
-the slowest stalled holds lose their connections.
+that grow while they are made, and the records of a request with many elements. A hold stalls while it waits for more
+memory, while the client stops in the middle of a frame, or while the client does not read the response: it keeps memory
+without progress. This is allowed while there is enough memory. When another request has waited for memory, or more is
+held than the budget has, the slowest stalled holds lose their connections.
 
 A client that holds at most a sixteenth of the budget is a small one. A quarter of the budget is for small clients only,
 so that large requests of some clients leave room for ordinary requests of others.
@@ -41,8 +41,8 @@ class Hold:
     bytes = 0
     closed = False
     stalled_since_s: float | None = None
-    """The time since which it has waited for the client to send or take bytes, or for more memory; None if it does not
-    wait. Bytes that the client sends or takes move it forward by the time that they may take.
+    """The start of its wait until the client sends or takes bytes, or until it gets more memory; None if it does not
+    wait. When the client sends or takes bytes, the start moves forward by the time that these bytes may take.
     """
     waiter: Waiter | None = None
     """Its place among the waiting requests while it waits for memory."""
@@ -204,8 +204,8 @@ class MemoryBudget:
         return self._held[client] + size <= self._small_max
 
     def _has_room(self, hold: Hold, size: int) -> bool:
-        """Whether the hold can get `size` bytes more. A large hold that is the only one always has room. What the only
-        large client holds above three quarters of the budget leaves the room of small clients as it is.
+        """Whether the hold can get `size` bytes more. A large hold that is the only one always has room. Bytes that the
+        only large client holds above three quarters of the budget do not reduce the room of small clients.
         """
         if self._is_small(hold.client, size):
             return self.bytes_held - self._beyond() + size <= self.bytes_max

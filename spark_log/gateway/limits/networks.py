@@ -1,4 +1,4 @@
-"""Finds the network of a client: the addresses of one machine, which limits of one client count together."""
+"""Finds the network of a client, so that limits count all addresses of one machine together."""
 
 from functools import lru_cache
 from ipaddress import IPv4Address, ip_address, ip_network

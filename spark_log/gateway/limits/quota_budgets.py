@@ -7,8 +7,8 @@ time of the bucket's last request, which is corrected at the end.
 
 A gateway charges at once, against the use that it knows. A few times a second it adds its charges to those of the other
 gateways in the metadata store, and reads the sum. Clients may therefore exceed a rate by what the gateways accept
-within that interval. They wait for this debt afterwards, so the rate over a longer time is exact. While the store is
-unavailable, each gateway continues with the use that it knows.
+within that interval. Afterwards they wait until this debt is paid, so the rate over a longer time is exact. While the
+store is unavailable, each gateway continues with the use that it knows.
 
 A gateway shares a limited number of buckets at a time, those of the largest charges, because each is a row of the store
 and clients choose their ids. The charges of the others are shared later, if they are not paid for by then.
@@ -72,7 +72,7 @@ class QuotaBudgets:
         self._charged = asyncio.Event()
 
     async def load(self) -> None:
-        """Read the quotas again."""
+        """Read the quotas again, and delete old use from the store."""
         now_s = clock.monotonic_s()
         self._until_s = {bucket: until_s for bucket, until_s in self._until_s.items() if until_s > now_s}
         self._quotas = await self._call(read_quotas, self._store)
@@ -104,7 +104,7 @@ class QuotaBudgets:
             self.charge(bucket, units)
 
     def charge(self, bucket: Bucket | None, units: float) -> None:
-        """Charge units that were not known at the admission, at once. Negative units reduce the use."""
+        """Charge units without waiting. Negative units reduce the use."""
         if bucket is None or units == 0:
             return
         now_s = clock.monotonic_s()

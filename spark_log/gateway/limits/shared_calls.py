@@ -14,8 +14,8 @@ R = TypeVar("R")
 class SharedCalls(Generic[A, R]):
     """Makes one call at a time, so that the speed of the function, not the number of clients, limits the calls.
 
-    If a call fails with another error than a SparkLogError, it is repeated for each half of its arguments: so one
-    argument with which the function fails costs the others no result. Used by one event loop.
+    If a call fails with another error than a SparkLogError, it is repeated for each half of its arguments. So the
+    function may fail for one argument without an effect on the others. Used by one event loop.
     """
 
     def __init__(self, function: Callable[[Sequence[A]], Awaitable[Sequence[R]]], together_max: int) -> None:

@@ -81,7 +81,7 @@ INTERNAL: dict[str, str] = {
     "NotControllerError": "another server has taken over",
     "UnsupportedVersionError": "this server is replaced by one of a newer version",
 }
-"""Texts for clients, by names of errors whose own texts may name paths, servers or SQL. The log has the own texts."""
+"""Texts for clients, by names of errors whose own texts may name paths, servers or SQL. The own texts are logged."""
 _ANY_OTHER = "the server has failed"
 _LOGGED_EVERY_S, _LOGGED_MAX = 1.0, 100
 _logged_s: dict[str, float] = {}
@@ -118,8 +118,8 @@ def error_code(error: BaseException) -> int:
 
 
 def coordinator_code(error: BaseException) -> int:
-    """Return the code of an error for members of groups. For a member of Java's consumer every code is the end that it
-    does not know from a coordinator, such as those of a disk that is full for a while.
+    """Return the code of an error for members of groups. Java's consumer stops after a code that it does not know from
+    a coordinator, so an error of the storage, such as a disk that is full for a while, gets a code that it knows.
     """
     return _COORDINATOR_NOT_AVAILABLE if isinstance(error, StorageUnavailableError) else error_code(error)
 

@@ -26,7 +26,7 @@ ELEMENTS_MAX = 20_000
 ELEMENTS_OF_TRANSACTIONS_MAX = 2_000
 """The same limit if each element may cost a transaction of the store (a broker's max.request.partition.size.limit)."""
 _COPIED_BYTES_MAX = 16 * 1024 * 1024
-"""The limit of bytes that the decoder copies because of tagged fields, unless twice the request is more."""
+"""The limit of bytes that the decoder copies because of tagged fields, or twice the request's size if that is more."""
 _VARINT_BYTES_MAX = 5
 
 
@@ -188,7 +188,7 @@ class _Walk:
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the unsigned varint at a position, and the position after it. Raises CostlyRequestError if it is long."""
+    """Return the unsigned varint at a position, and the position after it. Raises CostlyRequestError above 5 bytes."""
     value = 0
     for place in range(_VARINT_BYTES_MAX):
         byte = data[at]

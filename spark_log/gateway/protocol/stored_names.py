@@ -1,7 +1,7 @@
 """Refuses requests of group members with names that cannot be stored or returned, before their handlers.
 
-PostgreSQL stores no NUL; the codes are the same on both stores. A string of an old version of a response has at most
-32,767 bytes: one group with a longer name, which a newer request may have, would make ListGroups fail for such clients.
+PostgreSQL stores no NUL; requests are refused in the same way with SQLite. In old versions of responses, a string has
+at most 32,767 bytes. Newer requests allow longer names, and one such group would make ListGroups fail for old clients.
 """
 
 from spark_log.config.values import can_be_stored
@@ -24,7 +24,7 @@ _PROTOCOL_LENGTH_MAX = 255
 
 
 def with_storable_names(request_type: type[Message], handler: Handler) -> Handler:
-    """Wrap the handler of a member's request, to refuse the whole request if it has such a name."""
+    """Wrap the handler of a member's request, to refuse the whole request if one of its names is not allowed."""
     fields = request_type._struct.fields
     names, has_protocols = [name for name in _CODES if name in fields], "protocols" in fields
 

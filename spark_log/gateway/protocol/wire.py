@@ -91,7 +91,7 @@ def read_body(
     elements_max: int = ELEMENTS_MAX,
     elements_held: int | None = None,
 ) -> Message | Elements:
-    """Decode a body. If it has more than `elements_held` elements, for which there is memory, return their number only.
+    """Decode a body, but if it has more elements than `elements_held`, for which there is memory, return their number.
 
     Raises MalformedRequestError like `decode_body`, and if there are more than `elements_max` elements.
     """
@@ -125,7 +125,7 @@ def decode_body(kind: type[Message], version: int, body: memoryview) -> Message:
 
 
 class _ResponseHeader(NamedTuple):
-    """Encodes like kafka-python's response headers v0 and v1, which take a third of the time of a small response."""
+    """Replaces kafka-python's response headers v0 and v1, whose encoding takes a third of a small response's time."""
 
     correlation_id: int
 
@@ -136,7 +136,7 @@ class _ResponseHeader(NamedTuple):
 def encode_response(response: Message, version: int, correlation_id: int) -> bytes:
     """Encode a response into a whole frame. A response can be encoded again after a change.
 
-    A version above the newest of its schema has the fields of that one, such as version 5 of ApiVersions.
+    If `version` is above the newest of the schema, it has the fields of that one, such as version 5 of ApiVersions.
     """
     response._header = None  # kafka-python would set the version in a header that exists
     response.API_VERSION = min(version, response.max_version)

@@ -1,8 +1,8 @@
 """Limits how many requests are read and answered at the same time, for each client's network and in all.
 
-A large body is read only after it has a place. It is parsed as JSON in one call, which may take a quarter of a second,
-during which no other Python thread runs. So only one large request is answered at a time. How long a small one takes is
-not known before: the small requests of a network that has used much CPU time lately are answered like large ones.
+A large body is read only after it has a place. One call parses it as JSON. This may take a quarter of a second, during
+which no other Python thread runs. So only one large request is answered at a time. The time of a small one is not known
+before. Therefore small requests of a network that has used much CPU time lately are answered like large ones.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Places:
 
     @asynccontextmanager
     async def body(self, network: str, size: int) -> AsyncIterator[None]:
-        """Hold a place for a body from before it is read until its request is answered. A network has one large one."""
+        """Hold a place for a large body until its request is answered. A network has one place for large bodies."""
         if size <= SMALL_BYTES:
             yield
             return

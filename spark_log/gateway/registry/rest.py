@@ -130,7 +130,7 @@ def application(registry: Registry, hosts: Collection[str] | None = None) -> ASG
 
 
 def _refusal(request: Request, hosts: Collection[str] | None) -> Response | None:
-    """Return a refusal of a request that a page of another site may have caused, or that is too large; or None."""
+    """Return a refusal if a page of another site may have caused the request, or if it is too large; otherwise None."""
     host = request.headers.get("host", "")
     if hosts is not None and not host_allowed(host, hosts):
         return _error(400, 400, "Header Host does not name this machine")
@@ -274,7 +274,7 @@ def _schema(registry: Registry, call: Call, schema: Schema) -> dict[str, Any]:
 
         text = serialized(registry.with_imports(schema))
     answer: dict[str, Any] = {"schema": text}
-    if schema.type != "AVRO":  # Confluent's registry leaves it out for Avro, the only type of its first versions
+    if schema.type != "AVRO":  # Confluent's registry leaves the type out for Avro, the only one of its first versions
         answer["schemaType"] = schema.type
     if schema.references:
         answer["references"] = [each._asdict() for each in schema.references]
