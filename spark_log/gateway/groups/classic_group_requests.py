@@ -2,7 +2,7 @@
 
 The store has the group's state, so each request may reach another gateway. JoinGroup waits for the other members, and
 SyncGroup for the leader. A waiting request wakes when its group changes or a timeout of the group ends. Meanwhile its
-gateway keeps the member's session alive, and holds neither its metadata nor the group in memory.
+gateway keeps the member's session alive, and holds neither the member's metadata nor the group in memory.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,8 @@ _SKIPS_ASSIGNMENT_SINCE = 9
 
 
 class _Progress(NamedTuple, Generic[T]):
-    """The answer to a request, or None if it has to wait, and the group that it has seen: its state, how long it stays
-    the same without a request, and the number of the store's last change before it was read.
+    """`answer` is None while the request has to wait. The other fields describe the group when it was last read. After
+    `wait_ms` it changes without a request. `change` is the number of the store's last change before the read.
     """
 
     answer: T | None
@@ -79,7 +79,7 @@ async def join_group(services: Services, request: Message, client: Client) -> Me
     progress = await services.call(_begin_join, services, group_id, joining, None if id_required else answer)
     if id_required:
         return join_refused(member_id, MEMBER_ID_REQUIRED)
-    # the store has the metadata: a member that waits, for minutes perhaps, holds no copy of it
+    # the store has the metadata: a request that waits, for minutes perhaps, holds no copy of them
     del joining
     request.protocols = []
     _give_frame_back()
@@ -114,8 +114,8 @@ def _begin_join(
 
 
 async def sync_group(services: Services, request: Message, _client: Client) -> Message:
-    """Return the member's assignment as soon as the leader has sent it. If that is too large, begin another rebalance
-    and raise GroupAssignmentTooLargeError.
+    """Return the member's assignment as soon as the leader has sent it. If the assignments are too large, begin another
+    rebalance and raise GroupAssignmentTooLargeError.
     """
     store, group_id, member_id = services.cluster.store, request.group_id, request.member_id
     instance_id, generation = getattr(request, "group_instance_id", None), request.generation_id

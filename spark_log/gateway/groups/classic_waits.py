@@ -2,8 +2,8 @@
 
 A member wakes when its group is in another state or generation, when it has been removed, or after its own timeout. A
 change of the store costs one small read in one thread for all groups and members. Members that wake work in the threads
-of their own clients. When time alone changes a group, one of its members wakes, and its next request to the store makes
-that change.
+of their own clients. When a timeout changes a group, one of its members wakes. This member's next transaction in the
+store makes the change.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,7 +21,7 @@ _PAUSE = Pause(s_min=0.02, factor=4.0, s_max=1.0)
 _ALL = "members of classic groups"
 """The only key: one read serves all groups."""
 _ADVANCE_MS = 1_000
-"""How long the member that wakes because of the time has to change its group, before the next one wakes."""
+"""A member that a timeout of the group has woken has this time to change the group, before the next member wakes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class ClassicWaits:
 
     async def wait(self, member: WaitingMember, seen: int, wait_ms: int | None, timeout_s: float) -> None:
         """Return when the group may differ from the state that the member has seen, or after the timeout. `seen` is the
-        number of the store's last change before that state was read. After `wait_ms`, time changes the group.
+        number of the store's last change before that state was read. After `wait_ms` a timeout changes the group.
         """
         await self._watches.wait(_ALL, member, seen, timeout_s, wait_ms)
 

@@ -51,8 +51,8 @@ async def offset_commit(services: Services, request: Message, client: Client) ->
 def commits_of(
     request: Message, settings: ClusterSettings
 ) -> tuple[dict[TopicPartition, Commit], dict[TopicPartition, int]]:
-    """Return the valid commits of a request, and the error codes of its other partitions. As in Kafka, metadata that
-    are too large for one partition are no obstacle to the others.
+    """Return the valid commits of a request, and the error codes of its other partitions. As in Kafka, too large
+    metadata of one partition do not stop the commits of the others.
     """
     requested = {
         TopicPartition(topic.name, each.partition_index): Commit(
@@ -75,8 +75,8 @@ def with_unknown(
 def commit_outcomes(
     request: Message, of_topic: type, of_partition: type, code: int, codes: Mapping[TopicPartition, int]
 ) -> list[Message]:
-    """Make the topics of a response about committed offsets from its classes. All partitions have the error `code` if
-    it is one; otherwise a partition has its code in `codes`, or none.
+    """Make the topics of a response on committed offsets from its classes `of_topic` and `of_partition`. Each partition
+    has the error `code`, or if that is NONE, its own error of `codes`.
     """
     return [
         of_topic(
@@ -120,7 +120,7 @@ async def offset_fetch(services: Services, request: Message, _client: Client) ->
 
         def one(group_id: str) -> Message:
             code, topics = _fetched(services, kind, kind.OffsetFetchResponsePartition, group_id, request.topics, stable)
-            if code != NONE and request.version < 2:  # without topics it would read as "no offset is committed"
+            if code != NONE and request.version < 2:  # without topics, v1 would mean "no offset is committed"
                 return refusal(request, code)
             return OffsetFetchResponse(throttle_time_ms=0, topics=topics, error_code=code)
 
@@ -145,7 +145,7 @@ def _fetched(
     services: Services, of_topic: type, of_partition: type, group_id: str, topics: Collection[Message] | None,
     stable: bool, member_id: str | None = None, epoch: int = -1,
 ) -> tuple[int, list[Message]]:  # fmt: skip
-    """Return an error code, and the topics of the response in its classes, with the result of `_committed`."""
+    """Return the error code of `_committed`, and its offsets as topics of the response."""
     code, offsets, unstable = _committed(services, group_id, topics, stable, member_id, epoch)
     return code, [
         of_topic(
@@ -161,7 +161,7 @@ def _committed(
     member_id: str | None = None, epoch: int = -1,
 ) -> tuple[int, dict[str, dict[int, Commit | None]], Collection[TopicPartition]]:  # fmt: skip
     """Return an error code, and the offsets of the requested partitions, or of all with a commit if `topics` is None.
-    With `stable` (KIP-447), also return the partitions whose offset may change by the end of an open transaction.
+    With `stable` (KIP-447), also return the partitions whose offset may change when an open transaction ends.
 
     A member of the consumer protocol gives its id and epoch.
     """

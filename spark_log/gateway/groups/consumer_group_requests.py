@@ -43,7 +43,7 @@ async def consumer_group_heartbeat(services: Services, request: Message, client:
         except MetadataStoreUnavailableError as error:
             return _response(services, failed(error, coordinator_code))
         except SparkLogError:
-            pass  # handled alone, it gets its own error
+            pass  # handled alone, the heartbeat gets its own error
     return await services.call(_heartbeat, services, request, client)
 
 
@@ -99,7 +99,7 @@ def _heartbeat(services: Services, request: Message, client: Client) -> Message:
 
 
 def _owned(services: Services, parts: Collection[Message] | None) -> Partitions | None:
-    """Return the partitions that a member reports as owned, without those of topics that no longer exist, or None."""
+    """Return the partitions that a member reports as owned, except those of deleted topics, or None for null."""
     if not parts:
         return None if parts is None else NO_PARTITIONS
     ids = {part.topic_id.hex for part in parts}

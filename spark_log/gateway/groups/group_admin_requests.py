@@ -43,7 +43,7 @@ def classic_state(state: str) -> str:
 
 
 async def list_groups(services: Services, request: Message, _client: Client) -> Message:
-    """List groups, whose types are classic or consumer. A filter by state accepts the names of both protocols."""
+    """List groups of the types classic, consumer and share. A filter by state accepts the names of both protocols."""
     return await services.call_in_memory(partial(_list_groups, services, request))
 
 

@@ -50,7 +50,7 @@ class GroupEngine(Protocol):
     async def sync_group(self, services: Services, request: Message, client: Client) -> Message: ...
 
     async def heartbeat(self, services: Services, request: Message) -> bool:
-        """Return whether the member must join again. It handles heartbeats that `Heartbeats` does not answer."""
+        """Handle a heartbeat that `Heartbeats` does not answer. Return whether the member must join again."""
 
     def leave_group(self, store: Store, me: Identity) -> None:
         """Leave the group. It blocks."""

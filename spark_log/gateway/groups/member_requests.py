@@ -1,4 +1,4 @@
-"""Contains the common parts of the requests of members of groups."""
+"""Contains the functions and numbers that handlers of members' requests share."""
 
 from kafka.protocol.consumer import JoinGroupResponse
 

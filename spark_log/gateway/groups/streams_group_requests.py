@@ -1,8 +1,8 @@
 """Refuses members of streams groups (KIP-1071), with a message that names the way out.
 
 The API is announced, as by a broker without the feature streams.version, because a Java client that does not find it
-replaces the error by a message of its own that does not say what to change. Of the errors that make Kafka Streams stop,
-it shows the gateway's message with INVALID_REQUEST, and its own message with UNSUPPORTED_VERSION.
+replaces the error by a message of its own that does not say what to change. Both INVALID_REQUEST and
+UNSUPPORTED_VERSION make Kafka Streams stop, but only with the first does it show the gateway's message.
 """
 
 from spark_log.cluster.security.acl_rules import Operation

@@ -1,8 +1,8 @@
 """Translates requests of classic members (JoinGroup, SyncGroup) for groups of the consumer protocol.
 
-No classic client is the leader of such a group, so it never computes an assignment. SyncGroup returns the assignment of
-the store, and the generation is the member's epoch. So classic clients share a group with other members, and any
-gateway serves any member.
+No classic client is the leader of such a group or computes an assignment. SyncGroup returns the assignment of the
+store, and the generation is the member's epoch. So classic clients share a group with other members, and any gateway
+serves any member.
 
     eager          a member joins without partitions; JoinGroup waits until the others have revoked its new partitions;
                    a change of the store costs one read for all members that wait
@@ -62,7 +62,7 @@ _PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 0.25
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
-    """Join a group. An eager member waits, up to the rebalance timeout, until others have revoked its partitions."""
+    """Join a group. An eager member waits, up to the rebalance timeout, until others have revoked its new ones."""
     timeout_ms = rebalance_timeout_ms(request)
     me = identity(request, client, request.session_timeout_ms)
     store = services.cluster.store
@@ -99,7 +99,7 @@ def _waiting(me: Identity, generation: int) -> Heartbeat:
 
 
 async def sync_group(services: Services, request: Message, client: Client) -> Message:
-    """Return the member's assignment. Raises RebalanceInProgressError if it has to join again."""
+    """Return the member's assignment. Raises RebalanceInProgressError if the member has to join again."""
     me = identity(request, client)
     synced = await services.call(_sync, services.cluster.store, me, request.generation_id, _may_describe(client))
     return SyncGroupResponse(
@@ -112,13 +112,13 @@ async def sync_group(services: Services, request: Message, client: Client) -> Me
 
 
 async def heartbeat(services: Services, request: Message) -> bool:
-    """Return True, because a heartbeat comes here only after a change: the member must join again."""
+    """Record that the member must join again, and return True: a heartbeat comes here only after a change."""
     await services.call(_expect_rejoin, services.cluster.store, request.group_id, request.member_id)
     return True
 
 
 def leave_group(store: Store, me: Identity) -> None:
-    """Leave the group; an empty member id leaves by instance id (KIP-345). It blocks. Raises UnknownMemberIdError."""
+    """Leave the group, by instance id if the member id is empty (KIP-345). It blocks. Raises UnknownMemberIdError."""
     row = store.read(lambda connection: _find(connection, me))
     if row is None or row.protocol != rows.CLASSIC:
         raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")
@@ -149,7 +149,7 @@ class Joining:
 
 @dataclass(frozen=True)
 class Membership:
-    """A member's state. `protocol` is its preferred one. `complete` means that it has its target and nothing else."""
+    """A member's state. `protocol` is its first choice. `complete` means that it has exactly its target assignment."""
 
     generation: int
     protocol: str
@@ -158,7 +158,7 @@ class Membership:
 
 
 def _check_request(store: Store, me: Identity, protocol_type: str, protocols: Sequence[Message]) -> None:
-    """Check a JoinGroup request without the metadata. Raises InconsistentGroupProtocolError for a member that is no
+    """Check a JoinGroup request, but not its metadata. Raises InconsistentGroupProtocolError if the member is no
     consumer.
     """
     check_group_id(me.group_id)
@@ -204,7 +204,7 @@ def _joining_of(
 
 
 def join(store: Store, joining: Joining) -> Membership:
-    """Join the group (again), and report owned partitions. Raises RebalanceInProgressError if it must join again."""
+    """Join the group (again), and report owned partitions. Raises RebalanceInProgressError if a retry is needed."""
     me = joining.me
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
     if row is None:
@@ -216,7 +216,7 @@ def _join_again(store: Store, joining: Joining) -> Membership:
     """Join again as a member. Raises RebalanceInProgressError, UnknownMemberIdError and FencedInstanceIdError."""
     me, request = joining.me, _heartbeat_of(joining, None)
     answer = consumer_heartbeat(store, request, known_assignors())
-    if not answer.complete:  # the first call decides what it gives up, the second one releases what it lacks
+    if not answer.complete:  # the first call decides what to give up, the second one releases what is not owned
         answer = consumer_heartbeat(store, request, known_assignors())
     if answer.repeat or answer.partitions is None:
         raise RebalanceInProgressError(f"group {me.group_id!r}: the assignment is being computed")

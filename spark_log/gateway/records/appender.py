@@ -133,7 +133,7 @@ def _within_limits(requests: Iterator[_Request]) -> Iterator[_Request]:
 
 
 class _Outcomes:
-    """The outcomes of requests of one transaction, whose batches may be in several stores. For the event loop."""
+    """The outcomes of one transaction's requests, whose batches may be in several stores. Used by the event loop."""
 
     def __init__(self, requests: Sequence[_Request]) -> None:
         self._requests = requests
@@ -152,8 +152,8 @@ class _Outcomes:
 
 
 class Appender(threading.Thread):
-    """The thread that appends to topics of one store. That of home owns the Log of the gateway, and closes it at the
-    end.
+    """A thread that appends to the topics of one store. The home store's thread owns the Log of the gateway, and closes
+    it at the end.
     """
 
     def __init__(
@@ -191,7 +191,8 @@ class Appender(threading.Thread):
         acks: Acks,
         transactional_id: str | None = None,
     ) -> "asyncio.Future[list[Outcome]]":
-        """Append the batches after those that this connection submitted before. Call it in the event loop.
+        """Append the batches after those that this connection submitted before. The future gets their outcomes. Call
+        this in the event loop.
 
         With a transactional id the batches become pending in its open transaction.
         """
@@ -301,8 +302,8 @@ class Appender(threading.Thread):
         transactional_id: str | None,
         answer: Callable[[Sequence[Outcome]], None],
     ) -> None:
-        """Append to a data store. If it does not answer in time, the outcome is StoreSilentError; then the append may
-        still be done. Call it in the event loop.
+        """Append to a data store, and call `answer` with the outcomes. If the store does not answer in time, these are
+        StoreSilentError, and the append may still succeed. Call this in the event loop.
         """
         silent = [Outcome(StoreSilentError(f"store {self._store_id} does not answer"))] * len(batches)
         began_s = self._began_s
@@ -338,7 +339,7 @@ class Appender(threading.Thread):
         return [next(checked) if isinstance(batch, SentBatch) else batch for batch in batches]
 
     def _registered(self, checked: Sequence[Checked], names: Sequence[str]) -> list[Outcome]:
-        """Make the batches of transactions pending, and return their outcomes. They get final offsets at the commit.
+        """Make the batches of transactions pending, and return their outcomes. Batches get final offsets at the commit.
         `names` has the transactional id of each batch.
         """
         accepted = [(name, batch) for name, batch in zip(names, checked, strict=True) if isinstance(batch, Accepted)]
@@ -360,7 +361,7 @@ class Appender(threading.Thread):
                 self._topics.forget(topic.name)
         unknown = {topic.name for topic, error in refused if isinstance(error, UnknownTopicOrPartitionError)}
         now: dict[str, Topic] = {}
-        with suppress(SparkLogError):  # without an answer of the store, they are unknown
+        with suppress(SparkLogError):  # if the store does not answer, the topics stay unknown
             now = self._topics.find(unknown)
 
         def outcome_of(batch: Accepted, answer: Appended | Rejected) -> Outcome:

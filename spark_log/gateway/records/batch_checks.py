@@ -188,7 +188,7 @@ def _accepted(batch: SentBatch, decoded: DecodedBatch, topic: Topic, now_ms: int
 
 
 def _bad_records(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
-    """Return why rows are invalid, by their numbers, for the first invalid rows. Empty if the reason is not a row."""
+    """Return the errors of the first invalid rows, by row number. There are none if the error is not that of a row."""
     texts: dict[int, str] = {}
     try:
         for start in range(0, records.num_rows, _BAD_RECORDS_STEP):

@@ -31,15 +31,15 @@ _UNKNOWN_TOPIC_ID = 100
 _FENCED_LEADER_EPOCH = 74
 _KAFKA_STORAGE_ERROR = 56
 _KNOWN_TO_CLIENTS = frozenset({-1, 1, 2, 3, 6, 9, 29, _KAFKA_STORAGE_ERROR, 78, 100, 103})
-"""The codes of reads after which a client goes on or tells its program what is wrong. After others, of which there is
-no end of causes, Java's consumer raises IllegalStateException and loses what it has read of other partitions.
+"""The codes of reads that clients know: they continue, or tell their programs what is wrong. After any other code,
+Java's consumer raises IllegalStateException and loses the records that it has read from other partitions.
 """
 NO_ID = uuid.UUID(int=0)
 _SMALL_PARTITIONS_MAX = 100
 """The number of partitions up to which a fetch shares reads with those of other clients."""
 
 _Key = tuple[frozenset[StoreId], str]
-"""The stores of a fetch, and its client if it is large."""
+"""The stores of a fetch, and its client if the fetch is large, otherwise an empty text."""
 
 
 class Asked(NamedTuple):
@@ -56,7 +56,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Answer:
-    """The parts of a partition's response. `version` is that of its records, or None if there is nothing to read."""
+    """The parts of a partition's response. `version` is None if there is nothing to read."""
 
     error: int = NONE
     high_watermark: int = -1
@@ -75,7 +75,7 @@ class FoundAnswers(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WaitingFetch:
-    """A fetch that waits until the answers for its partitions differ from those it has read. With None, any do."""
+    """A fetch that waits until the answers for its partitions differ from `answers`. All answers differ from None."""
 
     asked: Sequence[Asked]
     stores: frozenset[StoreId]
@@ -101,8 +101,9 @@ class FetchWatches:
         self._watches = SharedWatches[_Key, WaitingFetch, FoundAnswers](changes, self._read)
 
     async def wait(self, fetch: WaitingFetch, seen: int, timeout_s: float) -> FoundAnswers | None:
-        """Return the answers for the fetch when they differ. None: the fetch reads its positions itself, because its
-        time is over or the common read has failed. `seen` is the number of the store's last change before it read them.
+        """Return the answers for the fetch as soon as they differ. Return None after the timeout, or if the common read
+        has failed: then the fetch has to read its positions itself. `seen` is the number of the store's last change
+        before the fetch read them.
         """
         client = request_context.get().client if len(fetch.asked) > _SMALL_PARTITIONS_MAX else ""
         return await self._watches.wait((fetch.stores, client), fetch, seen, timeout_s)
@@ -140,8 +141,8 @@ def find_answers(topic_cache: TopicCache, stores: TopicStores, asked: Sequence[A
 
 
 def _may_be_elsewhere(asked: Asked, here: Mapping[TopicPartition, PartitionSnapshot | SparkLogError]) -> bool:
-    """Whether another store may have the partition: the one that the cache names has no such partition, or a frozen one
-    that has not been as far as the client.
+    """Whether another store may have the partition: in the store that the cache names it is missing, or is frozen and
+    ends before the client's offset.
     """
     position = here.get(TopicPartition(str(asked.topic), asked.partition))
     if position is None or isinstance(position, SparkLogError):
@@ -187,7 +188,7 @@ def _answer(
 
 
 def fetch_code(error: SparkLogError) -> int:
-    """Return the code of an error of a read. NONE: the client gets no records, and asks again."""
+    """Return the code of an error of a read. After NONE, the client gets no records and asks again."""
     if isinstance(error, MetadataStoreUnavailableError | UnsupportedVersionError):
         return NONE
     code = error_code(error)

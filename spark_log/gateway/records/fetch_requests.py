@@ -38,7 +38,7 @@ async def fetch(services: Services, request: Message, _client: Client) -> Messag
     assert memory is not None
     decoded: Sequence[Asked] | None = None
     needed = 0
-    # the last answers, if they had fewer than min_bytes: records are read again once a position or version is another
+    # the last answers, if they had fewer than min_bytes: records are read again after a position or version has changed
     too_few: Sequence[Answer] | None = None
     news: FoundAnswers | None = None
     while True:
@@ -107,10 +107,10 @@ def _names(services: Services, request: Message) -> dict[uuid.UUID, str]:
 def _positions(
     services: Services, request: Message, asked: Sequence[Asked] | None
 ) -> tuple[int, Sequence[Asked], list[Answer], bool]:
-    """Return the number of the store's last change, the partitions of the request, which are `asked` if known, an
-    answer without records for each, and whether the names of their topic ids were looked up.
+    """Return the number of the store's last change, the partitions of the request (`asked` unless it is None), an
+    answer without records for each, and whether the names of their topic ids are known.
 
-    While the store does not answer, the answers have no error, and their client asks again.
+    While the store does not answer, the answers have no error, and the client asks again.
     """
     seen = services.changes.current()
     try:
@@ -123,7 +123,7 @@ def _positions(
 
 
 def _places_by_topic(asked: Sequence[Asked], answers: Sequence[Answer]) -> Iterable[Sequence[tuple[Asked, Answer]]]:
-    """Return the partitions with records for the client, by topic. Each topic is read in its own call of a thread."""
+    """Return the partitions with records for the client, by topic. A thread reads one topic in each call."""
     places: dict[int, list[tuple[Asked, Answer]]] = {}
     for one, answer in zip(asked, answers, strict=True):
         if answer.topic is not None and answer.version is not None:

@@ -23,8 +23,8 @@ from spark_log.ids import TopicPartition
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL = -1, -2, -3, -4
 """All records are local, so the earliest offset and the earliest local offset are the log start offset."""
 _OF_TIERED_STORAGE = {-5: 9, -6: 11}
-"""Times that mean the latest offset in remote storage, and the earliest that is not there yet (KIP-1023), with the
-first version that has them. As on a broker without remote storage, there is no such offset."""
+"""The first version of ListOffsets with each of these times: -5 means the latest offset in remote storage, -6 the
+earliest that is not there yet (KIP-1023). As on a broker without remote storage, there is no such offset."""
 _UNKNOWN_TOPIC_OR_PARTITION = error_code(UnknownTopicOrPartitionError())
 _UNSUPPORTED_VERSION, _INVALID_REQUEST = 35, 42
 _LOOKED_UP_TOGETHER = 50
@@ -93,7 +93,7 @@ def _from_positions(
         elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
             outcomes[tp] = NONE, limits.positions.log_start_offset, -1, -1
         elif timestamp == _LATEST:
-            # at the end of the log a client reads nothing that would tell it the epoch, and later truncations
+            # a client at the end of the log reads no record with the epoch, by which it would notice truncations later
             outcomes[tp] = NONE, limits.positions.high_watermark, -1, limits.leader_epoch
         elif version >= _OF_TIERED_STORAGE.get(timestamp, version + 1):
             outcomes[tp] = NONE, -1, -1, -1

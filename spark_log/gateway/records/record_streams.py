@@ -45,11 +45,12 @@ _TOGETHER_BYTES = 64 * 1024
 _BATCH_RECORDS = 16_384
 _CACHE_BYTES = 64 * 1024 * 1024
 _STREAMS_MAX, _STREAMS_BYTES = 256, 1024 * 1024 * 1024
-"""The number of streams that are kept, and the bytes of these and of the streams in use together. The latest stream is
-kept even if it is larger. A stream holds up to a row group of decoded records; without it each batch decodes them anew.
+"""The limits of the number of kept streams, and of the bytes of these and the streams in use together. The latest
+stream is kept even if it is larger. A stream holds up to a row group of decoded records; without it each batch decodes
+them anew.
 """
 _DECODING_BYTES = 2 * ROW_GROUP_BYTES
-"""Memory for decoding a row group. It is twice the size, because Arrow copies buffers as they grow."""
+"""Memory for decoding a row group: twice the size of the row group, because Arrow copies buffers as they grow."""
 _EMPTY = StoredRecords(np.empty(0, np.int64), np.empty(0, np.int64), pa.nulls(0), pa.nulls(0), None)
 
 Version = tuple[int, int]
@@ -76,11 +77,11 @@ class RecordStreams:
         self._streams: OrderedDict[Place, _Stream] = OrderedDict()
         self._streams_bytes = 0
         self._in_use: set[_Stream] = set()
-        """Streams that a thread reads at the moment. Each has one such thread."""
+        """Streams that a thread is reading. A stream never has two such threads."""
         self._encoded: OrderedDict[Place, EncodedBatch] = OrderedDict()
         self._encoded_bytes = 0
         self._encoded_of: dict[tuple[int, int], set[Place]] = {}
-        """The places of the batches by partition: a partition may be rewritten every second, and the cache be large."""
+        """The places of the batches by partition, as a search of the whole cache for each rewritten one takes long."""
         self._versions: dict[tuple[int, int], Version] = {}
         """The latest version that a reader of each partition has seen."""
         self._store_ids: dict[int, StoreId] = {}
@@ -99,7 +100,7 @@ class RecordStreams:
 
     def read(self, topic: Topic, partition: int, version: Version, start: int, end: int, bytes_max: int) -> list[bytes]:
         """Read batches from offset `start` up to the high watermark `end`, exclusive. Return at least one if `start` is
-        below `end`, and at most `bytes_max` bytes unless the first has more. Raises the errors of a read.
+        below `end`, and at most `bytes_max` bytes unless the first batch has more. Raises the errors of a read.
         """
         batches: list[bytes] = []
         size = 0
@@ -174,7 +175,7 @@ class RecordStreams:
         return self._streams_bytes + sum(stream.bytes for stream in self._in_use)
 
     def forget_rewritten(self) -> None:
-        """Drop the data of partitions that have been rewritten or deleted since, unless their store does not answer.
+        """Drop the data of partitions that were rewritten or deleted after the read, unless the store does not answer.
 
         Fetches do this for the partitions that they read; this function does it for all others.
         """
@@ -233,7 +234,7 @@ def _open(view: Cluster, topic: Topic, place: Place, end: int) -> "_Stream":
     tp = TopicPartition(topic.name, partition)
 
     def plan(connection: sa.Connection) -> tuple[list[Slice], bool]:
-        # without the rows of its segments, the plan would look like that of records which compaction has removed
+        # a plan without the segments of a moved or deleted partition would look as if compaction had removed records
         now = planner.find_positions(connection, [tp]).get(tp)
         if now is None or (now.topic_id, now.version) != (topic_id, version):
             raise NotLeaderForPartitionError(f"partition {tp} was moved, deleted, elected or rewritten: read it again")
@@ -259,9 +260,9 @@ class _Stream:
         """`remote` are the log dirs in object stores."""
         self.end = end
         self.bytes = 0
-        """The last number of bytes that `steps` returned."""
+        """The last number of bytes that `steps` yielded."""
         self.steps = _steps(fetcher, slices, start, end, remote)
-        """Batches, and numbers: the bytes that the stream holds at most from then on, until the next number.
+        """Yields batches and numbers. A number is the most bytes that the stream holds until the next number.
 
         The generator has no reference to this object, because only the garbage collector would free such a cycle.
         """

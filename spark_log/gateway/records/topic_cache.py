@@ -44,7 +44,7 @@ class TopicCache:
         return topics
 
     def names(self, topic_ids: Iterable[UUID]) -> dict[UUID, str]:
-        """Return the names of the topics with these ids that exist, by Kafka's topic id.
+        """Return the names of those of the topics that exist, by Kafka's topic id.
 
         A topic may have been deleted within the last second.
         """

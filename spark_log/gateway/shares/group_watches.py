@@ -20,7 +20,7 @@ class WaitingShareFetch(NamedTuple):
 
 
 class GroupWatches:
-    """Used by one event loop."""
+    """Wakes the waiting fetches of each group. Used by one event loop."""
 
     def __init__(
         self, polls: SharePolls, changes: ChangeWatch, run: Callable[[str, Callable[[], Any]], Awaitable[Any]]
@@ -34,8 +34,8 @@ class GroupWatches:
     async def wait(
         self, client: str, group_id: str, assigned: Iterable[Key], seen: int, wait_ms: int | None, timeout_s: float
     ) -> None:
-        """Return when the group may have records in these partitions that it did not have at change number `seen` of
-        the store, or at the time-out, or after `wait_ms`, when there may be some without a change.
+        """Return when the group may have new records in these partitions since change number `seen` of the store, or
+        after the timeout, or after `wait_ms`: then there may be new records without a change.
         """
         if wait_ms is not None:
             timeout_s = min(timeout_s, wait_ms / 1000 + 0.001)

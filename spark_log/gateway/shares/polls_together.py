@@ -22,12 +22,12 @@ _TOGETHER_MAX = 64
 
 @dataclass
 class _Running(Generic[T]):
-    """The steps of a request, as far as they are taken."""
+    """A request whose steps are being taken."""
 
     steps: Steps[T]
     cpu: CpuTime | None
     poll: Poll | None = None
-    """The transaction that comes next. None: the next step blocks, or the steps have ended."""
+    """The next transaction, or None if the next step blocks or the steps have ended."""
     has_begun: bool = False
     is_abandoned: bool = False
     """Whether the client has gone. Transactions that were begun are completed, so that locks are released."""
@@ -39,7 +39,7 @@ class _Running(Generic[T]):
         return bool(self.results) or self.error is not None
 
     def go_on_measured(self, outcome: Outcome | None = None) -> None:
-        """Go to the next step in a thread that works for many requests."""
+        """Go to the next step, and count the CPU time for the request: this thread works for many requests."""
         if self.cpu is None:
             self.go_on(outcome)
         else:
@@ -65,8 +65,8 @@ class _Running(Generic[T]):
 
 
 class PollsTogether:
-    """One transaction runs at a time, so that the speed of the store, not the number of clients, limits them. A step
-    that blocks runs in a thread of its request, so that it delays no other one. Used by one event loop.
+    """Runs one transaction at a time, so that the speed of the store, not the number of clients, limits transactions. A
+    step that blocks runs in a thread of its request, and delays no other request. Used by one event loop.
     """
 
     def __init__(self, store: Store, run_own: Callable[..., Awaitable[Any]]) -> None:
@@ -76,8 +76,8 @@ class PollsTogether:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, steps: Steps[T], call: Callable[..., Awaitable[Any]], cpu: CpuTime | None = None) -> T:
-        """Take all steps, and return their result. `call` calls a function in a thread of the request, whose other work
-        counts for `cpu`.
+        """Take all steps, and return their result. `call` calls a function in a thread of the request. `cpu` counts the
+        request's work in other threads.
         """
         running = _Running(steps, cpu)
         task = asyncio.create_task(self._drive(running, call))
@@ -112,7 +112,7 @@ class PollsTogether:
         return [None] * len(together)
 
     def _advance(self, together: Sequence[_Running[Any]]) -> None:
-        """Begin those that have not begun, and run the transaction of all that need one."""
+        """Begin the requests that have not begun, and run one transaction for all that need one."""
         for running in together:
             if not running.has_begun and not running.is_abandoned:
                 running.go_on_measured()

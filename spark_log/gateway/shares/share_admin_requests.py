@@ -1,6 +1,4 @@
-"""Handles requests of administrators on share groups (KIP-932, KIP-1226): offsets, which are those from which a
-group reads.
-"""
+"""Handles requests of administrators on the offsets from which share groups read (KIP-932, KIP-1226)."""
 
 import uuid
 from typing import TypeVar
@@ -86,7 +84,7 @@ def _offsets_of(services: Services, asked: Message, version: int) -> Message:
 
 
 def alter_share_group_offsets(services: Services, request: Message, _client: Client) -> Message:
-    """Reset a share group without members. One that does not exist is created, as in Kafka."""
+    """Reset a share group without members. A group that does not exist is created, as in Kafka."""
     kind = AlterShareGroupOffsetsResponse.AlterShareGroupOffsetsResponseTopic
     part = kind.AlterShareGroupOffsetsResponsePartition
     targets = {

@@ -1,7 +1,7 @@
 """Finds the partitions that requests of share sessions name, with the rights of the client.
 
 A partition that does not exist, or that the client may not read, stays in its session, as in a broker: the client does
-not name it again. It is looked for with each fetch, so it is read once it exists.
+not name it again. Each fetch looks for it again, so it is read once it exists.
 """
 
 import uuid
@@ -28,7 +28,7 @@ _MISSING_MAX = 2_000
 
 @dataclass
 class Asked:
-    """The partitions of a request: those that exist with the client's rights, and errors of the others."""
+    """The partitions of a request: the ones that exist and that the client may read, and errors of the others."""
 
     places: dict[Key, Place] = field(default_factory=dict)
     batches: dict[Key, Sequence[Message]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Asked:
 
 
 class _Topic(NamedTuple):
-    """The partitions of a topic, as a request has them."""
+    """The partitions of a topic, in the form of a request."""
 
     topic_id: uuid.UUID
     partitions: list[int]
@@ -67,9 +67,7 @@ async def find_places(services: Services, session: Session, client: Client, topi
 async def find_missing_places(
     services: Services, session: Session, client: Client, asked: Asked, forgotten: Collection[tuple[uuid.UUID, int]]
 ) -> None:
-    """Look again for the missing partitions of a session that it does not forget, and add them to those of its
-    request.
-    """
+    """Look again for the missing partitions of a session, except `forgotten`, and add them to those of the request."""
     session.missing -= asked.identities
     again = session.missing - asked.errors.keys() - set(forgotten)
     session.missing |= set(islice(asked.errors, max(0, _MISSING_MAX - len(session.missing))))
@@ -112,7 +110,7 @@ def _may_read(client: Client, topic: str) -> bool:
 
 
 def refused_places(session: Session, client: Client) -> dict[Key, tuple[uuid.UUID, int]]:
-    """Return the partitions that the client may not read any more."""
+    """Return the partitions of the session that the client may not read any more."""
     names = {place.topic for place in session.places.values()}
     refused = {name for name in names if not _may_read(client, name)}
     return {key: (place.topic_id, key[1]) for key, place in session.places.items() if place.topic in refused}

@@ -69,7 +69,7 @@ def _has_acknowledgements(request: Message) -> bool:
 
 
 async def share_fetch(services: Services, request: Message, client: Client) -> Message:
-    """Acknowledge, then acquire records, and wait for some up to max_wait_ms."""
+    """Acknowledge records, then acquire new ones. Wait for these up to max_wait_ms."""
     until_s = deadline_s(request.max_wait_ms)
     renews = request.version >= _RENEWS_SINCE and request.is_renew_ack
     mode = request.share_acquire_mode if request.version >= _RENEWS_SINCE else 0
@@ -137,8 +137,8 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
 
 @dataclass(frozen=True)
 class _PollResult:
-    """The result of a poll, with the encoded records of each partition. None: they are many, and are encoded when the
-    request has the memory for them.
+    """The result of a poll, with the encoded records of each partition. None means that the records are many: they are
+    encoded when the request has the memory for them.
     """
 
     result: Result
@@ -185,7 +185,7 @@ def _attempt(
     services: Services, session: Session, poll_request: Request, assigned: Mapping[Key, str],
     acknowledgements: Mapping[Key, Sequence[Acknowledgement]],
 ) -> Steps[tuple[int, _PollResult]]:  # fmt: skip
-    """Acknowledge and acquire, and return the number of the store's last change before it too."""
+    """Acknowledge and acquire records. Return the number of the store's last change before that, and the result."""
     polls, seen = services.shares.polls, services.changes.current()
     result = yield from polls.steps(session.group_id, poll_request, assigned, acknowledgements)
     if result.taken and not session.take(result.taken):
@@ -199,7 +199,7 @@ def _attempt(
 async def _acknowledge(
     services: Services, session: Session, checked: Mapping[Key, Checked], *, closes: bool
 ) -> Result:  # fmt: skip
-    """Acknowledge, and release all other records of a session that closes."""
+    """Acknowledge records, and release all others if the session closes."""
     acknowledgements = {key: each.acknowledgements for key, each in checked.items() if each.acknowledgements}
     release = session.end() if closes else None
     steps = services.shares.polls.acknowledgement(session.group_id, session.member_id, acknowledgements, release)
@@ -232,7 +232,7 @@ def _note_acknowledgements(
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
-    """Return ranges, of which neighbours with the same delivery count are one."""
+    """Merge adjacent ranges with the same delivery count."""
     joined: list[Range] = []
     for r in ranges:
         if joined and joined[-1].end == r.first and joined[-1].deliveries == r.deliveries:

@@ -1,4 +1,4 @@
-"""Share sessions (KIP-932): what a gateway remembers of the members that fetch from it.
+"""Keeps the share sessions (KIP-932) of the members that fetch from a gateway.
 
 A session has the partitions of its member and the records that it acquired, with the numbers of their locks. An
 acknowledgement on the wire has offsets only: it gets its lock here. A gateway that was stopped therefore acts under old
@@ -57,7 +57,7 @@ class SessionError(Exception):
 
 
 def check_ids(group_id: str | None, member_id: str | None) -> None:
-    """Refuse ids that no member has: a gateway keeps them as long as their session. Raises SessionError."""
+    """Refuse invalid ids, because a gateway keeps the ids as long as their session. Raises SessionError."""
     for each in (group_id, member_id):
         if not each or len(each) > CHARACTERS_MAX or not can_be_stored(each):
             raise SessionError(INVALID_REQUEST)
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Acquired records first <= offset < end."""
+    """Acquired records with `first` <= offset < `end`, and the number of their lock."""
 
     first: int
     end: int
@@ -97,7 +97,7 @@ class HeldRecords:
             self.ranges = sorted(sorted(self.ranges, key=lambda held: held.lock)[-_HELD_MAX:])
 
     def remove(self, first: int, end: int, lock: int | None = None) -> None:
-        """Remove records; with `lock`, only those under this one."""
+        """Remove records with `first` <= offset < `end`, or only those of them that have this lock."""
         at = max(0, bisect.bisect_right(self.ranges, (first,)) - 1)
         kept: list[Held] = []
         stop = at
@@ -112,7 +112,7 @@ class HeldRecords:
         self.ranges[at:stop] = kept
 
     def locks_of(self, first: int, end: int) -> list[Held]:
-        """Return the parts of the ranges that cover these offsets. Raises InvalidRecordStateError if one is missing."""
+        """Return the parts of the ranges that cover these offsets. Raises InvalidRecordStateError for a gap."""
         at = max(0, bisect.bisect_right(self.ranges, (first, _EPOCH_MAX << 32)) - 1)
         parts: list[Held] = []
         position = first
@@ -149,7 +149,7 @@ class Session:
         self.numbers |= {(place.topic_id, key[1]): key for key, place in places.items()}
 
     def takes_memory(self, new_places: int) -> bool:
-        """Hold memory for the partitions of the session and new ones. Return False if there is not as much."""
+        """Hold memory for the partitions of the session and new ones. Return False if there is not enough."""
         size = (len(self.places) + len(self.missing) + new_places) * _PLACE_BYTES
         if size <= self.memory.bytes:
             self.memory.set(size)
@@ -163,7 +163,7 @@ class Session:
                 self.places.pop(key, None)
 
     def take(self, taken: Iterable[Taken]) -> bool:
-        """Note acquired records. Return False if the session has ended: nobody will hear of them."""
+        """Note acquired records. Return False if the session has ended: then no client gets them."""
         with self.lock:
             if not self.ended:
                 for each in taken:
@@ -171,7 +171,7 @@ class Session:
             return not self.ended
 
     def continue_from(self, before: "Session") -> None:
-        """Hold the records of a session, and end it: what its fetches acquire from now on is released."""
+        """Take over the records of a session, and end it: records that its fetches acquire later are released."""
         self.lock = before.lock
         with self.lock:
             before.ended = True
@@ -198,7 +198,7 @@ class Shares:
     def __init__(
         self, cluster: Cluster, log: Log, changes: ChangeWatch, bulkheads: Bulkheads, memory: MemoryBudget
     ) -> None:
-        """`log` writes dead letters. `memory` is that of the sessions."""
+        """`log` writes dead letters. `memory` is the budget of the sessions."""
         self.polls = SharePolls(cluster, ShareReads(cluster), dead_letters=DeadLetters(lambda: log))
         self.together = PollsTogether(cluster.store, bulkheads.run_own)
         self.watches = GroupWatches(self.polls, changes, partial(bulkheads.run, Lane.FETCH))
@@ -212,10 +212,10 @@ class Shares:
         return len(self._sessions)
 
     def open(self, group_id: str, member_id: str, connection_id: str, client: str) -> Session:
-        """Open a session of a client (`Client.key`). One that the member had goes on with its acquired records.
+        """Open a session of a client (`Client.key`). It takes over the acquired records of the member's last session.
 
-        If this process has group.share.max.share.sessions, the client with the most sessions loses its oldest one,
-        unless that would be this client: then SessionError is raised. So no client keeps others out.
+        If this process has group.share.max.share.sessions, the client with the most loses its oldest one, but only if
+        it has more than this client will have: else SessionError is raised. So no client keeps others out.
         """
         before = self._sessions.get((group_id, member_id))
         if before is None and len(self._sessions) >= self._store.settings.group_share_max_share_sessions:
@@ -256,7 +256,7 @@ class Shares:
             self.end(session)
 
     def end(self, session: Session) -> None:
-        """Close a session, and release its records later."""
+        """Close a session, and release its records in the background."""
         self.close(session)
         locks = session.end()
         if locks:

@@ -92,9 +92,7 @@ def describe_log_dirs(services: Services, request: Message, _client: Client) -> 
 
 
 def _described_log_dirs(services: Services, request: Message) -> list[dict[str, Any]]:
-    """Describe the brokers that this gateway shows. Only one shows each broker, so that sums over all gateways are
-    right.
-    """
+    """Describe the brokers that this gateway shows. One gateway shows each broker, so that sums over all are right."""
     gateways = services.live_gateways()
     mine = []
     for broker in list_brokers(services.cluster):

@@ -1,4 +1,4 @@
-"""Handles requests on configs of topics, groups and the cluster. Clients see its settings as those of every broker."""
+"""Handles requests on configs of topics, groups and the cluster, whose settings clients see as those of brokers."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -48,8 +48,8 @@ _HAS_LONG_VALUES, _OLD_TEXT_BYTES_MAX = 4, 2**15 - 1
 
 
 def describe_configs(services: Services, request: Message, _client: Client) -> Message:
-    """Return all or the named configs of resources. Those of a BROKER are the cluster's settings
-    and the gateway's options.
+    """Return all or the named configs of resources. The configs of a BROKER are the cluster's settings and the
+    gateway's options.
     """
     results = []
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}
@@ -159,8 +159,8 @@ def _alter(services: Services, request: Message, client: Client, response: type[
         if times[requested.resource_type, requested.resource_name] > 1:
             raise IllegalArgumentError(f"resource {requested.resource_name!r} is in the request more than once")
         if (requested.resource_type, requested.resource_name) == (_TOPIC, AUDIT_TOPIC):
-            # With its retention a client could delete the records of its own changes. As in Kafka, clients may alter
-            # the configs of the other internal topics.
+            # By a shorter retention a client could delete the records of its own changes. As in Kafka, clients may
+            # alter the configs of the other internal topics.
             raise PolicyViolationError(f"Topic {AUDIT_TOPIC}: its configs are changed on the command line only.")
         changes = _changes(requested, incremental)
         resource = _resource(requested.resource_type, requested.resource_name, changes)

@@ -51,10 +51,9 @@ _CREATED_TOGETHER_MAX = 100
 
 
 async def api_versions(services: Services, request: Message, _client: Client) -> Message:
-    """Return the served APIs. A client that has come to another cluster than it believes gets REBOOTSTRAP_REQUIRED
-    (KIP-1242).
+    """Return the served APIs. A client that names another cluster gets REBOOTSTRAP_REQUIRED (KIP-1242).
 
-    A client that names another gateway of this cluster is served: it may have come through a load balancer.
+    A client that names another gateway of this cluster is served, because it may use a load balancer.
     """
     if request.version >= _NAMES_CLUSTER:
         if (request.cluster_id is None) is not (request.node_id == -1):

@@ -60,7 +60,7 @@ class Page(NamedTuple):
 
 
 def page_of(counts: Mapping[str, int], begin: tuple[str, int] | None, limit: int) -> Page:
-    """Return a page of at most `limit` partitions, or 1 if `limit` is lower, by topic name from `begin` on.
+    """Return the page of at most max(1, `limit`) partitions from `begin` on, sorted by topic name.
 
     `counts` are the numbers of partitions. A topic with 0 partitions does not exist; it is on the page, too.
     """
@@ -235,8 +235,8 @@ def list_running_reassignments(services: Services, request: Message, _client: Cl
 def _running(
     services: Services, requested: Collection[TopicPartition] | None
 ) -> dict[TopicPartition, ReassignmentStatus]:
-    """Return the running reassignments of the stores of the requested topics, or of all stores. Raises the error of one
-    of these: to a tool, a reassignment that is missing is one that has ended.
+    """Return the running reassignments of the stores of the requested topics, or of all stores. Raises the error of a
+    store, because a tool takes a missing reassignment for one that has ended.
     """
     stores = services.stores
     running: dict[TopicPartition, ReassignmentStatus] = {}

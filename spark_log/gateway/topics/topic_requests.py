@@ -216,8 +216,8 @@ def create_partitions(services: Services, request: Message, _client: Client) -> 
 
 
 def delete_records_before(services: Services, request: Message, _client: Client) -> Message:
-    """Move the log start offsets, of each store together. If one is refused, move each on its own. Partitions
-    of internal topics are refused with INVALID_TOPIC_EXCEPTION, as by a broker.
+    """Move the log start offsets of each store together. If a store refuses one of them, move each on its own.
+    Partitions of internal topics are refused with INVALID_TOPIC_EXCEPTION, as by a broker.
     """
     before = {
         TopicPartition(topic.name, partition.partition_index): partition.offset

@@ -23,7 +23,7 @@ class TokenTakenError(Exception):
 
 
 class FencingTokens:
-    """Remembers the fencing tokens that a connection has taken. A fencing token that is forgotten is taken again."""
+    """Remembers the last fencing tokens that a connection has taken. It takes a token that is forgotten again."""
 
     def __init__(self) -> None:
         self.connection_id = uuid.uuid4().hex
@@ -38,7 +38,7 @@ class FencingTokens:
     async def call(
         self, services: Services, producer: WireProducer, role: Role, function: Callable[[FencingToken], T]
     ) -> T:
-        """Call a blocking function with the fencing token of this connection. Raises TokenTakenError."""
+        """Call a blocking function with the connection's fencing token. Raises TokenTakenError if that is not valid."""
         held = self._held.get((producer.transactional_id, producer.producer_id, role))
         if held is not None:
             try:

@@ -82,8 +82,8 @@ def register_records(
 def _join(
     log: Log, producers: list[WireProducer], timeout_ms: int
 ) -> Mapping[WireProducer, int | SparkLogError | None]:
-    """Return the numbers of the parts that the open transactions have in the data store of the log, or None for the
-    home store.
+    """Give the open transactions a part in the data store of the log, and return the numbers of these parts. Return
+    None for each transaction if the log is that of the home store.
     """
     cluster = log.cluster
     if cluster.store_id == HOME:
@@ -95,12 +95,12 @@ def _join(
 
 
 def commit(log: Log, stores: TopicStores, producer: WireProducer, token: FencingToken, *, timeout_ms: int) -> None:
-    """Append the pending batches of the open transaction and commit its offsets, all in one SQL transaction of the home
-    store, after its parts in data stores were prepared; then commit the parts.
+    """Prepare the parts of the open transaction in data stores. Then append its pending batches and commit its offsets,
+    all in one SQL transaction of the home store. Then commit the parts.
 
-    Does nothing if the same commit was done before. Batches of deleted topics are dropped, as in Kafka. Raises the
-    errors of `rules.has_ended`, FencedConnectionError, and the error of a partition that cannot be appended to now,
-    after which the transaction is still open. After TransactionCommitPendingError it is committed.
+    If the same commit was done before, only its parts are completed. Batches of deleted topics are dropped, as in
+    Kafka. Raises the errors of `rules.has_ended`, FencedConnectionError, and the error of a partition that cannot be
+    appended to now. After these the transaction is still open; after TransactionCommitPendingError it is committed.
     """
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
@@ -111,7 +111,7 @@ def commit(log: Log, stores: TopicStores, producer: WireProducer, token: Fencing
 
 
 def _commit(log: Log, stores: TopicStores, producer: WireProducer, token: FencingToken, *, timeout_ms: int) -> None:
-    """Commit as `commit` does, once. Raises _TopicDeletedError if a topic was deleted after its look at the topics."""
+    """Try `commit` once. Raises _TopicDeletedError if a topic was deleted after the topics were read."""
     store = log.cluster.store
     opened = wire_transactions.read_open(store, producer, token, timeout_ms=timeout_ms)
     pending, producer_id, parts = opened.batches, producer.producer_id, opened.parts
@@ -144,7 +144,7 @@ def _commit(log: Log, stores: TopicStores, producer: WireProducer, token: Fencin
     )
     try:
         log.append_whole(transaction.request(), topics, timeout_ms=timeout_ms)
-    except TopicMovedError as error:  # its records are pending here: they have to be sent again
+    except TopicMovedError as error:  # the topic's records are pending here, and have to be sent again
         raise CrossStoreTransactionError(str(error)) from error
     except UnknownTopicOrPartitionError as error:
         raise _TopicDeletedError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Handles the begin of transactions, the offsets that they commit, and their end. Produce sends their records."""
+"""Handles requests that begin and end transactions, and that add offsets. Produce requests add the records."""
 
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -83,7 +83,7 @@ async def init_producer_id(services: Services, request: Message, client: Client)
     except SparkLogError as error:
         code = _code(error, request)
         if request.transactional_id is None and code == _COORDINATOR_NOT_AVAILABLE:
-            code = _COORDINATOR_LOAD_IN_PROGRESS  # else Java looks for the coordinator of null
+            code = _COORDINATOR_LOAD_IN_PROGRESS  # else Java's producer looks for the coordinator of a null id
         return InitProducerIdResponse(throttle_time_ms=0, error_code=code, producer_id=-1, producer_epoch=-1)
     return InitProducerIdResponse(throttle_time_ms=0, error_code=NONE, producer_id=producer_id, producer_epoch=epoch)
 
@@ -116,7 +116,7 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
     """Begin the transaction, with parts in the data stores of the topics. Its partitions become known from its records.
 
     A second store is refused with TRANSACTION_ABORTABLE, unless transaction.cross.store allows it. librdkafka then ends
-    the transaction, even if no partition was added, so it is begun.
+    the transaction, even if no partition was added. Therefore the transaction is begun for librdkafka.
     """
     topics = request.v3_and_below_topics
     topics_by_name = await services.call(services.topics.find, [topic.name for topic in topics])
