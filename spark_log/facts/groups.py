@@ -77,16 +77,16 @@ class MemberDescription:
     host: str
     topics: frozenset[str]
     assignment: Partitions
-    """The partitions that were assigned to it and that it has not revoked. Members of a share group have all partitions
-    of their topics.
+    """The partitions that were assigned to the member and that it has not revoked. Members of a share group have all
+    partitions of their topics.
     """
     target: Partitions
-    """The partitions of its target."""
+    """The partitions of the member's target assignment."""
     generation: int
     """The generation of its last heartbeat response."""
     session_left_ms: int
     encoded: Encoded | None = None
-    """The encoded data of a member of a classic group. Those of a consumer are decoded in `topics` and `assignment`."""
+    """The encoded data of a member of a classic group. For a consumer, `topics` and `assignment` have them decoded."""
     protocol: str = rows.CONSUMER
     """The protocol of the member: classic, consumer or share."""
     names: frozenset[str] = frozenset()
@@ -111,7 +111,7 @@ class GroupDescription:
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that its members have subscribed to, have, or will get."""
+        """The topics of the subscriptions, assignments and target assignments of the members."""
         return frozenset(
             topic
             for member in self.members
@@ -206,8 +206,8 @@ def records_behind(committed: int, end: int) -> int:
 
 
 def group_lag(cluster: Cluster, group_id: str) -> list[PartitionLag]:
-    """Return the lags of the partitions, in order, that are committed, assigned to a member, or in a target; without
-    those whose store does not answer.
+    """Return the lags, in order, of the partitions that have a commit, are assigned to a member, or are in a target
+    assignment. Partitions whose store does not answer are left out.
     """
     store = cluster.store
 
@@ -347,7 +347,7 @@ def _topics_of(group: ClassicGroup, member: ClassicMember) -> frozenset[str]:
 
 
 def _partitions_of(group: ClassicGroup, member: ClassicMember) -> Partitions:
-    """Return the partitions of a consumer's assignment; none for other types, and for what cannot be decoded."""
+    """Return the partitions of a consumer's assignment. There are none for other types, and for invalid bytes."""
     if group.protocol_type != PROTOCOL_TYPE or not member.assignment:
         return NO_PARTITIONS
     from spark_log.groups.consumer_messages import decode_assignment

@@ -55,9 +55,7 @@ class RecordRange:
 
 @dataclass(frozen=True)
 class PartitionPeek:
-    """What a share group works on in a partition: its unfinished records by offset, at most DELAYED_MAX of them
-    delayed.
-    """
+    """The unfinished records of a share group in a partition, by offset. At most DELAYED_MAX of them are delayed."""
 
     partition: SharePartition
     ranges: tuple[RecordRange, ...]
@@ -98,7 +96,7 @@ class GroupConfigEntry:
 
 
 def group_config_entries(store: Store, group_id: str) -> list[GroupConfigEntry]:
-    """Return all configs of a group, which need not exist."""
+    """Return all configs of a group. The group need not exist."""
     overrides = store.read(lambda connection: rows.read_configs(connection, group_id))
     values, defaults = GroupConfig.of(overrides, store.settings).as_text(), GroupConfig().as_text()
     return [
@@ -127,7 +125,7 @@ def is_dead_letter_topic(connection: sa.Connection, topic: Topic) -> bool:
 
 
 def peek_share_group(store: Store, group_id: str, places: Iterable[TopicPartition] = ()) -> list[PartitionPeek]:
-    """Return what a share group works on in these partitions, or in all. It acquires nothing. Raises
+    """Return the unfinished records of a share group in these partitions, or in all, without acquiring any. Raises
     GroupIdNotFoundError.
     """
     chosen = set(places)
@@ -180,7 +178,7 @@ class PeekedRecord:
     partition: TopicPartition
     offset: int
     state: str
-    """As in `RecordRange`; next: it was never acquired."""
+    """A state of `RecordRange`, or `next` for a record that was never acquired."""
     deliveries: int
     member: str
     left_ms: int | None
@@ -190,7 +188,7 @@ class PeekedRecord:
 
 
 def peek_records(cluster: Cluster, group_id: str, places: Iterable[TopicPartition], limit: int) -> list[PeekedRecord]:
-    """Return up to `limit` records of each state and partition, with their keys and values. It acquires nothing.
+    """Return up to `limit` records of each state and partition, with their keys and values, without acquiring any.
 
     Raises GroupIdNotFoundError, and the errors of reading.
     """

@@ -34,7 +34,7 @@ class SharePartition:
     lock_timeouts: int
     dead_letters: int
     expired: int
-    """The number of unfinished records that retention removed, in all, as `lock_timeouts` and `dead_letters`."""
+    """The number of unfinished records that retention has removed. Like `lock_timeouts` and `dead_letters`, a total."""
 
     @property
     def unfinished(self) -> int:

@@ -2,8 +2,8 @@
 
 A transaction of spark-log's Producer is in the store from its first pending batch on. Without one, or with group
 offsets only, it is known to its producer alone until the commit: it is not listed here, and cannot hang. A Kafka
-client's transaction is in the store from AddPartitionsToTxn or AddOffsetsToTxn on. The home store has all
-transactions; each data store has the pending batches of its topics. One that does not answer adds none.
+client's transaction is in the store from AddPartitionsToTxn or AddOffsetsToTxn on. The home store has all transactions.
+Each data store has the pending batches of its topics; a store that does not answer adds none.
 """
 
 from collections import defaultdict
@@ -88,7 +88,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True)
 class PartitionProducer:
-    """A producer whose sequences the partition remembers, or whose open transaction has sent to it.
+    """A producer whose sequences the partition remembers, or whose open transaction has records in it.
 
     After the end of a transaction the partition remembers its producer only if that is a Kafka client: batches of
     spark-log's Producer have no sequences.
@@ -173,8 +173,8 @@ def find_hanging(cluster: Cluster, timeout_ms_max: int) -> list[TransactionDescr
 
 
 def is_hanging(transaction: TransactionListing, timeout_ms_max: int) -> bool:
-    """Whether it is open past its own time-out, which means that no coordinator runs; or, as in Kafka's tool, open for
-    at least `timeout_ms_max`, the largest time-out in use, plus five minutes.
+    """Whether the transaction is open past its own time-out, because no coordinator runs, or, as in Kafka's tool, open
+    for at least `timeout_ms_max`, the largest time-out in use, plus five minutes.
 
     A hanging transaction does not block readers; its pending batches stay in the store.
     """
@@ -208,7 +208,7 @@ def describe_producers(
 
 
 def _with_parts(cluster: Cluster, described: Sequence[TransactionDescription]) -> list[TransactionDescription]:
-    """Add what is pending in data stores, and give the stores of the parts their names."""
+    """Add the pending records of data stores, and replace the numbers of stores by names."""
     with_parts = {description.transaction.producer_id for description in described if description.transaction.stores}
     if not with_parts:
         return list(described)
@@ -239,7 +239,7 @@ def _with_parts(cluster: Cluster, described: Sequence[TransactionDescription]) -
 
 
 def _listings(connection: sa.Connection, now: StoreClock, *where: sa.ColumnElement[bool]) -> list[TransactionListing]:
-    """Return the transactions as home has them; `stores` has numbers, for which `_with_parts` puts names."""
+    """Return the transactions of the home store. `stores` has numbers, which `_with_parts` replaces by names."""
     pending = (
         sa.select(sa.func.count()).where(TRANSACTION_SEGMENT.producer_id == PRODUCER.producer_id).scalar_subquery()
     )
@@ -316,7 +316,7 @@ def _appending(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> 
 
 
 def _transacting(connection: sa.Connection, topic_id: int, tp: TopicPartition) -> list[PartitionProducer]:
-    """Return the producers with pending records in the partition; in a data store, of the parts that it has."""
+    """Return the producers with pending records in the partition. A data store has those of parts of transactions."""
     columns = (PRODUCER.producer_id, PRODUCER.epoch, PRODUCER.transactional_id)
     of_transactions = (
         sa.select(*columns, TRANSACTION.began_ms, PARTITION.log_end_offset)

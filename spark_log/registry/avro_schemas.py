@@ -60,7 +60,7 @@ def _pairs(parsed: Any) -> int:
 
 
 def column_source(schema: SchemaText, _message: str = "") -> str:
-    """Return the text of the schema, in which the types of its imports are included. Raises InvalidSchemaError."""
+    """Return the text of the schema, including the types of its imports. Raises InvalidSchemaError."""
     return json.dumps(parse(schema).to_json()) if schema.imports else schema.text
 
 

@@ -1,5 +1,5 @@
-"""Requests to a server that may be slow or hostile: all requests of a block have one time limit, also for servers
-that send a byte now and then, and no redirect is followed.
+"""Sends requests to a server that may be slow or hostile, without following redirects. All requests of a block have one
+time limit, also if the server sends a byte now and then.
 """
 
 import io
@@ -15,7 +15,7 @@ from spark_log import clock
 
 TOGETHER_S_MAX = 30.0
 SILENCE_S_MAX = 10.0
-"""The time in which a server sends the next part of its answer."""
+"""The time within which a server must send the next part of its answer."""
 
 _until_s: ContextVar[float | None] = ContextVar("until_s", default=None)
 
@@ -34,8 +34,8 @@ def time_limit() -> Iterator[None]:
 
 
 def send(request: Request, bytes_max: int) -> bytes:
-    """Return the body of the answer, at most its first `bytes_max` bytes. Raises the errors of `urlopen`; also
-    HTTPError for a redirect, whose body can be read inside a block of `time_limit`, and TimeoutError.
+    """Return the body of the answer, at most its first `bytes_max` bytes. Raises TimeoutError, and the errors of
+    `urlopen`: HTTPError also for a redirect. Its body can be read inside a block of `time_limit`.
     """
     with time_limit(), _OPENER.open(request, timeout=_left_s()) as answer:
         data: bytes = answer.read(bytes_max)
@@ -77,8 +77,8 @@ class _Response(HTTPResponse):
 
 
 def _connected(address: tuple[str, int], *_: Any) -> socket.socket:
-    """Return a connection to the first address of the host that answers. Each has the time that is left, so that a host
-    with many addresses takes no longer than one.
+    """Return a connection to the first address of the host that answers. Each attempt has the time that is left, so
+    that a host with many addresses takes no longer than a host with one.
     """
     failure = OSError(f"no address of {address[0]}")
     for family, kind, protocol, _name, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):

@@ -31,12 +31,13 @@ _RETRIABLE = (408, 429)
 """HTTP's Request Timeout and Too Many Requests."""
 _ANSWER_BYTES_MAX = 4 << 20
 _REMEMBERED_CHARACTERS_MAX = 16 << 20
-"""The characters of all versions, and of all schemas with an id, that are remembered: servers choose their length."""
+"""The limits of characters of remembered versions, and of remembered schemas by id: servers choose their length."""
 _SUBJECT_CHARACTERS_MAX = 16 << 20
-"""The characters of all versions of a subject with their imports: the limit of the typed columns that have them."""
+"""The limit of characters of all versions of a subject with imports, equal to that of typed columns, which have them.
+"""
 _URLS_MAX, _URL_CHARACTERS_MAX = 1_000, 2_000
 _answered: BoundedDict[str, str] = BoundedDict(_URLS_MAX)
-"""The address that answered last, by the text of all addresses, if it is not longer than the limit."""
+"""The address that answered last, by the text of all addresses, if that text is not too long."""
 _SILENCE_S = 60.0
 """The time for which an address that has not answered is not asked again."""
 _silent_until_s: BoundedDict[str, float] = BoundedDict(_URLS_MAX)
@@ -82,7 +83,7 @@ def find_id(url: str, schema_id: int) -> SchemaText:
 
 @contextmanager
 def _expected_answers(url: str) -> Iterator[None]:
-    """Raise SchemaRegistryUnavailableError for answers of another form: the address may be that of another server."""
+    """Raise SchemaRegistryUnavailableError for unexpected answers: the address may be that of another server."""
     try:
         yield
     except SparkLogError:
@@ -101,7 +102,7 @@ def _version(url: str, subject: str, version: int) -> RegisteredSchema:
 
 
 def _serialized(url: str, path: str) -> Any:
-    """Return the schema there. For Protobuf, request it with a descriptor: a .proto text would have to be compiled."""
+    """Return the schema at the path. For Protobuf, request a descriptor: a .proto text would have to be compiled."""
     answer = _get(url, path)
     return _get(url, f"{path}?format=serialized") if answer.get("schemaType") == "PROTOBUF" else answer
 
@@ -122,7 +123,7 @@ def _get(urls: str, path: str) -> Any:
     """Return the answer of the first address that answers. The addresses are separated by commas; the one that answered
     last comes first, since the others may take all of the time limit.
 
-    An address that does not answer is left alone for a while, as each of many partitions may need a schema.
+    An address that does not answer is not asked again for a while, because each of many partitions may need a schema.
     """
     failure: Exception | None = None
     addresses = [url.strip().rstrip("/") for url in urls.split(",")]

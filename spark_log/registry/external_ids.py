@@ -85,7 +85,7 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
         lock_registry(connection)
         present = find_topic(connection, topic.name, lock=True)
         if present.topic_id != topic.topic_id or present.overrides != topic.overrides:
-            return topic  # it was recreated, or altered, which reads the registry itself
+            return topic  # the topic was recreated, or altered: an alteration reads the registry itself
         text = present.typed_columns
         try:
             for source, schemas in fitting.items():
@@ -103,8 +103,8 @@ def learn_schemas(cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]] = 
 
 
 class SchemaLookups:
-    """Learns the schemas that the partitions of a round need: each id of a topic is requested once, also if several
-    partitions have it. Threads may share it.
+    """Learns the schemas that partitions need. Each id of a topic is requested once, even if several partitions have
+    it. Safe to share between threads.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class SchemaLookups:
         self._learnt: dict[TopicId, Topic] = {}
 
     def learn(self, cluster: Cluster, topic: Topic, ids: Mapping[str, Set[int]]) -> Topic:
-        """As `learn_schemas`, for the ids that were not requested yet."""
+        """Call `learn_schemas` for the ids that were not requested yet. Return the topic as it is then."""
         with self._locks[topic.topic_id]:
             asked = self._asked[topic.topic_id]
             new = {source: {each for each in numbers if (source, each) not in asked} for source, numbers in ids.items()}
@@ -128,8 +128,8 @@ class SchemaLookups:
 def _fitting(
     connection: sa.Connection, present: Topic, config: TopicConfig, learnt: Mapping[str, SubjectSchemas]
 ) -> dict[str, SubjectSchemas]:
-    """Return the schemas of `learnt` that the topic can have, by part: with the topic's own schema instead of a new one
-    that does not fit its columns, and none of a part if they would be too long.
+    """Return the schemas of `learnt` that the topic can have, by part. A part keeps its own schema if the new one does
+    not fit the topic's columns. A part whose schemas are too long is left out.
     """
     text, fitting = present.typed_columns, {}
     for source, schemas in learnt.items():

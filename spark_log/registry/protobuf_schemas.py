@@ -26,7 +26,8 @@ _USER = "a Protobuf schema in the registry"
 _FILE = "schema.proto"
 _COMPILE_S_MAX = 60
 _COMPILED_BYTES_MAX = 16 << 20
-"""Of a file's descriptor, in which each field has the full name of its type: a text is much shorter if names are long.
+"""The limit of a file's descriptor. Each field in it has the full name of its type, so that a text with long names is
+much shorter.
 """
 _NAME_BYTES_MAX = 200
 _MESSAGES_MAX, _COMPARE_S_MAX = 2_000, 10.0
@@ -37,7 +38,7 @@ _INSTALLED = ("google/protobuf/", "google/type/")
 
 
 def canonical(schema: SchemaText) -> str:
-    """Return the file's descriptor in base64, without its name. It is equal for a .proto text and its descriptor.
+    """Return the file's descriptor in base64, without the file's name. A .proto text and its descriptor have the same.
 
     Raises InvalidSchemaError, and InvalidConfigurationError if a Python package is missing.
     """

@@ -1,5 +1,5 @@
-"""Compares the wire format of Protobuf messages by the rules of Confluent's Schema Registry: fields have numbers there,
-and no names.
+"""Compares the wire format of Protobuf messages, in which fields have numbers and no names, by the rules of Confluent's
+Schema Registry.
 """
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -13,10 +13,10 @@ _GROUPS = (
     ("fixed64", "sfixed64"),
     ("string", "bytes"),
 )
-"""Types of fields with one encoding. Every other type has its own."""
+"""Groups of field types that share an encoding. Every other type has an encoding of its own."""
 _ENCODINGS = {name: group[0] for group in _GROUPS for name in group}
 _WITH_LENGTH = ("string", "message", "group")
-"""Encodings of which a repeated field is the field several times. Repeated numbers are packed into one value."""
+"""Encodings in which the elements of a repeated field are single fields. Numbers are packed into one field."""
 _FIELDS_MAX = 1_000_000
 """The maximum number of fields to compare."""
 _PROBLEMS_MAX = 100
@@ -33,7 +33,7 @@ class WireComparison:
     def problems(self, reader: Descriptor, writer: Descriptor) -> list[str]:
         """Return the reasons why a parser of `reader` does not understand the bytes of `writer`, or the reverse.
 
-        Both may have a field with a number only if it has one encoding, and messages of one name. A field may be
+        Fields with the same number must have the same encoding, and messages with the same name. A field may be
         renamed; a name that both have must keep its number.
         """
         reasons: list[str] = []
@@ -66,7 +66,7 @@ class WireComparison:
 
 
 def _described(field: FieldDescriptor, *, encoded: bool = False) -> str:
-    """Return the label and the type of the field. With `encoded`, it is equal for fields with one encoding."""
+    """Return the label and the type of the field. With `encoded`, fields of one encoding have the same text."""
     if is_map(field):
         return "map"
     kind = type_name(field)

@@ -1,4 +1,4 @@
-"""Collects the schemas to which a schema refers, of the cluster's registry or another one."""
+"""Collects the schemas to which a schema refers, from the cluster's registry or another one."""
 
 from collections.abc import Callable, Sequence
 

@@ -30,11 +30,11 @@ class Accepted(NamedTuple):
 
 
 def register(connection: sa.Connection, subject: str, new: Schema, accepted: Accepted) -> RegisteredSchema | None:
-    """Add the schema as the next version of the subject, unless a version has it. Return that version.
+    """Add the schema as the next version of the subject, unless a version has it already. Return the version.
 
     `accepted` is the result of an earlier `accept`, so that nothing is parsed or compared in this transaction, for
-    which other writers wait. None is returned if the subject or an import has changed since then. Raises
-    InvalidSchemaError, IncompatibleSchemaError, SchemaNotFoundError (a reference) and SchemaRegistryError (the mode).
+    which other writers wait. Return None if the subject or an import has changed since then. Raises InvalidSchemaError,
+    IncompatibleSchemaError, SchemaNotFoundError (a reference) and SchemaRegistryError (the mode).
     """
     if accepted.text != rows.text_of(connection, new):
         return None
@@ -54,8 +54,8 @@ def register(connection: sa.Connection, subject: str, new: Schema, accepted: Acc
 def topics_to_change(
     connection: sa.Connection, subject: str, new: Schema, accepted: Accepted
 ) -> list[FollowingTopic]:  # fmt: skip
-    """Return the topics with this subject, with their schemas as if the schema were its next version. Raises the errors
-    of `register`.
+    """Return the topics that use this subject, with the schemas that they would have if `new` were its next version.
+    Raises the errors of `register`.
     """
     schema = rows.find_hash(connection, accepted.hash) or new._replace(id=rows.next_id(connection))
     return list(following_topics(connection, subject, (RegisteredSchema(subject, 0, schema), accepted.text)))

@@ -43,7 +43,7 @@ def find_schema(connection: sa.Connection, schema_id: int) -> Schema | None:
 
 
 def find_hash(connection: sa.Connection, hash_: str) -> Schema | None:
-    """Return the schema with this hash, or None. No subject needs to have it any more."""
+    """Return the schema with this hash, or None. It may be a schema that no subject has any more."""
     row = connection.execute(sa.select(*_SCHEMA_COLUMNS).where(SCHEMA.hash == hash_)).first()
     return None if row is None else _schema(*row)
 
@@ -54,7 +54,7 @@ def has_id(connection: sa.Connection, schema_id: int) -> bool:
 
 
 def insert_schema(connection: sa.Connection, new: Schema, hash_: str) -> Schema:
-    """Insert a new schema. Its id must be free; without one it gets `next_id`."""
+    """Insert a new schema. Its id must be free. A schema without an id gets `next_id`."""
     id_ = new.id or next_id(connection)
     row = {"schema_id": id_, "type": new.type, "text": new.text, "imports": json.dumps(new.references), "hash": hash_}
     connection.execute(t.schema.insert(), row)
@@ -64,7 +64,7 @@ def insert_schema(connection: sa.Connection, new: Schema, hash_: str) -> Schema:
 def next_id(connection: sa.Connection) -> int:
     """Return the id that a new schema gets: one more than the largest id whose successor is free.
 
-    An import may have taken the last id, _ID_MAX. Then this is not the largest id of all.
+    An import may have taken the last id, _ID_MAX. Then the largest id of all has no successor.
     """
     follower = t.schema.alias()
     taken = sa.exists().where(follower.c.schema_id == sa.cast(SCHEMA.schema_id, sa.BigInteger) + 1)

@@ -137,7 +137,7 @@ def _source_or_error(key: CacheKey, message: str) -> tuple[str, str]:
     try:
         return _module(schema.type).column_source(schema, message), ""
     except InvalidSchemaError as error:
-        if isinstance(error.__cause__, SubprocessError):  # of protoc: it may succeed the next time
+        if isinstance(error.__cause__, SubprocessError):  # protoc failed, and may succeed the next time
             raise
         return "", str(error)
 

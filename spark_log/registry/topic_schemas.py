@@ -40,8 +40,8 @@ _NAME = re.compile(r"registry:(?P<subject>.+?)(@(?P<version>[1-9][0-9]{0,9}))?(#
 
 
 class SubjectName(NamedTuple):
-    """A schema `registry:SUBJECT[@VERSION][#MESSAGE]`. Without a version the topic follows the subject. The message is
-    a full name in a Protobuf schema, or empty for the first one of the file.
+    """The parts of `registry:SUBJECT[@VERSION][#MESSAGE]`. Without a version the topic follows the subject. The message
+    is a full name in a Protobuf schema, or empty for the first one of the file.
     """
 
     subject: str
@@ -190,7 +190,7 @@ def _characters(
 
 
 _columns_text = Remembered(_derived, _characters, 128 << 20)
-"""Remembered, because large schemas may take long, and a transaction must not wait for that."""
+"""Remembered, because the columns of large schemas may take long, and a transaction must not wait for that."""
 
 
 class FollowingTopic(NamedTuple):

@@ -14,10 +14,11 @@ from spark_log.process import no_thread, settle, start_thread
 
 @dataclass(frozen=True)
 class Check:
-    """A check by its name, which returns its findings. `late` is the severity of no answer in time, with a remedy.
+    """A named check. `run` returns its findings. `late` and `late_remedy` are those of the finding for no answer in
+    time.
 
-    Checks of the same `lane` run one after the other: those that only ask the store need one connection to it. A
-    `subject`, such as a data store, is named in each finding.
+    Checks of the same `lane` run one after the other, so that those of a store need one connection. A `subject`, such
+    as a data store, is named in each finding.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Check:
 
 
 def run_checks(checks: Sequence[Check], limit_s: float) -> list[Finding]:
-    """Return the findings of all checks in their order, each once, after at most `limit_s`."""
+    """Run the checks for at most `limit_s`. Return their findings in the order of the checks, without duplicates."""
     until_s = clock.monotonic_s() + limit_s
     answers = _begin_all(checks)
     findings: list[Finding] = []
@@ -38,7 +39,7 @@ def run_checks(checks: Sequence[Check], limit_s: float) -> list[Finding]:
             of_check = answer.result(max(0.0, until_s - clock.monotonic_s()))
         except TimeoutError:
             of_check = [Finding(check.name, check.late, f"no answer in {limit_s:g} s", check.late_remedy)]
-        except Exception as failure:  # also a bug: the others are still of use
+        except Exception as failure:  # also a bug: the other findings are still useful
             of_check = [_failed(check, failure)]
         findings += (
             [replace(each, seen=f"{check.subject}: {each.seen}") for each in of_check] if check.subject else of_check

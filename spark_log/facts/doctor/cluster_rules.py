@@ -1,4 +1,4 @@
-"""Whether partitions, brokers, tables, transactions and groups of a cluster are well. Pure."""
+"""Checks the partitions, brokers, tables, transactions and groups of a cluster. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ TABLES, TRANSACTIONS, GROUPS, SHARE_GROUPS = "tables", "transactions", "groups",
 
 @dataclass(frozen=True)
 class StaleTable:
-    """A table whose publication is behind. `reason` is the error of a trial, None if it found none."""
+    """A table whose publication is behind. `reason` is the error of a trial publication, or None without an error."""
 
     topic: str
     target: str
@@ -47,7 +47,7 @@ def lacks_files(facts: PartitionFacts) -> bool:
 
 
 def check_partitions(partitions: Sequence[PartitionFacts], missing: MissingFile | None = None) -> list[Finding]:
-    """Check the partitions. `missing` is a file of one that `lacks_files`."""
+    """Check the partitions. `missing` is a missing file of a partition for which `lacks_files` is true."""
     # partitions of __consumer_offsets have no replicas
     replicated = [p for p in partitions if p.replicas]
     problems = chain(
@@ -142,8 +142,8 @@ def _broker_problems(snapshot: ClusterSnapshot) -> Iterator[Finding]:
 def check_coordinator(
     controller: LeaseStatus, coordinator: LeaseStatus, needed: bool, accepts_promotions: bool = False
 ) -> list[Finding]:
-    """Check the two leases. `needed`: a broker is served, so that clients do not run the periodic tasks.
-    `accepts_promotions`: store.promotion.accept is synchronous, which only a coordinator does.
+    """Check the two leases. `needed` is whether a broker is served: then clients do not run the periodic tasks.
+    `accepts_promotions` is whether store.promotion.accept is synchronous: only a coordinator accepts promotions.
     """
     missing = [each.name for each in (controller, coordinator) if each.holder is None or not each.left_ms]
     if not missing:
@@ -194,8 +194,8 @@ def check_tasks(newest_runs: Collection[TaskRun]) -> list[Finding]:
 def tables_behind(
     snapshot: ClusterSnapshot, topic_ids: Collection[TopicId], tried_age_s: float
 ) -> dict[StaleTable, bool]:
-    """Return the tables that lack records for longer than the limit of their bound, or than `tried_age_s`, without
-    reasons. The value is whether the limit is exceeded.
+    """Return the tables, without reasons, that lack records for longer than `tried_age_s` or than the limit for their
+    bound. The value is whether that limit is exceeded.
     """
     behind: dict[StaleTable, bool] = {}
     for key, lag in snapshot.table_lags.items():

@@ -46,8 +46,8 @@ CHECK_S_MAX = 10.0
 """The default limit of time for opening the store, and again for all other checks together."""
 
 _DATA_STORE_SHARE = 0.1
-"""The part of the limit for which each check of a data store, of which four run one after the other, repeats what
-fails: then the error of a store that is away is known within the limit.
+"""The share of the limit for which each check of a data store retries. Four checks run one after the other, so the
+error of a store that does not answer is known within the limit.
 """
 _TRIED_AGE_S = 60
 """A table that lacks records for longer than this is published on trial, to find the reason."""
@@ -60,7 +60,7 @@ def examine(
     address_text: str, topics: Collection[str] = (), limit_s: float = CHECK_S_MAX, more: MoreChecks = lambda _: ()
 ) -> list[Finding]:
     """Return the findings of all checks, for a cluster address as the user gave it. With `topics`, the checks of topics
-    are limited to these. `more` returns further checks of an opened cluster. It takes at most 2 * limit_s.
+    are limited to these. `more` returns further checks of an opened cluster. This takes at most 2 * limit_s.
 
     Raises InvalidConfigurationError for an invalid address.
     """
@@ -92,8 +92,8 @@ def examine(
 
 
 def _open(address: Address, limit_s: float) -> tuple[Cluster | None, list[LogDirInfo], list[StoreInfo], Finding]:
-    """Open the cluster without an upgrade of its store, and read its log dirs and data stores. Returns None if this
-    version cannot use the store as it is.
+    """Open the cluster without an upgrade of its store, and read its log dirs and data stores. The cluster is None if
+    this version cannot use the store as it is.
     """
     store = Store(address)
     try:
@@ -168,7 +168,7 @@ def _checks(
 
 
 def _data_store_checks(cluster: Cluster, info: StoreInfo, limit_s: float) -> list[Check]:
-    """Return the checks of a data store. One that has to be upgraded first has a finding of its schema only."""
+    """Return the checks of a data store. A store that has to be upgraded first has a finding of its schema only."""
     timeout_ms = int(_DATA_STORE_SHARE * limit_s * 1000)
 
     def view() -> Cluster:
@@ -234,7 +234,7 @@ def _check_log_dir(info: LogDirInfo, growth: Callable[[float], float | None], wa
 
 
 def _growth(cluster: Cluster) -> float | None:
-    """Return the bytes per second by which the log has grown in the last day, None without a history or growth."""
+    """Return the bytes per second by which the log has grown in the last day, or None without history or growth."""
     now_ms = cluster.store.now().wall_ms
     series = read_series(cluster, Kind.CLUSTER, from_ms=now_ms - DAY_MS, to_ms=now_ms, step_ms=HOUR_MS)
     samples = [(at_ms, size) for at_ms, size in zip(series.times_ms, series.values["bytes"], strict=True) if size]
@@ -327,8 +327,8 @@ def _try_publication(cluster: Cluster, topic: Topic) -> None:
 
 
 def _largest(snapshot: ClusterSnapshot, names: Collection[str]) -> list[str]:
-    """Return the topics of users with the most records: after a restore of the store their tables are ahead of it, and
-    do not lag.
+    """Return the users' topics with the most records. After a restore of the store, their tables are ahead of the log,
+    and `tables_behind` does not find them.
     """
     records = {name: 0 for name in names if not is_internal(name)}
     for partition in snapshot.partitions:
@@ -338,7 +338,7 @@ def _largest(snapshot: ClusterSnapshot, names: Collection[str]) -> list[str]:
 
 
 def _failure(trial: "Future[None]", until_s: float) -> Exception | None:
-    """Return the error of a trial publication, None if there is none."""
+    """Return the error of a trial publication, or None."""
     try:
         trial.result(max(0.0, until_s - clock.monotonic_s()))
     except TimeoutError:

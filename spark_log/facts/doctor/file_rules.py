@@ -1,4 +1,4 @@
-"""Who may read and change the files of a cluster, and which files wait for their deletion. Pure."""
+"""Checks who may read and change the files of a cluster, and which files wait for their deletion. Pure."""
 
 import stat
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ PERMISSIONS, CLEAN_UP = "permissions", "clean-up"
 
 @dataclass(frozen=True)
 class FileMode:
-    """A file or folder, its permission bits, and whether it has secrets: passwords or what proves them."""
+    """A file or folder, its permission bits, and whether it has secrets: passwords or credentials."""
 
     path: str
     mode: int
@@ -59,8 +59,8 @@ def check_retired(retired: RetiredFiles) -> Finding:
 
 
 def check_unnamed(files: int, size: int, stores_away: Sequence[str] = ()) -> Finding:
-    """Check the segment files older than a day that the metadata does not name. Those of topics of `stores_away` are
-    not known.
+    """Check the segment files older than a day that the metadata does not name. `stores_away` do not answer, so the
+    files of their topics are not known.
     """
     unknown = f"not known for topics of store {', '.join(stores_away)}, which does not answer"
     if not files and stores_away:

@@ -1,4 +1,4 @@
-"""The results of the doctor's checks."""
+"""Defines the results of the doctor's checks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """`note`: a choice or a state that may be intended. `warning`: it becomes an error if it is not corrected, or costs
-    time or space now. `error`: records cannot be written, read or kept safely.
+    """The severity of a finding. A `note` is a choice or a state that may be intended. A `warning` becomes an error if
+    it is not corrected, or costs time or space now. With an `error`, records cannot be written, read or kept safely.
     """
 
     OK = "ok"
@@ -47,5 +47,5 @@ def error(check: str, seen: str, remedy: str) -> Finding:
 
 
 def or_ok(findings: Iterable[Finding], check: str, seen: str) -> list[Finding]:
-    """Return the findings, or one that all is well if there are none."""
+    """Return the findings, or an ok finding if there are none."""
     return list(findings) or [ok(check, seen)]

@@ -1,4 +1,4 @@
-"""Whether each host of the address would serve clients after a failover. Pure."""
+"""Checks whether each host of the address would serve clients after a failover. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ HOSTS = "hosts"
 @dataclass(frozen=True)
 class HostFacts:
     """A host of the store's address: its error, or its system identifier, and its timeline if it is a primary.
-    `refused`: the host answers, but the role may not ask for these.
+    `refused` means that the host answers, but the role may not ask for the identifier and the timeline.
     """
 
     place: str

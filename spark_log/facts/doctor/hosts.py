@@ -22,7 +22,7 @@ _ASK = (
 
 
 def measure_hosts(address: Address, limit_s: float) -> list[HostFacts]:
-    """Connect to all hosts at once, for at most `limit_s`. Raises InvalidConfigurationError as `check_transport`."""
+    """Connect to all hosts at once, for at most `limit_s`. Raises InvalidConfigurationError like `check_transport`."""
     check_transport(address)
     until_s = clock.monotonic_s() + limit_s
     answers = {

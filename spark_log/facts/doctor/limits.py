@@ -1,4 +1,4 @@
-"""The limits above which a check of the doctor is not ok. Those that an alert has too are the same in
+"""Contains the limits above which a check of the doctor is not ok. Limits that alerts have, too, are the same in
 conf/prometheus/alerts.yaml.
 """
 
@@ -7,7 +7,7 @@ from spark_log.text import parse_bytes
 TABLE_LAG_BOUNDS_MAX = 2
 """Multiple of the bound of a table's lag. Alert SparkLogTableStale."""
 TABLE_STALE_MS_MIN = 300_000
-"""Time above that multiple. The alert waits so long (`for`): a table that is slow for a minute is no problem."""
+"""Time in addition to that multiple. The alert waits as long (`for`): a table may be slow for a minute."""
 GROUP_LAG_S_MAX = 600
 """Alert SparkLogLagGrows."""
 TRANSACTION_S_MAX = 1_800
@@ -39,4 +39,4 @@ IDLE_SLOT_BYTES_MAX = parse_bytes("4GiB")
 SQLITE_LOG_BYTES_MAX = parse_bytes("128MiB")
 
 RETIRED_OVERDUE_MS_MAX = 24 * 60 * 60 * 1000
-"""Time after its deletion was due for which a retired file may wait."""
+"""Time for which a retired file may wait after its deletion was due."""

@@ -1,4 +1,4 @@
-"""Whether a log dir can be read and written by this user, and has space. Pure."""
+"""Checks whether this user can read and write a log dir, and whether the log dir has space. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True)
 class LogDirFacts:
-    """`read_failure` and `write_failure` are None if it can be read, and written. `write_ms` is the median time of a
-    small forced write. `clock_ahead_ms` is how far the clock of its file system is ahead of this machine's. `free` and
-    `size` are bytes of a local disk, and `free_inodes` its free inodes; None if they are not known. `deleted_bytes`
-    is the size of deleted files that processes of this machine keep open. `grows` is in bytes per second, None if
-    there is no history.
+    """The facts of a log dir. `read_failure` and `write_failure` are the errors of reading and writing, or None.
+    `write_ms` is the median time of a small forced write. `clock_ahead_ms` is how far the clock of its file system is
+    ahead of this machine's. `free` and `size` are bytes of a local disk, and `free_inodes` its free inodes; None if
+    they are not known. `deleted_bytes` is the size of deleted files that processes of this machine keep open. `grows`
+    is in bytes per second, None if there is no history.
     """
 
     log_dir_id: int
@@ -120,5 +120,5 @@ def _space_problems(facts: LogDirFacts) -> Iterator[Finding]:
 
 
 def _lasts_s(facts: LogDirFacts) -> float | None:
-    """Return the least time until the disk is full. A log dir has each record at most once."""
+    """Return the least time until the disk is full: a log dir grows no faster than the log."""
     return facts.free / facts.grows if facts.free is not None and facts.grows else None

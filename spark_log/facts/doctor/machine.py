@@ -35,7 +35,7 @@ def _installed(package: str) -> str | None:
 
 
 def _java() -> int | None:
-    """Return the major version of the Java that Spark would start, None if there is none."""
+    """Return the major version of the Java that Spark would start, or None."""
     home = os.environ.get("JAVA_HOME")
     program = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if program is None:
@@ -86,8 +86,8 @@ def _enterable(folder: Path) -> bool:
 
 
 def deleted_bytes(root: str) -> int:
-    """Return the bytes of deleted files below a folder that processes of this machine keep open; of other users only
-    if this user may see them.
+    """Return the bytes of deleted files below a folder that processes of this machine keep open. Processes of other
+    users count only if this user may see them.
     """
     sizes: dict[tuple[int, int], int] = {}
     for process in Path("/proc").glob("[0-9]*/fd"):

@@ -1,4 +1,4 @@
-"""Settings that contradict each other, or give up safety. Pure."""
+"""Finds settings that contradict each other, or give up safety. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ _UNCLEAN = Rule(
 
 
 def check_topics(topics: Sequence[Topic], brokers: int) -> list[Finding]:
-    """Check the configs of the topics, in a cluster with so many brokers."""
+    """Check the configs of the topics. `brokers` is the number of brokers of the cluster."""
     named: dict[Rule, list[str]] = defaultdict(list)
     for topic in topics:
         for rule in _rules_of(topic, brokers):

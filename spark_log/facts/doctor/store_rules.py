@@ -1,4 +1,4 @@
-"""Whether the metadata store keeps acknowledged records safely, and answers. Pure."""
+"""Checks whether the metadata store keeps acknowledged records safely, and answers. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,9 +47,9 @@ class PostgresFacts:
     session in this database, and `oldest_session` its process id and application; None if there is none.
     `synchronous_standbys` and `standbys` are numbers of connected standbys. Unless `sees_standbys`, the role does not
     see which of them are synchronous. `waiting_commits` is the number of sessions whose commit waits for a standby.
-    `idle_slots` names the replication slots without a standby, of which one holds back `idle_slot_bytes` of the
-    write-ahead log. `accepts_promotions`: store.promotion.accept is synchronous, in the cluster or in the coordinator
-    that beats. `identity_problem` says that the server is not the recorded one, None if it is.
+    `idle_slots` names the replication slots without a standby. `idle_slot_bytes` is the most write-ahead log that one
+    of them holds back. `accepts_promotions` is whether store.promotion.accept is synchronous, in the cluster or in its
+    coordinator. `identity_problem` says why the server is not the recorded one, or is None.
     """
 
     version: str

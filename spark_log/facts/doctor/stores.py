@@ -97,8 +97,8 @@ _OLDEST = sa.text(
 
 
 def measure_postgres(store: Store) -> PostgresFacts:
-    """Read the settings and the activity. A role that is no member of pg_monitor sees neither
-    sessions of other roles nor which standbys are synchronous.
+    """Read the settings and the activity. A role that is no member of pg_monitor sees neither sessions of other roles
+    nor which standbys are synchronous.
     """
 
     slots = _idle_slots(store)
@@ -119,7 +119,7 @@ def measure_postgres(store: Store) -> PostgresFacts:
 
 
 def _idle_slots(store: Store) -> dict[str, Any]:
-    """Return the fields of the replication slots; none if the role may not ask for the end of the write-ahead log."""
+    """Return the fields on replication slots, or none if the role may not ask for the end of the write-ahead log."""
     try:
         return dict(store.read(lambda connection: connection.execute(_IDLE_SLOTS).one())._mapping)
     except MetadataStoreUnavailableError:
@@ -129,7 +129,7 @@ def _idle_slots(store: Store) -> dict[str, Any]:
 
 
 def accepts_promotions(store: Store) -> bool:
-    """Whether a coordinator accepts promotions: by the cluster's setting or by its own, which its beats show."""
+    """Whether a coordinator accepts promotions: by the cluster's setting or by its own, which its heartbeats show."""
     return not store.sqlite and store.read(lambda connection: _accepts_promotions(connection, store))
 
 
@@ -165,7 +165,7 @@ def read_retired(view: Cluster) -> RetiredFiles:
 
 
 def find_missing_file(cluster: Cluster, topic: Topic, facts: PartitionFacts) -> MissingFile | None:
-    """Return the file at whose base offset the longest replica of the partition ends, None if it has it meanwhile."""
+    """Return the file at whose base offset the longest replica of the partition ends, or None if none is missing."""
     view = cluster.of(topic)
     of_replica = (REPLICA.topic_id == SEGMENT.topic_id) & (REPLICA.partition == SEGMENT.partition)
     query = (

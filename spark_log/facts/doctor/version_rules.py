@@ -1,4 +1,4 @@
-"""Which versions of Python, Java and packages work together. Pure."""
+"""Checks whether the versions of Python, Java and packages work together. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ SPARK_OF_DELTA = (4, 2)
 
 @dataclass(frozen=True)
 class Versions:
-    """The versions on this machine. `java` is None without Java, and `packages` lacks those that are missing."""
+    """The versions on this machine. `java` is None without Java, and `packages` has the installed packages only."""
 
     spark_log: str
     python: tuple[int, ...]

@@ -9,7 +9,7 @@ from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupParti
 
 @dataclass(frozen=True)
 class TopicActivity:
-    """The activity of a topic. `rate` is in records appended per second; `tail_bytes` are in the metadata store only.
+    """The activity of a topic. `rate` is in records appended per second. Only the metadata store has `tail_bytes`.
     `delta_lag_s` is the age of the oldest record that the Delta table lacks, 0 if it lacks none.
     """
 
@@ -37,8 +37,8 @@ class GroupActivity:
 
 @dataclass(frozen=True)
 class TotalLag:
-    """The lag of a group over `partitions` partitions: their sum in records, and the largest in seconds, or None if
-    none is known.
+    """The lag of a group in `partitions` partitions. `lag` is the sum in records, and `lag_s` the largest lag in
+    seconds, or None if none is known.
     """
 
     partitions: int

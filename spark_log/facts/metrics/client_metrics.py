@@ -23,7 +23,7 @@ def export(*clients: Client, registry: CollectorRegistry = REGISTRY) -> Collecto
     `kafka_consumer_fetch_manager_records_lag_max`, each with the label client_id;
     `kafka_consumer_fetch_manager_records_lag` also with topic and partition.
 
-    `registry.unregister` of the result ends it. Serve the registry with `prometheus_client.start_http_server`.
+    `registry.unregister` of the result ends the export. Serve the registry with `prometheus_client.start_http_server`.
     """
     collector = _ClientCollector(clients)
     registry.register(collector)

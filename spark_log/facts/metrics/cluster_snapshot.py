@@ -1,4 +1,4 @@
-"""Reads the facts of a cluster that its metrics need, in one snapshot of the metadata store."""
+"""Reads the facts of a cluster that its metrics need, in one snapshot of each metadata store."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,7 +53,7 @@ class PartitionFacts:
 
     @property
     def is_offline(self) -> bool:
-        """Whether it has no leader. A partition that the store itself keeps has no replicas, and needs none."""
+        """Whether the partition lacks a leader. One that the store itself keeps has no replicas and needs no leader."""
         return self.leader is None and self.replicas > 0
 
     @property
@@ -64,9 +64,9 @@ class PartitionFacts:
 @dataclass(frozen=True)
 class GroupPartitionFacts:
     """A committed offset. `lag` is in records; `lag_s` is the time since the next record to read was appended, None if
-    there is none.
+    there is no such record.
 
-    With `share`, it is the start offset of a share group, whose lag is that of `SharePartition`, and has no `lag_s`.
+    With `share`, `committed` is the start offset of a share group, `lag` that of `SharePartition`, and `lag_s` None.
     """
 
     group: str
@@ -80,8 +80,8 @@ class GroupPartitionFacts:
 
 @dataclass(frozen=True)
 class ReplicationFacts:
-    """The replication of a store's PostgreSQL server, and the age of the coordinator's last beat there, by which it
-    accepts a promotion; None if there was none.
+    """The replication of a store's PostgreSQL server. `beat_age_ms` is the age of the last heartbeat of the coordinator
+    there, or None. After a recent one, the coordinator accepts a promotion.
     """
 
     synchronous: bool
@@ -112,7 +112,7 @@ class ClusterSnapshot:
     answering: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store has answered, by its name; empty in a cluster with one store."""
     unaccepted: Mapping[str, bool] = field(default_factory=dict)
-    """Whether each store that answered is on a server that nobody has accepted, by its name (`check_identity`)."""
+    """Whether the server of each store that answered was not accepted, by the store's name (`check_identity`)."""
     ahead_ms: Mapping[str, int] = field(default_factory=dict)
     """By how much the clock of each store that answered is ahead of the home store's, by its name."""
     replication: Mapping[str, ReplicationFacts] = field(default_factory=dict)
@@ -159,7 +159,7 @@ def read_cluster(cluster: Cluster) -> ClusterSnapshot:
     return replace(
         snapshot,
         partitions=partitions,
-        # without commits in a copy of a topic that is not live yet, or not any more
+        # except commits in a copy of a topic that is not live yet, or not any more
         groups=tuple(each for each in groups if (each.topic, each.partition) in present),
         table_lags={key: lag for facts in every for key, lag in facts.table_lags.items()},
         publications={key: count for facts in every for key, count in facts.publications.items()},
@@ -215,7 +215,7 @@ class _StoreFacts:
 def _read_store(
     connection: sa.Connection, now: StoreClock, topics: Iterable[Topic], commits: Iterable[sa.FromClause], ahead_ms: int
 ) -> _StoreFacts:
-    """Read the facts of these topics, which are the store's. `commits` have the columns of table group_offset."""
+    """Read the facts of a store and its `topics`. `commits` have the columns of table group_offset."""
     return _StoreFacts(
         tuple(_partitions(connection, {topic.topic_id: topic for topic in topics}, alive_log_dirs(connection, now))),
         tuple(part for each in commits for part in _group_partitions(connection, now.wall_ms, each)),
@@ -334,9 +334,10 @@ def _partitions(
 
 
 def _group_partitions(connection: sa.Connection, now_ms: int, commits: sa.FromClause) -> Iterator[GroupPartitionFacts]:
-    """Yield every committed offset. The time at which the next record to read was appended is that of its blob; in a
-    file it is interpolated by the records' timestamps, which anybody may set, between the last append of the segment
-    before (or the creation of the topic) and that of this file. `commits` has the columns of table group_offset.
+    """Yield every committed offset. The next record to read was appended at the time of its blob. In a file, this time
+    is interpolated by the records' timestamps. Clients may set these to any time, so it is limited to the time between
+    the last append of the segment before (or the creation of the topic) and that of this file. `commits` has the
+    columns of table group_offset.
     """
     commit = commits.c
     here = (SEGMENT.topic_id == commit.topic_id) & (SEGMENT.partition == commit.partition)

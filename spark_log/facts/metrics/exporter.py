@@ -1,4 +1,4 @@
-"""Exports metrics of a process: of the cluster, if it holds the coordinator's lease, and of its own periodic tasks.
+"""Exports metrics of a process: of its periodic tasks, and of the cluster if it holds the coordinator's lease.
 
 Only the holder exports facts of the cluster, so that a sum over all processes counts nothing twice.
 """
@@ -70,8 +70,8 @@ class Tasks(Protocol):
 
 
 class TaskCollector(Collector):
-    """Collects the runs of the periodic tasks of the leases that this process holds. `runners` returns them, with the
-    name of the store whose leases they are.
+    """Collects the runs of the periodic tasks of the leases that this process holds. `runners` returns the tasks of
+    each lease, with the name of the lease's store.
     """
 
     def __init__(self, runners: Callable[[], Iterable[tuple[str, Tasks]]]) -> None:

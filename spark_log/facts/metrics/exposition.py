@@ -30,7 +30,7 @@ class Gauges(Metric):
 
     @samples.setter
     def samples(self, _: list[Sample]) -> None:
-        """Metric's constructor sets it."""
+        """Ignore the samples that the constructor of Metric sets."""
 
     def text(self) -> str:
         """Return the text format of this metric."""

@@ -1,4 +1,4 @@
-"""The history of a cluster, from its topic `__metrics`: series for charts, runs of tasks, Spark queries.
+"""Reads the history of a cluster from its topic `__metrics`: series for charts, runs of tasks, Spark queries.
 
     throughput = read_series(cluster, Kind.CLUSTER, from_ms=now_ms - DAY_MS, to_ms=now_ms, step_ms=5 * 60_000)
     throughput.times_ms, throughput.values["rate"]            # lists of equal length; None: nothing was measured then
@@ -6,8 +6,8 @@
     failed = read_task_runs(cluster, failed=True, limit=20)   # newest first
     queries = read_queries(cluster, from_ms=now_ms - DAY_MS)  # the last report of each query, newest first
 
-All times are milliseconds since 1970 by the store's clock. Without a history the results are empty, and what lies in
-log dirs that are unavailable is missing; errors of the metadata store are raised.
+All times are milliseconds since 1970 by the store's clock. Without a history the results are empty. Records in
+unavailable log dirs are missing. Errors of the metadata store are raised.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,9 +57,10 @@ FIELDS: Mapping[Kind, Mapping[str, str]] = {
         "state_bytes": "last",
     },
 }  # fmt: skip
-"""The fields of a series, each with how the records of one step become one value. `rate`: records appended (of a group:
-committed) per second, exact whatever the step is. `end_offset`: sum over the partitions. `delta_lag_s`, `lag_s`: the
-largest. `batch_s`: duration of a micro-batch. The number of `members` is of the whole group only."""
+"""The fields of a series, each with the function that makes one value of the records of a step. `rate` is in records
+appended (by a group: committed) per second, and exact for any step. `end_offset` is the sum over the partitions.
+`delta_lag_s` and `lag_s` are the largest of the partitions. `batch_s` is the duration of a micro-batch. A group in one
+topic has no `members`."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class Series:
 
 @dataclass(frozen=True)
 class QueryReport:
-    """The last report of a Spark query. `lag` is the number of records of spark_log topics that it has not read yet;
-    None if it is unknown, or the query reads none. `state` is running, terminated or failed. `batch_s` is the duration
-    of the last micro-batch, `progress_ms` the time of the last progress.
+    """The last report of a Spark query. `lag` is the number of records of spark_log topics that it has not read yet,
+    None if it is unknown or the query reads no such topic. `state` is running, terminated or failed. `batch_s` is the
+    duration of the last micro-batch, `progress_ms` the time of the last progress.
     """
 
     query_id: str
@@ -165,7 +166,7 @@ def read_task_runs(
         filters["outcome"] = "failed" if failed else "succeeded"
     names = ["name", "lease", "start_ms", "seconds", "outcome", "error", "notes"]
     rows = read_newest(cluster, METRICS, Kind.TASK, names, filters, from_ms, None, limit)
-    runs = {  # one that was written twice, after a lost answer of the store, counts once
+    runs = {  # a run that was written twice, after a lost answer of the store, counts once
         (row["name"], row["start_ms"]): TaskRun(
             row["name"], row["lease"], row["start_ms"], row["seconds"], row["error"], row["notes"] or ""
         )

@@ -20,10 +20,10 @@ Probe = Callable[[], str | None]
 """Returns the reason why something does not work, or None if it works."""
 
 _READ_S = 30.0
-"""A client that sends nothing for so long loses its connection."""
+"""A client that sends nothing for this time loses its connection."""
 _CONNECTIONS_MAX = 64
-"""The maximum number of connections. Each has a thread and a file descriptor; a further one ends the oldest one of
-the address that has most."""
+"""The maximum number of connections. Each has a thread and a file descriptor; a further one ends the oldest one of the
+address with the most connections."""
 
 
 @contextmanager

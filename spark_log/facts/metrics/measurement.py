@@ -35,8 +35,8 @@ class Written:
 def measure(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) -> dict[Kind, list[Recorded]]:
     """Return all records of the interval, those of topics and groups in the order of their importance.
 
-    The sums of the cluster are of the topics of users. `__metrics` has no record: in an idle cluster it alone would
-    change at each interval.
+    The sums of the cluster include users' topics only. Topic `__metrics` has no record, because it would change at each
+    interval even in an idle cluster.
     """
     interval_s = max(0.001, (now.now_ms - before.now_ms) / 1000)
     records = {Kind.TOPIC: list(_topics(before, now, sizes)), Kind.GROUP: list(_groups(before, now, interval_s))}
@@ -65,8 +65,8 @@ def measure(before: ClusterSnapshot, now: ClusterSnapshot, sizes: SizeSnapshot) 
 def select(
     records: Mapping[Kind, Sequence[Recorded]], written: Mapping[tuple[Kind, str], Written], now_ms: int
 ) -> list[Recorded]:
-    """Return the records to write: that of the cluster, and of topics and groups those that have changed since their
-    last record or whose last record is old, at most NAMES_MAX of each kind.
+    """Return the records to write: that of the cluster, and at most NAMES_MAX of topics and of groups. A topic or group
+    has one only if its values have changed since its last record, or that record is old.
     """
     (cluster,) = records[Kind.CLUSTER]
     chosen: list[Recorded] = []

@@ -38,7 +38,7 @@ def read_newest(
     to_ms: int | None,
     limit: int,
 ) -> list[dict[str, Any]]:
-    """Return the last `limit` records in [from_ms, to_ms), the newest first. Looks further back only if it must."""
+    """Return the last `limit` records in [from_ms, to_ms), the newest first. Reads only as far back as needed."""
     end_ms = cluster.store.now().wall_ms + 1 if to_ms is None else to_ms
     records = pa.table({})
     for window_ms in _WINDOWS_MS:

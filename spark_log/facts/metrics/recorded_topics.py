@@ -1,7 +1,7 @@
 """Defines the topics that the cluster itself writes and keeps in files: `__metrics` and `__audit`.
 
 They are created at their first record. Values are JSON with a schema, so that segment files and the Delta table have
-columns; a newer spark-log adds the fields that it knows. `maintenance.recorded_appends` writes them.
+columns; a newer spark-log adds the fields that it knows. `maintenance.recorded_appends` writes the records.
 """
 
 from collections.abc import Mapping

@@ -28,9 +28,7 @@ class SizeSnapshot:
 
 
 def read_sizes(cluster: Cluster) -> SizeSnapshot:
-    """Read the sizes of all partitions whose store answers. It reads every row of table segment, about 1 µs for
-    each.
-    """
+    """Read the sizes of all partitions whose store answers. It reads every row of table segment, 1 µs for each."""
     answers = ask_stores(cluster, lambda each: each.store.read(_read_sizes, timeout_ms=ASK_TIMEOUT_MS))
     sizes: dict[TopicPartition, Usage] = {}
     bad_records: dict[str, int] = {}
@@ -61,7 +59,7 @@ def _read_sizes(connection: sa.Connection) -> SizeSnapshot:
 
 
 class _Statistics(msgspec.Struct):
-    """The part of a segment's statistics that is needed here. Decoding skips the others."""
+    """The field of a segment's statistics that is needed here. Decoding skips the other fields."""
 
     nullCount: dict[str, Any]  # noqa: N815 - Delta's name
 

@@ -16,8 +16,8 @@ _LABELS = ("topic", "target")
 
 
 def table_metrics(snapshot: ClusterSnapshot) -> Iterator[Metric]:
-    """Yield what the tables in online log dirs lack, how old it may become, the number of the other tables, and the
-    number of commits.
+    """Yield the number and age of the records that tables in online log dirs lack, the bound of that age, the number of
+    tables in offline log dirs, and the number of commits.
     """
     topics = snapshot.topics
     records: dict[tuple[str, ...], float] = {

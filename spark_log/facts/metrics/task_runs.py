@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KEPT_RUNS_MAX = 200
-"""The maximum number of runs that are kept between two records of the history. The oldest others are only counted."""
+"""The maximum number of runs that are kept between two records of the history. The oldest others are counted."""
 
 RUNS_OF_TASK_MAX = 20
-"""The maximum number of kept runs of one task above which no further successful one is kept."""
+"""The number of kept runs of one task from which on no further successful run of it is kept."""
 
 SLOW_S = 1.0
 """A run that takes this long is kept although it changed nothing."""
@@ -45,7 +45,7 @@ class TaskRun:
 
 
 class TaskRunBuffer:
-    """The runs since the last record that failed, changed something, were slow, or followed a failure of their task.
+    """Keeps runs that failed, changed something, were slow, or followed a failure of their task, until they are taken.
 
     The others, several a second, are not kept. Safe to share between threads.
     """
