@@ -1,4 +1,4 @@
-"""The console as an ASGI application, with the table of routes and the handlers of each kind of route."""
+"""Makes the console an ASGI application, with the table of routes and the handlers of each kind of route."""
 
 import asyncio
 import importlib
@@ -194,7 +194,7 @@ class _Console:
         async def answer(request: Request, call: Call) -> Response:
             try:
                 done: Done = await run_in_threadpool(audited, change, call)
-            except Forbidden:  # it has changed nothing
+            except Forbidden:  # nothing was changed
                 raise
             except BaseException:
                 self.snapshots.forget()
@@ -260,9 +260,7 @@ class _Console:
 
 
 async def _health(_: Request) -> Response:
-    """Return that the server answers, for load balancers, which have no user. --metrics-port serves /ready, with
-    reasons.
-    """
+    """Show load balancers, which have no user, that the server answers. --metrics-port serves /ready, with reasons."""
     return _json({"status": "ok"})
 
 

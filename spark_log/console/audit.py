@@ -1,4 +1,4 @@
-"""The only place where changes are applied, so that each change is recorded in `__audit` with its outcome."""
+"""Applies every change of the console, so that each is recorded in `__audit` with its outcome."""
 
 from spark_log import clock
 from spark_log.clients.admin.audit import record_change
@@ -16,7 +16,7 @@ _refusals: dict[tuple[str, str, str], float] = {}
 
 def audited(change: Change, call: Call) -> Done:
     """Apply the change, and record its user, its target and its outcome. A refused change is recorded too, with the
-    names of its fields; of those that follow at once, the first.
+    names of its fields, but not if the same refusal was recorded just before.
     """
     parameters = {name: _HIDDEN if name in change.hidden else value for name, value in call.form.items()}
     target = ", ".join(f"{name} {value}" for name, value in call.path.items())

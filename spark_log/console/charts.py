@@ -1,4 +1,4 @@
-"""Charts of the history. static/charts.js draws the JSON, and a table shows the same numbers."""
+"""Makes charts of the history. static/charts.js draws the JSON, and a table shows the same numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Chart:
 
 
 def chart(call: Call, title: str, unit: str, kind: Kind, name: str, lines: Mapping[str, str]) -> Chart:
-    """Return the chart of the last 24 hours, or of as many as query parameter `hours` says.
+    """Return the chart of the last 24 hours, or of the number of hours in query parameter `hours`.
 
     `lines` has the title of each field of the series.
     """

@@ -1,4 +1,4 @@
-"""The limits of downloads: how many run at a time, and how long a browser may take for a part."""
+"""Limits downloads: how many run at a time, and how long a browser may take for a part."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -22,8 +22,8 @@ PART_S_MAX = 30.0
 
 
 class RunningDownloads:
-    """The downloads that run. At most one download of each name runs at a time, since the next one cancels it, whatever
-    its browser does.
+    """The running downloads. At most one download of each name runs at a time: a new one cancels the one before,
+    whatever its browser does.
 
     At most `most` downloads of all names run at a time. An instance is used in one event loop only.
     """
@@ -39,7 +39,7 @@ class RunningDownloads:
 
     @contextmanager
     def of(self, name: str) -> Iterator[anyio.CancelScope]:
-        """Begin a download. The yielded scope is cancelled to end it. Raises HTTPException 503 if too many run."""
+        """Begin a download, which ends if the yielded scope is cancelled. Raises HTTPException 503 if too many run."""
         for scope, other in self._running.items():
             if other == name:
                 scope.cancel()

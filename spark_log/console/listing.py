@@ -1,4 +1,4 @@
-"""Search, sorting and paging of the lists on pages, by query parameters. Pure.
+"""Searches and sorts lists, and selects one page of them, by query parameters. Pure.
 
 `q` is a substring of the name. `sort` is a column, with `-` before it for descending order. `page` is the number of the
 page, beginning with 1. `size` is the number of rows of a page.

@@ -1,12 +1,11 @@
-"""The parts of messages that a role hides. Pure.
+"""Hides parts of messages by the masks of a role. Pure.
 
 A mask is `key`, `value`, `headers`, `headers.NAME`, or a field. A field of a value is `value.person.ssn` or
 `record.person.ssn`. A field of a key begins with `key` or `key_record`. Bytes and typed columns show the same data, so
 a mask on either applies to both. In an event of Debezium (value.envelope=debezium), a field of the row is in `after`,
 in `before`, and in a column: a mask on one of them applies to all, also in other topics, which may have had such events
-before. Names are compared without regard to case, and a
-column that a schema reset has created (`ssn__v2`) counts as its field. Masks apply to the items of arrays. Data that
-cannot be parsed is hidden completely.
+before. Names are compared without regard to case, and a column that a schema reset has created (`ssn__v2`) counts as
+its field. Masks apply to the items of arrays. Data that cannot be parsed is hidden completely.
 """
 
 import re
@@ -70,8 +69,8 @@ class Masks:
 
 @lru_cache(maxsize=256)
 def masks_of(texts: frozenset[str], *, envelope: bool = False) -> Masks:
-    """Return the masks of a role for a topic. With `envelope`, its values are events of Debezium, of which a mask may
-    hide the whole row.
+    """Return the masks of a role for a topic. With `envelope`, the topic's values are events of Debezium, and a mask
+    may hide the whole row.
 
     Raises InvalidConfigurationError for a text that is not a mask. An error is better than a page that shows too much.
     """

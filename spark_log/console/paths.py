@@ -1,4 +1,4 @@
-"""Paths of the console's pages. Pure.
+"""Encodes and decodes names in the paths of the console's pages. Pure.
 
 A name may contain any text, for example a group id may be `a/b`, `..` or markup. A segment of a path may not, because
 browsers resolve dots and proxies decode `%2F`. In a segment, each byte that is not a letter, a digit, or one of `_`,

@@ -1,4 +1,4 @@
-"""The rendering of results as pages and as JSON."""
+"""Renders results as pages and as JSON."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

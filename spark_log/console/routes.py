@@ -1,4 +1,4 @@
-"""The interface between the application of the console and its pages.
+"""Defines the interface between the application of the console and its pages.
 
 A page module of `console/pages` has some of the tuples `VIEWS`, `CHANGES`, `PREVIEWS`, `PREFERENCES` and `STREAMS`.
 Paths are templates such as `/topics/{topic}`. A value in a path is one segment (`paths.encode_segment`).
@@ -118,7 +118,7 @@ class Change:
 
     POST `path` with a form or JSON redirects to `Done.location` with status 303. POST /api/v1 + `path` returns
     `Done.facts` as JSON. `hidden` has the names of fields whose values are not written to the audit, such as the value
-    of a record. `action` is its name in the audit, which other programs use too, by default `path`.
+    of a record. `action` is the name of the change in the audit, `path` if it is empty. Other programs use it, too.
     """
 
     path: str
@@ -145,7 +145,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class Preference:
-    """A change of nothing but cookies of the user's own browser.
+    """A change of cookies of the user's own browser only.
 
     POST `path` works as for a Change. It is not recorded.
     """

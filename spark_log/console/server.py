@@ -1,4 +1,4 @@
-"""The process that serves the console."""
+"""Serves the console over HTTP."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ def serving(
 
 
 def collectors(cluster: Cluster, tasks: Coordinator | None) -> list[Collector]:
-    """Return the metrics of a console, which are of the cluster and of the periodic tasks that its process runs."""
+    """Return the collectors of a console, for metrics of the cluster and of the periodic tasks of its process."""
     found: list[Collector] = [ClusterCollector(cluster, lambda: True)]
     return found if tasks is None else [*found, TaskCollector(tasks.runners)]
 

@@ -1,4 +1,4 @@
-"""The settings of a console, from its options and the file of users and roles."""
+"""Defines and checks the settings of a console, from its options and the access file."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -35,7 +35,7 @@ class ConsoleSettings:
 
 
 def checked(settings: ConsoleSettings, auth: AuthMethod | None) -> ConsoleSettings:
-    """Return the settings with their authentication method, after a check that it has all that it needs.
+    """Return the settings with the authentication method, after a check that they have all that the method needs.
 
     `auth` is None if the user named no method. Then the console may listen only on addresses of this machine. Raises
     InvalidConfigurationError that says what to do.

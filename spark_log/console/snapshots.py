@@ -1,6 +1,4 @@
-"""Values of the cluster that all requests share, and the part of them that a role shows. Each value is cached for some
-time.
-"""
+"""Caches values of the cluster that all requests share, and selects the part of them that a role shows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +44,7 @@ class Snapshots:
         return self._state.get()
 
     def forget(self) -> None:
-        """Read the state again for the next request, because something was changed."""
+        """Let the next request read the state again, because something was changed."""
         self._state.forget()
         self.sizes.forget()
 

@@ -1,1 +1,1 @@
-"""The access control of the console: authentication, roles, and checks of each request."""
+"""Controls access to the console: authentication, roles, and checks of each request."""

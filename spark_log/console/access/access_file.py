@@ -1,4 +1,4 @@
-"""The TOML file of option --access. It has the groups with their roles, and the settings of authentication methods."""
+"""Reads the TOML file of option --access: groups with their roles, and settings of authentication methods."""
 
 import ipaddress
 import re

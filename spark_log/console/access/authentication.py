@@ -1,4 +1,4 @@
-"""The interface of authentication methods, and the one-time token that a console prints at its start."""
+"""Defines the interface of authentication methods, and implements the one-time token that a console prints."""
 
 import hmac
 import secrets
@@ -46,8 +46,8 @@ class Authentication(Protocol):
 
 
 class TokenAuthentication:
-    """Authentication by a token in the address that the console prints. The token works once, and starts a session in
-    that browser.
+    """Logs a browser in by the token in the address that the console prints. The token works once, and starts a session
+    in that browser.
 
     `announce` is called with the next token at the start and whenever a token was used.
     """

@@ -1,4 +1,4 @@
-"""Authentication by name and password (HTTP Basic), with the users of the access file."""
+"""Authenticates the users of the access file by name and password (HTTP Basic)."""
 
 import asyncio
 import base64
@@ -25,8 +25,8 @@ _REMEMBERED_MAX = 10_000
 _AT_ONCE_MAX = 2
 """The maximum number of passwords that are checked at the same time. Each check takes a core and 16 MiB."""
 _OF_ONE_ADDRESS_MAX = 16
-"""The maximum number of passwords from one network that wait or are checked, which happens one at a time. Further ones
-are refused.
+"""The maximum number of passwords from one network that wait or are checked. They are checked one at a time, and
+further ones are refused.
 """
 
 

@@ -1,4 +1,4 @@
-"""The ASGI middleware in front of all routes. Every request passes its checks before it reaches a page."""
+"""Checks every request before it reaches a page, as the ASGI middleware in front of all routes."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection

@@ -1,4 +1,4 @@
-"""Logins in progress at an OpenID Connect provider. Each login is in an encrypted cookie of its browser.
+"""Keeps each login in progress at an OpenID Connect provider in an encrypted cookie of its browser.
 
 The console stores nothing for a browser that only begins a login. Therefore no number of new logins can end the login
 of another browser.

@@ -1,4 +1,4 @@
-"""Authentication by an OpenID Connect provider, with the authorization code flow and PKCE.
+"""Authenticates users at an OpenID Connect provider, with the authorization code flow and PKCE.
 
 A browser without a session is redirected to the provider, and returns with a code. The console exchanges the code for
 an ID token, checks its signature, issuer, audience, expiration and nonce, and starts a session.
@@ -103,7 +103,7 @@ class OidcAuthentication:
         return response
 
     def _finished(self, request: Request) -> Login:
-        """Return the login from which the browser returns. Raises Refused if it has ended."""
+        """Return the login of a browser that returns from the provider. Raises Refused if the login has ended."""
         login = self._logins.finish(request.cookies.get(self._cookie, ""), request.query_params.get("state", ""))
         if login is None:
             raise Refused("This login has ended, or began in another browser. Open the console's address again.")

@@ -1,4 +1,4 @@
-"""Password hashes (scrypt) for the users of the access file.
+"""Hashes and checks the passwords of users of the access file (scrypt).
 
 `python -m spark_log.console.access.passwords` prints the hash of a password.
 """

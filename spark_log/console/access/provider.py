@@ -1,4 +1,4 @@
-"""Requests to an OpenID Connect provider, and its metadata, which are its endpoints and its keys."""
+"""Sends requests to an OpenID Connect provider, and keeps its metadata: its endpoints and its keys."""
 
 import asyncio
 import base64
@@ -90,7 +90,7 @@ class ProviderMetadata:
         return str(self._endpoints[name])
 
     def keys(self, unlike: KeySet | None = None) -> KeySet:
-        """Return the keys of the provider. They are fetched again if they are `unlike`, which did not fit a token.
+        """Return the keys of the provider. If the known ones are `unlike`, which did not fit a token, fetch them again.
         Raises ProviderError.
         """
         with self._keys_lock:

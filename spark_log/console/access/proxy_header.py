@@ -1,4 +1,4 @@
-"""Authentication by a trusted proxy, which sends the user and the groups in headers."""
+"""Authenticates users by a trusted proxy, which sends the user and the groups in headers."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from spark_log.console.access.sessions import Sessions
 
 
 class HeaderAuthentication:
-    """Authentication by headers of a trusted proxy.
+    """Takes the user and the groups from the headers of a trusted proxy.
 
-    A request from an address that is not a proxy's is refused, whatever its headers say.
+    A request from any other address is refused, whatever its headers say.
     """
 
     def __init__(self, settings: ProxyHeaders, roles: Mapping[str, Role]) -> None:

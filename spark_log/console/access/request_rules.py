@@ -1,4 +1,4 @@
-"""The rules that decide which requests the console answers, and the security headers of its responses. Pure."""
+"""Decides which requests the console answers, and defines the security headers of its responses. Pure."""
 
 from spark_log.gateway.http.requests import Sender
 

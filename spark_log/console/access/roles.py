@@ -1,4 +1,4 @@
-"""Users and their roles. Pure."""
+"""Defines users and their roles. Pure."""
 
 import fnmatch
 import re

@@ -1,4 +1,4 @@
-"""Sessions of authenticated users. They are in memory, so that a restart of the console ends them."""
+"""Keeps the sessions of authenticated users in memory, so that a restart of the console ends them."""
 
 import secrets
 import threading
@@ -22,7 +22,7 @@ class _Session:
 
 
 class Sessions:
-    """Users by the secret in their cookie.
+    """Finds users by the secret in their cookie.
 
     `cookie` is the name of the cookie. It contains the port, because browsers send a cookie to all ports of a host.
     """

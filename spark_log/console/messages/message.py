@@ -1,4 +1,4 @@
-"""Messages as pages and the API show them. Fields that the role masks are hidden, and long texts are shortened."""
+"""Converts records to what pages and the API show: without fields that the role masks, and with shortened texts."""
 
 import json
 from collections.abc import Iterator
@@ -108,9 +108,7 @@ def _without_large(row: pa.RecordBatch, bytes_max: int) -> pa.RecordBatch:
 
 
 def _size(array: pa.Array) -> int:
-    """Return the approximate size of an array as Python objects, which is its bytes and a fixed
-    number for each value.
-    """
+    """Return the approximate size of an array as Python objects: its bytes, and a fixed number for each value."""
     return int(array.nbytes) + _VALUE_BYTES * _value_count(array)
 
 

@@ -1,4 +1,4 @@
-"""Requests of pages, the API and downloads for messages. Turns the parameters of the address into a search."""
+"""Turns the parameters of a request for messages, from a page, the API or a download, into a search."""
 
 import base64
 import binascii

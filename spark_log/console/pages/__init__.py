@@ -1,1 +1,1 @@
-"""The pages of the console. Each module has some of the tuples VIEWS, CHANGES, PREVIEWS, PREFERENCES and STREAMS."""
+"""Defines the pages of the console, as tuples VIEWS, CHANGES, PREVIEWS, PREFERENCES and STREAMS in its modules."""

@@ -11,7 +11,7 @@ from spark_log.console.routes import Call, View
 
 LIMIT = 200
 SEARCHED_MAX = 10_000
-"""The number of newest changes among which those that a user may see are searched."""
+"""The number of newest changes that are searched for the ones that a user may see."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Page `/brokers`, with the brokers, their log dirs, the balance, the reassignments in progress, and the gateways."""
+"""Shows brokers with their log dirs, the balance, running reassignments, and the gateways (page `/brokers`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

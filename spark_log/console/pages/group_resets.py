@@ -1,7 +1,7 @@
-"""Page `/groups/{group}/reset`, with the preview of a reset of offsets, and the reset.
+"""Shows the preview of a reset of a group's offsets, and resets them (page `/groups/{group}/reset`).
 
 The preview shows the old and the new offset of every partition. The reset commits exactly these offsets. It is refused
-if the group has members or its offsets have changed since the preview.
+if the group has members, or if its offsets have changed since the preview.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Pages `/groups` and `/groups/{group}`, with state, members and lag, and the configs of a share group. Deletes groups,
-and their offsets.
+"""Shows groups with state, members and lag, and the configs of share groups (pages `/groups` and `/groups/{group}`).
+
+Deletes groups and their offsets, and changes the configs.
 """
 
 from collections.abc import Sequence
@@ -61,8 +62,8 @@ class MemberRow:
 
 @dataclass(frozen=True)
 class LagRow:
-    """The committed offset of a partition, or None if there is none, and its lag. `lag_s` is the age of the next record
-    to read.
+    """The committed offset of a partition and its lag, both None without a commit. `lag_s` is the age of the next
+    record to read.
     """
 
     topic: str
@@ -106,10 +107,10 @@ class ShareConfigRow:
 class Group:
     """A group.
 
-    `type` is that of Kafka, consumer, classic or share. `protocol_type` is consumer, share, or connect and others for
-    classic groups. `lag` is the total lag in records of all partitions that the user sees. `topics` are the topics of
-    these partitions. A share group has `share` instead of `partitions`, and `configs`. `dead_letter_topic` is the topic
-    that its config names, or None if the topic does not exist or the user does not see it.
+    `type` is Kafka's type of the group: consumer, classic or share. `protocol_type` is consumer, share, or connect and
+    others for classic groups. `lag` is the total lag in records of all partitions that the user sees. `topics` are the
+    topics of these partitions. A share group has `share` instead of `partitions`, and `configs`. `dead_letter_topic` is
+    the topic that its config names, or None if the topic does not exist or the user does not see it.
     """
 
     group: str
@@ -170,7 +171,7 @@ def described(call: Call) -> GroupDescription:
 
 
 def offset_topics(call: Call, group_id: str) -> set[str]:
-    """Return the topics of which the group has committed offsets, or as a share group start offsets."""
+    """Return the topics in which the group has committed offsets, or a share group has start offsets."""
     store = call.cluster.store
     shared = store.read(lambda connection: share_partitions(connection, group_id))
     return {partition.topic for partition in committed_offsets(store, group_id)} | {each.topic for each in shared}
@@ -200,7 +201,7 @@ def _share_configs(call: Call, group_id: str) -> list[ShareConfigRow]:
 
 
 def _shown(call: Call, name: str, value: str) -> str:
-    """Return the value of a config as the user may see it: not the name of a hidden topic."""
+    """Return the value of a config, or *** in place of the name of a topic that the user does not see."""
     return value if name != DEAD_LETTER_TOPIC or not value or call.sees(value) else _HIDDEN
 
 

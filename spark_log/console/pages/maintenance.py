@@ -1,4 +1,4 @@
-"""Page `/maintenance`, with the periodic tasks, their runs, and the pending work."""
+"""Shows the periodic tasks, their runs, and the pending work (page `/maintenance`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

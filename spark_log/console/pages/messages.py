@@ -1,4 +1,4 @@
-"""Pages `/topics/{topic}/messages`, with searches, the live tail, single messages, and downloads."""
+"""Shows searches, the live tail and single messages, and serves downloads (pages `/topics/{topic}/messages`)."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +33,7 @@ LIVE_BYTES_MAX, LIVE_SECONDS_MAX = 32 << 20, 1.0
 """The budget of each request of a live tail."""
 DOWNLOAD_BYTES_MAX, DOWNLOAD_SECONDS_MAX, DOWNLOAD_COUNT_MAX = 4 << 30, 600.0, 1_000_000
 PART_BYTES = 64 << 10
-"""The size of a part of a download, which is larger only if one message is. A part waits in
-memory for a slow browser.
+"""The size of a part of a download, which is larger only if one message is. A part waits in memory for a slow browser.
 """
 SEARCHES_MAX = 16
 """The maximum number of searches and pages of messages of all users at a time."""
@@ -50,7 +49,7 @@ running = RunningSearches()
 class PartitionProgress:
     """The progress in a partition.
 
-    `next` is the offset where the search continues. `done` is the part of the offsets that it has passed.
+    `next` is the offset where the search continues. `done` is the share of the offsets that the search has passed.
     """
 
     partition: int

@@ -1,4 +1,4 @@
-"""Page `/`, with the state of the cluster in one view."""
+"""Shows the state of the cluster in one view (page `/`)."""
 
 from collections import Counter
 from collections.abc import Sequence

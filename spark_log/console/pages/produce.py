@@ -1,4 +1,4 @@
-"""Page `/topics/{topic}/produce`, which appends one record. The record is validated as a Producer validates it."""
+"""Appends one record, which is validated as a Producer validates it (page `/topics/{topic}/produce`)."""
 
 import base64
 from contextlib import closing
@@ -78,9 +78,7 @@ def _copied(call: Call, topic: Topic) -> tuple[Part, Part, str, str, str | None]
 
 
 def _part(data: bytes | None) -> Part:
-    """Return the bytes as text where the form of a browser keeps them unchanged, and otherwise, as with NUL or CR, in
-    base64.
-    """
+    """Return the bytes as text if a browser's form keeps them unchanged, otherwise, as with NUL or CR, in base64."""
     text, encoding = encoded(data)
     if data is not None and any(byte < 32 and byte not in b"\t\n" for byte in data):
         return Part(base64.b64encode(data).decode(), "base64")

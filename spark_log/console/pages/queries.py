@@ -1,4 +1,4 @@
-"""Pages `/queries` and `/queries/{query_id}`, with the Spark queries that report to the cluster (SparkLogListener)."""
+"""Shows Spark queries that report to the cluster by SparkLogListener (pages `/queries` and `/queries/{query_id}`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Page `/topics/{topic}/redrive`, with the preview of a redrive of dead letters, and the redrive.
+"""Shows the preview of a redrive of dead letters, and runs the redrive (page `/topics/{topic}/redrive`).
 
 The preview shows how many letters would be copied to each topic. The redrive copies exactly these letters, each of them
 once. It is refused if letters of the preview were copied or removed meanwhile. It needs the rights to produce and to

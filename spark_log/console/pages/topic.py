@@ -1,4 +1,4 @@
-"""Page `/topics/{topic}`, with partitions, skew, configs, groups, Delta tables, schemas and throughput of a topic."""
+"""Shows partitions, skew, configs, groups, tables, schemas and throughput of a topic (page `/topics/{topic}`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

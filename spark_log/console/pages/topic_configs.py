@@ -1,7 +1,7 @@
-"""Page `/topics/{topic}/configs/{config}`, with one config of a topic, the preview of a change, and the change.
+"""Shows one config of a topic, previews a change, and makes it (page `/topics/{topic}/configs/{config}`).
 
-The preview does not ask an external schema registry, because the user chooses its address. Only the change,
-which is recorded, asks it.
+The preview does not ask an external schema registry, because the user chooses its address. Only the change, which is
+recorded, asks it.
 """
 
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ def _refuse_internal(topic: str) -> None:
 
 
 def _refuse_hidden(name: str, now: str, value: str | None) -> None:
-    """Refuse a value that has *** in place of a secret. Pages show it so, and a form must not store it."""
+    """Refuse a value that has *** in place of a secret. Pages show secrets so, and a form must not store the ***."""
     if value is not None and redact(now) != now and "***" in value:
         raise InvalidConfigurationError(f"{name}: the value has *** in place of a secret: write the secret")
 

@@ -1,4 +1,4 @@
-"""Page `/topics`, with all topics. Topics can be created and deleted, and partitions added."""
+"""Shows all topics, creates and deletes topics, and adds partitions (page `/topics`)."""
 
 import json
 from collections import defaultdict

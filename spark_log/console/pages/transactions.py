@@ -1,6 +1,4 @@
-"""Pages `/transactions` and `/transactions/{transactional_id}`, with open and hanging
-transactions and their records.
-"""
+"""Shows transactions and their pending records (pages `/transactions` and `/transactions/{transactional_id}`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -23,8 +21,8 @@ class TransactionRow:
     """A transactional producer and its transaction.
 
     `open_ms` is the time since the transaction began, or None if it is not open. `pending` has the uncommitted records
-    of topics that the user sees. `records` and `bytes` are their sums. So is `batches`, except for users who see all
-    topics, for whom it is the total of the transaction.
+    of topics that the user sees. `records`, `bytes` and `batches` are their sums. For users who see all topics,
+    `batches` is the total of the transaction.
     """
 
     transactional_id: str

@@ -1,5 +1,5 @@
-"""The columns of one batch of records that a filter names. Uses Arrow and NumPy, and a loop over records only if some
-are not UTF-8.
+"""Computes the columns that a filter names from one batch of records. Uses Arrow and NumPy, and a loop over records
+only if some are not UTF-8.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class BatchColumns:
         return pc.struct_field(_json_decoder(path, kind).decode(values).record, list(path))
 
     def once(self, name: Any, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned when it was called first for this batch and this name."""
+        """Return the result of `make`, which is called only once for this batch and this name."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]

@@ -1,4 +1,4 @@
-"""Filters on records. A filter is a condition of SQL, compiled to functions of pyarrow.compute over batches.
+"""Compiles filters on records, which are conditions of SQL, to functions of pyarrow.compute over batches.
 
 Only the nodes in `_CONDITIONS` and `_VALUES` are compiled, with the arguments that their functions name. Every other
 node, and every other argument of these nodes, is an error. Nulls are those of SQL. A condition is true, false or null,
@@ -186,7 +186,7 @@ def _comparison(function: Any, compiler: _Compiler, node: exp.Expr) -> Evaluate:
 
 def _once(value: Operand) -> Operand:
     """Return an operand that is evaluated once for a batch, although several comparisons use it. Otherwise each level
-    of conditions in conditions would multiply the work.
+    of nested conditions would multiply the work.
     """
     name = object()
     return replace(value, evaluate=lambda batch: batch.once(name, lambda: value.evaluate(batch)))

@@ -2,8 +2,8 @@
 
 The text is split into tokens before it is parsed, so that neither its length nor its nesting can exhaust the parser.
 sqlglot's parser tries a word before a bracket as a type first and then as a function, which doubles its work at each
-level: brackets are parsed only where a filter can have them, and there they have one meaning.
-Names and literals keep their place in the text, which errors name.
+level. So brackets are parsed only where a filter can have them, and there they have one meaning. Names and literals
+keep their place in the text, so that errors can name it.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The values in a filter, their kinds, and the conversions between kinds. Pure."""
+"""Defines the values in a filter and their kinds, and converts between kinds. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

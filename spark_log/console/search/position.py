@@ -1,4 +1,4 @@
-"""The position of a search in each partition, and the token with which the next search continues there. Pure."""
+"""Tracks the position of a search in each partition, and makes the token that continues the search there. Pure."""
 
 import base64
 import zlib

@@ -1,4 +1,4 @@
-"""Finds filters on typed columns that all records pass which match a condition. Pure."""
+"""Derives from a condition the filters on typed columns that all matching records pass. Pure."""
 
 from collections.abc import Callable, Iterator
 

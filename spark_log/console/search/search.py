@@ -1,4 +1,4 @@
-"""Searches of a topic for the records that match, from a position forwards or backwards, within a budget.
+"""Searches a topic for matching records, from a position forwards or backwards, within a budget.
 
 A search has rounds. Each round reads a range of offsets of each partition with remaining offsets, and takes an equal
 share of the wanted records from each. With conditions, only their columns are read first. Matching records are then
@@ -71,8 +71,8 @@ class Conditions:
 
 @dataclass
 class Budget:
-    """The limits of a search, which stops where it reaches one. `stopped` returns whether it must stop at once, and is
-    called often.
+    """The limits of a search. The search stops when it reaches one. `stopped` returns whether it must stop at once, and
+    is called often.
     """
 
     bytes_max: int
@@ -191,7 +191,7 @@ class Search:
                     if self.budget.spent and window.size > 1:  # the next search has a smaller window, which fits
                         self.position.window = max(1, window.size // 8)
                         return
-            # with fewer hits than the limit, all below the last of them has been read
+            # with fewer hits than the limit, the whole window has been read
             start = int(last[0].as_py()) if len(last) == limit else window.start
         else:
             start = max(window.start, window.end - limit)
@@ -251,7 +251,7 @@ class Search:
 
 
 class RunningSearches:
-    """The searches that run, by name. A new search of a name stops the previous one. Thread-safe."""
+    """The running searches, by name. A new search of a name stops the previous one. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
