@@ -26,7 +26,7 @@ class Client:
     software: str = ""
     """Name and version of the client's library (KIP-511), if the client has sent them."""
     fencing_tokens: FencingTokens = field(default_factory=FencingTokens)
-    """The fencing tokens of the connection on transactional producers."""
+    """The fencing tokens of the connection for transactional producers."""
     principal: str = ANONYMOUS
     """`User:` and the name in the client's certificate, or the name of the user that SASL has authenticated."""
     access: Access = EVERYTHING
@@ -41,7 +41,7 @@ class Client:
 
     @property
     def user(self) -> str:
-        """The name of the principal, as quotas know it."""
+        """The name of the principal without its type, as quotas have it."""
         return self.principal.partition(":")[2]
 
     @property

@@ -74,7 +74,9 @@ def notice_gone(readers: Iterable[ClientReader]) -> None:
 
 
 async def end_connection(writer: asyncio.StreamWriter) -> None:
-    """Close the connection, and return when it is closed, after `_LAST_BYTES_S` at most. Until then it counts."""
+    """Close the connection, and return when it is closed, after `_LAST_BYTES_S` at most. Until then it counts as a
+    connection.
+    """
     if not writer.is_closing():  # a TLS transport that is closed twice cannot be aborted any more
         writer.close()
     try:

@@ -207,7 +207,7 @@ class Connection:
         self._services.counters.throttled_seconds += clock.monotonic_s() - began_s
 
     async def _handle(self, frame: memoryview, memory: RequestMemory) -> None:
-        """Start to answer a request."""
+        """Start to answer a request. Wait first if too many answers are not written yet."""
         try:
             begun = await self._begun(frame, memory)
         except MalformedRequestError:

@@ -34,7 +34,7 @@ class WaitingMember:
     generation: int
 
     def differs(self, mark: Mark) -> bool:
-        """Whether the group has changed for the member."""
+        """Whether the group is in another state than the member has seen, or has lost the member."""
         return (self.state, self.generation) != (mark.state, mark.generation) or self.member_id not in mark.member_ids
 
 

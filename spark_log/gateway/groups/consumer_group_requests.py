@@ -33,7 +33,7 @@ _MEMBER_ID_BY_CLIENT_SINCE = 1
 
 
 async def consumer_group_heartbeat(services: Services, request: Message, client: Client) -> Message:
-    """Join (epoch 0), stay in, or leave (epochs -1, -2) a group. Heartbeats without news are handled with others."""
+    """Join (epoch 0), stay in, or leave (epochs -1, -2) a group. Heartbeats without news are answered together."""
     if request.member_epoch > JOINING and _says_nothing(request):
         me = request.group_id, request.member_id, request.instance_id
         heartbeat = Heartbeat(*me, request.member_epoch, client.fencing_tokens.connection_id)
@@ -135,13 +135,13 @@ def _assignment(services: Services, partitions: Partitions) -> Message:
 
 
 def topics_of(services: Services, partitions: Iterable[TopicPartition]) -> Mapping[str, Topic]:
-    """Return the topics of the partitions that exist, by name."""
+    """Return the existing topics of the partitions, by name."""
     names = {partition.topic for partition in partitions}
     return services.cluster.store.read(lambda connection: find_topics(connection, names)) if names else {}
 
 
 def by_topic(topics: Mapping[str, Topic], partitions: Partitions) -> list[tuple[str, uuid.UUID, list[int]]]:
-    """Return the name, id and partitions of each topic that exists."""
+    """Return the name, id and partitions of each topic in `topics`."""
     found: dict[str, list[int]] = {}
     for name, number in sorted(partitions):
         if name in topics:

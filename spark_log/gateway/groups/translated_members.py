@@ -62,7 +62,7 @@ _PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 0.25
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
-    """Join a group. An eager member waits, up to the rebalance timeout, until others have revoked its new ones."""
+    """Join a group. An eager member waits for others to revoke its new partitions, up to the rebalance timeout."""
     timeout_ms = rebalance_timeout_ms(request)
     me = identity(request, client, request.session_timeout_ms)
     store = services.cluster.store
@@ -204,7 +204,7 @@ def _joining_of(
 
 
 def join(store: Store, joining: Joining) -> Membership:
-    """Join the group (again), and report owned partitions. Raises RebalanceInProgressError if a retry is needed."""
+    """Join the group (again), and report owned partitions. Raises RebalanceInProgressError if that must be repeated."""
     me = joining.me
     row = store.read(lambda connection: rows.read_member(connection, me.group_id, me.member_id))
     if row is None:

@@ -88,6 +88,5 @@ class LimitedProtocol(H11Protocol):
 
 
 def _longest_waiting(connections: Iterable[LimitedProtocol]) -> LimitedProtocol | None:
-    """Return the connection that has waited longest for its client, or None if none waits."""
     waiting = [(each._deadline.when(), each) for each in connections if each._deadline is not None]
     return min(waiting, key=itemgetter(0), default=(0, None))[1]

@@ -23,7 +23,9 @@ from spark_log.gateway.limits.memory_order import Waiter, WaitersOfClient, Waiti
 logger = logging.getLogger(__name__)
 
 UNCOUNTED_BYTES = 16 * 1024
-"""Responses up to this size, and frames up to it that come alone, are not counted: they never wait for memory."""
+"""Responses up to this size, and such frames of connections without other requests, never wait for memory, and are not
+counted.
+"""
 _PATIENCE_S = 0.25
 _STALLED_S = 1.0
 _BYTES_PER_S_MIN = 4 * 1024 * 1024

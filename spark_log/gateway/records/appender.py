@@ -262,8 +262,8 @@ class Appender(threading.Thread):
     def _hand_over(
         self, checked: Sequence[Checked], names: Sequence[str | None], acks: Acks, answers: _Outcomes
     ) -> Sequence[int]:
-        """Hand the batches of other stores to their appenders. Return the numbers of the other batches. `names` has the
-        transactional id of each batch.
+        """Hand the batches of other stores to their appenders. Return the numbers of the remaining batches. `names` has
+        the transactional id of each batch.
         """
         elsewhere: dict[tuple[StoreId, str | None], list[int]] = {}
         for number, each in enumerate(checked):

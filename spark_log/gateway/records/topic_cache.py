@@ -22,7 +22,7 @@ class TopicCache:
         self._dropped_s = -_FRESH_S
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Return the topics of these names that exist, by name."""
+        """Return the existing topics with these names, by name."""
         now_s = clock.monotonic_s()
         topics: dict[str, Topic] = {}
         missing: set[str] = set()
@@ -44,7 +44,7 @@ class TopicCache:
         return topics
 
     def names(self, topic_ids: Iterable[UUID]) -> dict[UUID, str]:
-        """Return the names of those of the topics that exist, by Kafka's topic id.
+        """Return the names of the existing topics with these ids, by Kafka's topic id.
 
         A topic may have been deleted within the last second.
         """

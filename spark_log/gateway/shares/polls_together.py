@@ -46,7 +46,6 @@ class _Running(Generic[T]):
             self.cpu.measure(self.go_on, outcome)
 
     def go_on(self, outcome: Outcome | None = None) -> None:
-        """Go to the next step."""
         self.has_begun = True
         self._to(lambda: self.steps.send(outcome))
 

@@ -1,4 +1,4 @@
-"""Handles requests about the members of share groups (KIP-932): heartbeats and descriptions."""
+"""Handles the heartbeats of members of share groups (KIP-932)."""
 
 import uuid
 

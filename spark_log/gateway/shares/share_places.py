@@ -48,8 +48,8 @@ class _Topic(NamedTuple):
 
 
 async def find_places(services: Services, session: Session, client: Client, topics: Sequence[Message]) -> Asked:
-    """Return the partitions of a request. Those of the session that the client may still read are found without the
-    store.
+    """Return the partitions of a request. The store is not read if all of them are in the session, and the client may
+    still read them.
     """
     asked = Asked()
     for topic in topics:

@@ -1,8 +1,8 @@
 """Keeps the share sessions (KIP-932) of the members that fetch from a gateway.
 
 A session has the partitions of its member and the records that it acquired, with the numbers of their locks. An
-acknowledgement on the wire has offsets only: it gets its lock here. A gateway that was stopped therefore acts under old
-lock numbers, which the store refuses.
+acknowledgement on the wire has offsets only: it gets its lock here. A gateway that was suspended therefore acts under
+old lock numbers, which the store refuses.
 """
 
 import asyncio

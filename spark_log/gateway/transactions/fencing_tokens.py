@@ -23,7 +23,7 @@ class TokenTakenError(Exception):
 
 
 class FencingTokens:
-    """Remembers the last fencing tokens that a connection has taken. It takes a token that is forgotten again."""
+    """Remembers the last fencing tokens that a connection has taken. A forgotten token is taken again when needed."""
 
     def __init__(self) -> None:
         self.connection_id = uuid.uuid4().hex

@@ -40,8 +40,8 @@ class _TopicDeletedError(Exception):
 def register_records(
     log: Log, items: Sequence[tuple[str, Topic, Records]], *, provisional: bool, timeout_ms: int
 ) -> list[Appended | Rejected]:
-    """Store records of transactions, and make them pending. Each item has its transactional id; all have sequences, and
-    their topics are in one store.
+    """Store records of transactions, and make them pending. Each item has a transactional id, a topic, and records with
+    a sequence. All topics are in one store.
 
     If `provisional`, outcomes have the offsets that the records would have if they were committed now, instead of -1.
     """
@@ -82,8 +82,8 @@ def register_records(
 def _join(
     log: Log, producers: list[WireProducer], timeout_ms: int
 ) -> Mapping[WireProducer, int | SparkLogError | None]:
-    """Give the open transactions a part in the data store of the log, and return the numbers of these parts. Return
-    None for each transaction if the log is that of the home store.
+    """Give the open transactions a part in the data store of the log, and return the numbers of these parts, or errors.
+    Return None for each transaction if the log is that of the home store.
     """
     cluster = log.cluster
     if cluster.store_id == HOME:
