@@ -39,12 +39,12 @@ class ShareGroupDescription:
 
 @dataclass(frozen=True)
 class RecordRange:
-    """Consecutive records in one state. `until_ms` is the time of their lock that is left, and `due_ms` is the time
+    """Consecutive records in one state. `left_ms` is the time that is left of their lock, and `due_ms` is the time
     (since 1970) at which a delayed record is delivered.
     """
 
     state: str
-    """acquired, available, delayed, archiving (rejected) or archiving (delivery count)"""
+    """One of acquired, available, delayed, archiving (rejected) and archiving (delivery count)."""
     first: int
     end: int
     deliveries: int

@@ -33,7 +33,8 @@ _ANSWER_BYTES_MAX = 4 << 20
 _REMEMBERED_CHARACTERS_MAX = 16 << 20
 """The limits of characters of remembered versions, and of remembered schemas by id: servers choose their length."""
 _SUBJECT_CHARACTERS_MAX = 16 << 20
-"""The limit of characters of all versions of a subject with imports, equal to that of typed columns, which have them.
+"""The limit of characters of all versions of a subject with their imports. Typed columns, which contain them, have the
+same limit.
 """
 _URLS_MAX, _URL_CHARACTERS_MAX = 1_000, 2_000
 _answered: BoundedDict[str, str] = BoundedDict(_URLS_MAX)

@@ -220,8 +220,8 @@ def following_topics(
 ) -> Iterator[FollowingTopic]:
     """Yield the topics of the cluster's registry that use this subject. `lock` locks the rows of topics for update.
 
-    `new` is the next version of the subject, which is not stored yet. Raises IncompatibleSchemaError if a topic cannot
-    use the schemas, and SchemaNotFoundError if the version that it names was deleted.
+    `new` is the next version of the subject, which is not stored yet. Raises IncompatibleSchemaError, which names the
+    topic, if a topic cannot use the schemas, or the version that it names was deleted.
     """
     by_key: dict[tuple[str, ...], SubjectSchemas | None] = {}  # texts of many MiB may be used by hundreds of topics
 

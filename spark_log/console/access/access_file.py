@@ -42,7 +42,7 @@ class FileUser(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class ProxyHeaders(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The names of the headers that carry the user and the groups, which are separated by commas.
+    """The names of the headers that carry the user and the groups. Commas separate the groups.
 
     The headers are trusted only in requests from the addresses `proxies`.
     """

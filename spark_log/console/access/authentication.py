@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 def user_with_role(name: str, groups: Sequence[str], roles: Mapping[str, Role]) -> User:
-    """Return the user with the role of its groups. Raises Refused if the user belongs to no group that has a role."""
+    """Return the user with the role of `groups`. Raises Refused if the user belongs to no group that has a role."""
     role = role_of(groups, roles)
     if role is None:
         raise Refused(f"User {name} belongs to no group that may use this console.", status=403)

@@ -74,7 +74,7 @@ class BasicAuthentication:
     def _is_remembered(self, digest: bytes) -> bool:
         """Return whether the digest is of a correct password that is still remembered.
 
-        Each use renews it, so that wrong passwords of other clients do not delay a user who is working.
+        Each use extends its time, so that wrong passwords of other clients do not delay a user who is working.
         """
         if self._right.get(digest, 0.0) <= time.monotonic():
             return False

@@ -23,7 +23,8 @@ different from what it is.
 
 _COPIED_BYTES = 4 << 20
 _VALUE_BYTES = 8
-"""Added for each value, because a null or a boolean takes a bit in Arrow, but an entry of a dict or list in Python."""
+"""The bytes to add for each value: a null or a boolean takes a bit in Arrow, but an entry of a dict or list in Python.
+"""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run. `notes` has its changes. It is hidden from users who do not see all topics."""
+    """A recorded run. `notes` has its changes, and is empty for users who do not see all topics."""
 
     task: str
     lease: str

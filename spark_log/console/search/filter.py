@@ -1,7 +1,7 @@
 """Compiles filters on records, which are conditions of SQL, to functions of pyarrow.compute over batches.
 
 Only the nodes in `_CONDITIONS` and `_VALUES` are compiled, with the arguments that their functions name. Every other
-node, and every other argument of these nodes, is an error. Nulls are those of SQL. A condition is true, false or null,
+node, and every other argument of these nodes, is an error. Nulls behave as in SQL. A condition is true, false or null,
 and a record matches if it is true. Comparisons between numbers are exact unless one is a DOUBLE. Arithmetic is that of
 DOUBLE, and a division by zero is null.
 """

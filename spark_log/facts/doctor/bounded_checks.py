@@ -14,8 +14,8 @@ from spark_log.process import no_thread, settle, start_thread
 
 @dataclass(frozen=True)
 class Check:
-    """A named check. `run` returns its findings. `late` and `late_remedy` are those of the finding for no answer in
-    time.
+    """A named check. `run` returns its findings. `late` and `late_remedy` are the severity and the remedy if there is
+    no answer in time.
 
     Checks of the same `lane` run one after the other, so that those of a store need one connection. A `subject`, such
     as a data store, is named in each finding.

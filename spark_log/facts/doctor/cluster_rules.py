@@ -32,7 +32,7 @@ class StaleTable:
 
 @dataclass(frozen=True)
 class MissingFile:
-    """The segment file [base_offset, end_offset) that replicas lack. The longest replica ends at its base offset."""
+    """The segment file [base_offset, end_offset) that replicas lack. The longest replica ends at `base_offset`."""
 
     topic: str
     partition: int

@@ -1,4 +1,4 @@
-"""Examines a cluster: reads the facts of each check, and applies its rules. It changes nothing but trial files."""
+"""Examines a cluster: reads the facts of each check, and applies its rules. It writes only trial files."""
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence

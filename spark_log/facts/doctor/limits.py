@@ -9,9 +9,9 @@ TABLE_LAG_BOUNDS_MAX = 2
 TABLE_STALE_MS_MIN = 300_000
 """Time in addition to that multiple. The alert waits as long (`for`): a table may be slow for a minute."""
 GROUP_LAG_S_MAX = 600
-"""Alert SparkLogLagGrows."""
+"""Lag of a group. Alert SparkLogLagGrows."""
 TRANSACTION_S_MAX = 1_800
-"""Alert SparkLogHangingTransaction."""
+"""Time for which a transaction may be open. Alert SparkLogHangingTransaction."""
 UNFINISHED_S_MAX = 60
 """Time in which data stores append their parts of a committed transaction: a coordinator tries every 10 seconds."""
 

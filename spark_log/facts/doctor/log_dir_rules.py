@@ -120,5 +120,7 @@ def _space_problems(facts: LogDirFacts) -> Iterator[Finding]:
 
 
 def _lasts_s(facts: LogDirFacts) -> float | None:
-    """Return the least time until the disk is full: a log dir grows no faster than the log."""
+    """Return the least time until the disk is full. A log dir has each record at most once, so it grows no faster than
+    the log.
+    """
     return facts.free / facts.grows if facts.free is not None and facts.grows else None

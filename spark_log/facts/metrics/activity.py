@@ -9,7 +9,7 @@ from spark_log.facts.metrics.cluster_snapshot import ClusterSnapshot, GroupParti
 
 @dataclass(frozen=True)
 class TopicActivity:
-    """The activity of a topic. `rate` is in records appended per second. Only the metadata store has `tail_bytes`.
+    """The activity of a topic. `rate` is in records appended per second. Only the metadata store has the `tail_bytes`.
     `delta_lag_s` is the age of the oldest record that the Delta table lacks, 0 if it lacks none.
     """
 

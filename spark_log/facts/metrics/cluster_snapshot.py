@@ -112,7 +112,7 @@ class ClusterSnapshot:
     answering: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store has answered, by its name; empty in a cluster with one store."""
     unaccepted: Mapping[str, bool] = field(default_factory=dict)
-    """Whether the server of each store that answered was not accepted, by the store's name (`check_identity`)."""
+    """Whether each store that answered is on a server without an acceptance, by its name (`check_identity`)."""
     ahead_ms: Mapping[str, int] = field(default_factory=dict)
     """By how much the clock of each store that answered is ahead of the home store's, by its name."""
     replication: Mapping[str, ReplicationFacts] = field(default_factory=dict)

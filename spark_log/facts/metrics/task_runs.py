@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KEPT_RUNS_MAX = 200
-"""The maximum number of runs that are kept between two records of the history. The oldest others are counted."""
+"""The maximum number of runs that are kept between two records of the history. The oldest others are only counted."""
 
 RUNS_OF_TASK_MAX = 20
 """The number of kept runs of one task from which on no further successful run of it is kept."""
