@@ -86,7 +86,7 @@ class DownloadResponse(StreamingResponse):
 
 
 async def _parts(download: Download, left: Event) -> AsyncGenerator[bytes]:
-    """Yield the parts of a download. Their iterator is closed at the end, also if the browser disconnects."""
+    """Yield the parts of a download. The parts' iterator is closed at the end, also if the browser disconnects."""
     following: asyncio.Future[bytes | None] | None = None
     try:
         while True:

@@ -32,7 +32,7 @@ class Listing(Generic[Row]):
 
 
 def row_of(kind: type[Row], source: object, **others: object) -> Row:
-    """Return a row of this dataclass. Its fields are `others`, and the attributes of `source` of the same names."""
+    """Return a row of this dataclass, with the fields `others`, and the other fields from attributes of `source`."""
     rest = [field.name for field in fields(kind) if field.name not in others]  # type: ignore[arg-type]
     return kind(**others, **{name: getattr(source, name) for name in rest})
 

@@ -14,7 +14,7 @@ from spark_log.text import bytes_of, count_of, duration_of, is_unlimited, time_o
 
 
 def environment() -> jinja2.Environment:
-    """Return Jinja's environment. It escapes every value, and an unknown name is an error."""
+    """Return Jinja's environment, which escapes every value, and raises an error for an unknown name."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("spark_log.console"),
         autoescape=True,

@@ -58,7 +58,7 @@ class Call:
     def snapshot(self) -> ClusterSnapshot:
         """Return the state of the cluster, without the topics that the user may not see.
 
-        It is at most 2 s old, or 20 times the duration of its read if that is longer.
+        The state is at most 2 s old, or 20 times the duration of its read if that is longer.
         """
         return visible(self.snapshots.now(), self.role)
 
@@ -133,8 +133,8 @@ class Preview:
     """A page that shows the effect of a change before it is made.
 
     POST `path`, with the fields of a Change, renders `template` with the result of `facts`. POST /api/v1 + `path`
-    returns this result as JSON. Nothing is changed or recorded, and no other host is asked. It is a POST because a form
-    may contain a secret, which must not be in an address.
+    returns this result as JSON. Nothing is changed or recorded, and no other host is asked. The method is POST because
+    a form may contain a secret, which must not be in an address.
     """
 
     path: str
@@ -147,7 +147,7 @@ class Preview:
 class Preference:
     """A change of cookies of the user's own browser only.
 
-    POST `path` works as for a Change. It is not recorded.
+    POST `path` works as for a Change. A preference is not recorded.
     """
 
     path: str

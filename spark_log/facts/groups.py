@@ -149,8 +149,8 @@ def state_of(group: Group, members: Sequence[Member]) -> State:
 
 
 def list_groups(store: Store, *, with_topics: bool = False) -> list[GroupListing]:
-    """Return every group with members or offsets, by id. Their topics are read only with `with_topics`: subscriptions
-    and the metadata of classic members may be large.
+    """Return every group with members or offsets, by id. The groups' topics are read only with `with_topics`, because
+    subscriptions and the metadata of classic members may be large.
     """
     return store.read(lambda connection: read_groups(connection, store.clock(connection), with_topics=with_topics))
 
@@ -337,9 +337,7 @@ def _describe_classic(group: ClassicGroup, now_ms: int) -> GroupDescription:
 
 
 def _topics_of(group: ClassicGroup, member: ClassicMember) -> frozenset[str]:
-    """Return the topics of a consumer's subscription. They are empty for other types of members, and for a subscription
-    that cannot be decoded.
-    """
+    """Return the topics of a consumer's subscription. There are none for other member types, and for invalid bytes."""
     from spark_log.groups.consumer_messages import subscription_of  # it imports kafka-python, which is slow
 
     message = subscription_of(group, member)

@@ -17,8 +17,8 @@ from spark_log.metadata.store_clock import StoreClock
 
 @dataclass(frozen=True)
 class ReplicaInfo:
-    """A replica. `lag` is the number of offsets that it lacks below the partition's log end offset. It is `alive` if
-    its broker and its log dir are.
+    """A replica. `lag` is the number of offsets that it lacks below the partition's log end offset. A replica is
+    `alive` if its broker and its log dir are.
     """
 
     broker_id: int
@@ -64,7 +64,7 @@ class PartitionInfo:
 
     @property
     def offline(self) -> bool:
-        """Whether it has no leader, because no member of the ISR is alive: it cannot be written."""
+        """Whether the partition has no leader, and cannot be written, because no member of the ISR is alive."""
         return self.leader is None and bool(self.replicas)
 
 

@@ -103,7 +103,7 @@ class PartitionProducer:
     """The time of its last append, or of the start of its open transaction, in ms since 1970 by the store's clock."""
     transaction_start_offset: int | None
     """The partition's log end offset, where the records of the open transaction would begin if it were committed now.
-    It is equal for all open transactions of a partition, and increases with every append. None without an open
+    The offset is equal for all open transactions of a partition, and increases with every append. None without an open
     transaction."""
 
 

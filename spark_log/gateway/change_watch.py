@@ -26,7 +26,7 @@ class ChangeWatch(threading.Thread):
         self._next: asyncio.Future[None] = loop.create_future()
 
     def current(self) -> int:
-        """Return the number of the last change. It blocks. Call it before you read the state, and `wait` after that."""
+        """Return the number of the last change. Blocks. Call it before you read the state, and `wait` after that."""
         return self._store.changes.current()
 
     async def wait(self, seen: int, timeout_s: float, sooner: "asyncio.Future[None] | None" = None) -> None:

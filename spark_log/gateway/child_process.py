@@ -21,7 +21,7 @@ def serve(cluster: "str | Cluster", *options: str) -> Iterator[str]:
     >>> with serve("/data/log") as servers:                                              # doctest: +SKIP
     ...     spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
 
-    The gateway is a separate process. It also ends when this program is killed. `options` are those of the command,
+    The gateway is a separate process, which also ends when this program is killed. `options` are those of the command,
     such as "--workers", "2". The gateway's log goes to stderr. Raises InvalidConfigurationError if it does not start.
     """
     with create_server((_HOST, 0)) as free:

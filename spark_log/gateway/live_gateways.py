@@ -87,8 +87,8 @@ def read_live_gateways(store: Store, connection: sa.Connection) -> list[LiveGate
 def choose_gateway(gateways: Sequence[LiveGateway], zone: str | None, *key: object) -> LiveGateway | None:
     """Return the gateway for a partition or a group, by rendezvous hashing: few keys move when a gateway comes or goes.
 
-    It is the same for all clients of a zone, and in their zone if a gateway is alive there. Return None if no gateway
-    is alive: the calling gateway has just started, or could not renew its lease.
+    All clients of a zone get the same gateway, one in their zone if it has any. Return None if no gateway is alive: the
+    calling gateway has just started, or could not renew its lease.
     """
     near = [each for each in gateways if zone is not None and each.zone == zone] or gateways
     return max(near, key=lambda each: (_weight(each.gateway_id, *key), each.gateway_id), default=None)

@@ -148,8 +148,8 @@ class Services:
         return elements
 
     async def call_in_memory(self, make: Callable[[int], T | Needed]) -> T:
-        """Call a blocking function in a thread. Its argument is the memory in bytes that it may use for the response.
-        If it needs more it returns Needed, and is called again when there is as much. Raises ResponseTooLargeError.
+        """Call `make` in a thread. Its argument is the memory in bytes that the response may use. If the response needs
+        more, `make` returns Needed, and is called again when there is as much. Raises ResponseTooLargeError.
         """
         memory = _memory()
         while isinstance(made := await self.call(make, max(UNCOUNTED_BYTES, memory.response_bytes)), Needed):

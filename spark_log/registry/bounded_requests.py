@@ -35,7 +35,7 @@ def time_limit() -> Iterator[None]:
 
 def send(request: Request, bytes_max: int) -> bytes:
     """Return the body of the answer, at most its first `bytes_max` bytes. Raises TimeoutError, and the errors of
-    `urlopen`: HTTPError also for a redirect. Its body can be read inside a block of `time_limit`.
+    `urlopen`: HTTPError also for a redirect. The body of an HTTPError can be read inside a block of `time_limit`.
     """
     with time_limit(), _OPENER.open(request, timeout=_left_s()) as answer:
         data: bytes = answer.read(bytes_max)

@@ -1,4 +1,4 @@
-"""Parses and compares JSON Schemas. They are compatible if their columns are (`log.columns.evolution`)."""
+"""Parses and compares JSON Schemas, which are compatible if their columns are (`log.columns.evolution`)."""
 
 import json
 from typing import Any

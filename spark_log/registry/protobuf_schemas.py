@@ -38,7 +38,7 @@ _INSTALLED = ("google/protobuf/", "google/type/")
 
 
 def canonical(schema: SchemaText) -> str:
-    """Return the file's descriptor in base64, without the file's name. It is equal for a .proto text and a descriptor.
+    """Return the file's descriptor in base64, without the file's name. Equal for a .proto text and its descriptor.
 
     Raises InvalidSchemaError, and InvalidConfigurationError if a Python package is missing.
     """

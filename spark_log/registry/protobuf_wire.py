@@ -24,7 +24,7 @@ _PROBLEMS_MAX = 100
 
 
 class WireComparison:
-    """Compares messages, and the messages that their fields have. It compares each pair of messages once."""
+    """Compares messages, and the messages that their fields have, each pair of messages once."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[Descriptor, Descriptor]] = set()

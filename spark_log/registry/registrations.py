@@ -62,7 +62,7 @@ def topics_to_change(
 
 
 def accept(connection: sa.Connection, subject: str, new: Schema) -> Accepted:
-    """Check that the schema can become the next version of the subject. This may take long.
+    """Check that the schema can become the next version of the subject. The check may take long.
 
     Raises InvalidSchemaError, IncompatibleSchemaError, SchemaNotFoundError (a reference) and SchemaRegistryError (the
     mode).
@@ -131,8 +131,8 @@ def problems_with(
 ) -> list[str]:  # fmt: skip
     """Return the reasons why the schema is not compatible with these versions.
 
-    Their texts are read one after the other, because all together may be many MiB. Raises InvalidSchemaError if they
-    are so many, or so large, that the comparison takes too long.
+    The texts of the versions are read one after the other, because all together may be many MiB. Raises
+    InvalidSchemaError if the versions are so many, or so large, that the comparison takes too long.
     """
     reasons: list[str] = []
     characters, end_s = 0, thread_time() + _COMPARE_S_MAX

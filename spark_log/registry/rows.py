@@ -43,7 +43,7 @@ def find_schema(connection: sa.Connection, schema_id: int) -> Schema | None:
 
 
 def find_hash(connection: sa.Connection, hash_: str) -> Schema | None:
-    """Return the schema with this hash, or None. It may be a schema that no subject has any more."""
+    """Return the schema with this hash, even if no subject has the schema any more, or None."""
     row = connection.execute(sa.select(*_SCHEMA_COLUMNS).where(SCHEMA.hash == hash_)).first()
     return None if row is None else _schema(*row)
 

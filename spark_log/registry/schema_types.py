@@ -57,7 +57,7 @@ def _digest(schema: SchemaText) -> bytes:
 
 
 def _module(type_: str) -> Any:
-    """Return the module of this type. It is imported on first use, because it may need a package that is missing.
+    """Return the module of this type, imported on first use, because the module may need a package that is missing.
 
     Raises InvalidSchemaError for another type, which an external registry may have.
     """

@@ -73,7 +73,7 @@ def parts_changed_by(configs: Collection[str]) -> tuple[str, ...]:
 
 
 def lock_subjects(connection: sa.Connection, config: TopicConfig) -> None:
-    """Lock the registry if a topic with these configs has a subject. It must be locked before the topic."""
+    """Lock the registry if a topic with these configs has a subject. The registry must be locked before the topic."""
     if any(subject_name(part) is not None for part in config.parts):
         rows.lock_registry(connection)
 

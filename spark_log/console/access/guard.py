@@ -49,7 +49,7 @@ class Guard:
         self._public_origins = {public.netloc} if public else set()
         self._error_page = error_page
         self._answered: Counter[str] = Counter()
-        """The number of requests that are being processed, by user. It is used in one event loop only."""
+        """The number of requests that are being processed, by user. Only one event loop uses the counter."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

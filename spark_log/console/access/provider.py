@@ -59,7 +59,7 @@ def _send(request: Request) -> bytes:
 class ProviderMetadata:
     """The metadata of a provider, fetched at the first request that needs them.
 
-    One request to the provider serves all requests that wait for the endpoints. These hold no thread while they wait.
+    One request to the provider serves all requests that wait for the endpoints. Waiting requests hold no thread.
     """
 
     def __init__(self, issuer: str) -> None:

@@ -24,7 +24,7 @@ class _Session:
 class Sessions:
     """Finds users by the secret in their cookie.
 
-    `cookie` is the name of the cookie. It contains the port, because browsers send a cookie to all ports of a host.
+    `cookie` is the name of the cookie, with the port in it, because browsers send a cookie to all ports of a host.
     """
 
     def __init__(self, port: int, secure: bool) -> None:

@@ -1,7 +1,7 @@
 """Shows the preview of a reset of a group's offsets, and resets them (page `/groups/{group}/reset`).
 
-The preview shows the old and the new offset of every partition. The reset commits exactly these offsets. It is refused
-if the group has members, or if its offsets have changed since the preview.
+The preview shows the old and the new offset of every partition. The reset commits exactly these offsets. The reset is
+refused if the group has members, or if the committed offsets have changed since the preview.
 """
 
 import json
@@ -43,7 +43,7 @@ class ResetRow:
 class ResetPreview:
     """The preview of a reset.
 
-    `rows` is None until the query names a reset. `offsets` is the JSON that is applied. It lists topic, partition,
+    `rows` is None until the query names a reset. `offsets` is the JSON that is applied: a list of topic, partition,
     current offset and new offset.
     """
 

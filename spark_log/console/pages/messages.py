@@ -72,8 +72,7 @@ class Progress:
     stopped_by: str
     partitions: tuple[PartitionProgress, ...]
     token: str | None
-    """The token that continues the search. It is None if all offsets have been searched, or there are too many
-    partitions.
+    """The token that continues the search, or None if all offsets have been searched, or there are too many partitions.
     """
 
 

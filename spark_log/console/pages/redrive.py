@@ -1,8 +1,8 @@
 """Shows the preview of a redrive of dead letters, and runs the redrive (page `/topics/{topic}/redrive`).
 
 The preview shows how many letters would be copied to each topic. The redrive copies exactly these letters, each of them
-once. It is refused if letters of the preview were copied or removed meanwhile. It needs the rights to produce and to
-change offsets, since the offsets of group `redrive-<topic>` say which letters are copied.
+once. The redrive is refused if letters of the preview were copied or removed meanwhile. The user needs the rights to
+produce and to change offsets, since the offsets of group `redrive-<topic>` say which letters are copied.
 """
 
 import json

@@ -198,7 +198,7 @@ def _partition_row(part: PartitionInfo, used: Usage, tail_bytes: int) -> Partiti
 def skew(rows: Sequence[PartitionRow]) -> Skew | None:
     """Return the skew of a topic, or None for a topic of one partition. Pure.
 
-    It is measured in bytes, or in records if no partition has bytes.
+    The skew is measured in bytes, or in records if no partition has bytes.
     """
     if len(rows) < 2:
         return None

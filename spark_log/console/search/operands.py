@@ -78,7 +78,7 @@ def column(path: tuple[str, ...], kind: pa.DataType, read: Evaluate, start: int 
 def number(text: str, start: int | None) -> Operand:
     """Return the operand of a literal in decimal notation.
 
-    Its kind is FLOAT if it has an exponent or more digits than the other kinds hold.
+    The kind is FLOAT if the literal has an exponent, or more digits than the other kinds hold.
     """
     try:
         value = Decimal(text)

@@ -79,7 +79,7 @@ class Position:
     def token(self) -> str | None:
         """The text for the address of the next page, or None if there are so many partitions that it would be too long.
 
-        It has the topic's id, the direction, the window, the partitions as differences, and the start offset and
+        The token has the topic's id, the direction, the window, the partitions as differences, and the start offset and
         progress of each partition.
         """
         partitions = sorted(self.next)

@@ -4,8 +4,8 @@ A search has rounds. Each round reads a range of offsets of each partition with 
 share of the wanted records from each. With conditions, only their columns are read first. Matching records are then
 read with all columns. A search reads up to the high watermark (read_committed). Uses Arrow throughout.
 
-The budget is checked after each step of at most STEP_RECORDS records. It may be exceeded by the data that is decoded at
-once, which is a row group, and in a backward search by the CHUNK_BYTES of files that are read at once.
+The budget is checked after each step of at most STEP_RECORDS records. A search may exceed the budget by the data that
+is decoded at once, which is a row group, and a backward search by the CHUNK_BYTES of files that are read at once.
 """
 
 import threading

@@ -60,7 +60,7 @@ def examine(
     address_text: str, topics: Collection[str] = (), limit_s: float = CHECK_S_MAX, more: MoreChecks = lambda _: ()
 ) -> list[Finding]:
     """Return the findings of all checks, for a cluster address as the user gave it. With `topics`, the checks of topics
-    are limited to these. `more` returns further checks of an opened cluster. This takes at most 2 * limit_s.
+    are limited to these. `more` returns further checks of an opened cluster. The examination takes at most 2 * limit_s.
 
     Raises InvalidConfigurationError for an invalid address.
     """

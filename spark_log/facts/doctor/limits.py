@@ -33,7 +33,7 @@ POSTGRES_TRANSACTION_S_MAX = 300
 STORE_ANSWER_MS_MIN = 5_000
 """Time for which a statement of the store may wait for a lock: a server that waits is not one that hangs."""
 WRAPAROUND_AGE_HIGH, WRAPAROUND_AGE_CRITICAL = 1_000_000_000, 1_600_000_000
-"""Age of the oldest transaction id. PostgreSQL's vacuum_failsafe_age is 1.6 billion; it stops at 2.1 billion."""
+"""Age of the oldest transaction id. PostgreSQL has vacuum_failsafe_age 1.6 billion, and stops at 2.1 billion."""
 IDLE_SLOT_BYTES_MAX = parse_bytes("4GiB")
 """Bytes of write-ahead log that a replication slot without a standby holds back."""
 SQLITE_LOG_BYTES_MAX = parse_bytes("128MiB")

@@ -138,7 +138,7 @@ class ClusterSnapshot:
 
 
 def read_cluster(cluster: Cluster) -> ClusterSnapshot:
-    """Read the facts of the cluster. It takes some milliseconds, and about 20 µs for each partition."""
+    """Read the facts of the cluster. The read takes some milliseconds, and about 20 µs for each partition."""
     snapshot, home = cluster.store.read(partial(_read_home, cluster=cluster), timeout_ms=ASK_TIMEOUT_MS)
     stores = cluster.store_ids()
     names, answers = {HOME: HOME_NAME}, Answers[_StoreFacts]()

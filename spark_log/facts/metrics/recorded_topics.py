@@ -1,6 +1,6 @@
 """Defines the topics that the cluster itself writes and keeps in files: `__metrics` and `__audit`.
 
-They are created at their first record. Values are JSON with a schema, so that segment files and the Delta table have
+A topic is created at its first record. Values are JSON with a schema, so that segment files and the Delta table have
 columns; a newer spark-log adds the fields that it knows. `maintenance.recorded_appends` writes the records.
 """
 
@@ -20,7 +20,7 @@ _DELTA_LAG_MS = 10 * 60_000
 
 @dataclass(frozen=True)
 class RecordedTopic:
-    """A topic that the cluster writes. `fields` are those of its JSON values, as Spark DDL. It is created with
+    """A topic that the cluster writes. `fields` are those of its JSON values, as Spark DDL. The topic is created with
     `configs`, which an operator may alter.
     """
 

@@ -28,7 +28,7 @@ class SizeSnapshot:
 
 
 def read_sizes(cluster: Cluster) -> SizeSnapshot:
-    """Read the sizes of all partitions whose store answers. It reads every row of table segment, about 1 µs each."""
+    """Read the sizes of all partitions whose store answers. This reads every row of table segment, about 1 µs each."""
     answers = ask_stores(cluster, lambda each: each.store.read(_read_sizes, timeout_ms=ASK_TIMEOUT_MS))
     sizes: dict[TopicPartition, Usage] = {}
     bad_records: dict[str, int] = {}

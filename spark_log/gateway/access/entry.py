@@ -29,7 +29,7 @@ _API_VERSIONS = 18
 
 @dataclass(frozen=True)
 class Admitted:
-    """A connection whose requests may be served. `login` authenticates it again; it is None without SASL."""
+    """A connection whose requests may be served. `login` authenticates the client again, and is None without SASL."""
 
     reader: ClientReader
     writer: asyncio.StreamWriter

@@ -181,7 +181,7 @@ async def heartbeat(services: Services, request: Message) -> bool:
 
 
 def leave_group(store: Store, me: Identity) -> None:
-    """Leave the group. It blocks. Raises the errors of `rules.leave`."""
+    """Leave the group. The call blocks. Raises the errors of `rules.leave`."""
     change(store, me.group_id, lambda group, now_ms: rules.leave(group, me.member_id, me.instance_id, now_ms))
 
 

@@ -53,7 +53,7 @@ class GroupEngine(Protocol):
         """Handle a heartbeat that `Heartbeats` does not answer. Return whether the member must join again."""
 
     def leave_group(self, store: Store, me: Identity) -> None:
-        """Leave the group. It blocks."""
+        """Leave the group. The call blocks."""
 
 
 _ENGINES: Mapping[str, GroupEngine] = {CLASSIC: classic_group_requests, CONSUMER: translated_members}

@@ -58,7 +58,7 @@ from spark_log.metadata.store import Store
 COOPERATIVE = "cooperative-sticky"
 _MEMBER_ID_CHARACTERS_MAX = 249
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.02, 0.25
-"""The pause before a waiting member looks again. It grows within these limits while nothing changes for the member."""
+"""The limits of the pause before a waiting member looks again. The pause grows while nothing changes for the member."""
 
 
 async def join_group(services: Services, request: Message, client: Client) -> Message:
@@ -118,7 +118,7 @@ async def heartbeat(services: Services, request: Message) -> bool:
 
 
 def leave_group(store: Store, me: Identity) -> None:
-    """Leave the group, by instance id if the member id is empty (KIP-345). It blocks. Raises UnknownMemberIdError."""
+    """Leave the group, by instance id if the member id is empty (KIP-345). Blocks. Raises UnknownMemberIdError."""
     row = store.read(lambda connection: _find(connection, me))
     if row is None or row.protocol != rows.CLASSIC:
         raise UnknownMemberIdError(f"group {me.group_id!r}: {me.member_id or me.instance_id} is not a classic member")

@@ -59,7 +59,7 @@ class CpuTime:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The limits that apply to a request. Its blocking calls use threads of `lane`, `client` and `name` (`Bulkheads`).
+    """The limits that apply to a request. Blocking calls use threads of its `lane`, `client` and `name` (`Bulkheads`).
 
     `memory` is None for calls of the gateway itself. `cpu` is None if no quota request_percentage limits the client:
     then CPU time is not measured.

@@ -6,7 +6,7 @@ from spark_log.gateway.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
 
 
 class ResponseTooLargeError(ConnectionAbortedError):
-    """A response would exceed response.max.bytes. Its connection is closed."""
+    """A response would exceed response.max.bytes. The connection is closed."""
 
 
 class RequestMemory:
@@ -48,7 +48,7 @@ class RequestMemory:
         return 0 if total <= UNCOUNTED_BYTES else total - self.response.bytes
 
     def begin_thread(self) -> None:
-        """Record that a thread works for the request. It may use the memory after the request was cancelled."""
+        """Record that a thread works for the request. The thread may use the memory after a cancellation."""
         self._threads += 1
 
     def end_thread(self) -> None:

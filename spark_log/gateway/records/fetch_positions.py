@@ -31,8 +31,8 @@ _UNKNOWN_TOPIC_ID = 100
 _FENCED_LEADER_EPOCH = 74
 _KAFKA_STORAGE_ERROR = 56
 _KNOWN_TO_CLIENTS = frozenset({-1, 1, 2, 3, 6, 9, 29, _KAFKA_STORAGE_ERROR, 78, 100, 103})
-"""The codes of reads that clients know: they continue, or tell their programs what is wrong. After any other code,
-Java's consumer raises IllegalStateException and loses the records that it has read from other partitions.
+"""The codes of reads after which a client continues, or tells its program what is wrong. After any other code, Java's
+consumer raises IllegalStateException and loses the records that it has read from other partitions.
 """
 NO_ID = uuid.UUID(int=0)
 _SMALL_PARTITIONS_MAX = 100

@@ -132,8 +132,8 @@ def _places_by_topic(asked: Sequence[Asked], answers: Sequence[Answer]) -> Itera
 
 
 def _bytes_to_read(asked: Sequence[Asked], answers: Sequence[Answer], bytes_max: int) -> int:
-    """Estimate how many bytes the records of the response have at most. The first batch is read whole even if
-    `bytes_max` is less: it may have max.message.bytes.
+    """Estimate how many bytes the records of the response have at most. The first batch, which may have
+    max.message.bytes, is read whole even if `bytes_max` is less.
     """
     limits, first = 0, 0
     for each, one in zip(asked, answers, strict=True):

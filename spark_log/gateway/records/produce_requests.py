@@ -19,7 +19,7 @@ from spark_log.log.append.rules import Acks
 from spark_log.log.records.kafka_batch.decode import DecodingLimits
 
 _REQUEST_TIMED_OUT = 7
-"""Tells librdkafka, unlike other codes after which it tries again, that the records may have been stored."""
+"""Tells librdkafka that the records may have been stored. Other codes after which it tries again do not."""
 _INVALID_REQUIRED_ACKS = 21
 _INVALID_PRODUCER_EPOCH = 47
 _PRODUCER_FENCED = 90

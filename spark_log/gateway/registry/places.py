@@ -25,8 +25,8 @@ LARGE_BODIES_MAX = 16
 _OF_NETWORK_MAX = 10
 """The number of requests of a network that are answered at the same time; further ones wait. There are 40 threads."""
 _WITH_BODY_MAX, _WITH_BODY_OF_NETWORK_MAX = 8, 2
-"""The number of requests with a body that are answered at the same time, in all and for each network. These parse and
-compare schemas, which may take seconds of a core; the others only read."""
+"""The number of requests with a body that are answered at the same time, in all and for each network. Such requests
+parse and compare schemas, which may take seconds of a core; the others only read."""
 _CPU_S_MAX, _CPU_FORGOTTEN = 1.0, 1 / 30
 """The CPU seconds above which a network has used much CPU time, and how many are forgiven for each second of time."""
 _NETWORKS_MAX = 1_000

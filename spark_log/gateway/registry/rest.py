@@ -1,6 +1,6 @@
 """Implements Confluent's REST API of the schema registry as an ASGI application.
 
-It keeps no state, so any number of processes may serve one cluster.
+The application keeps no state, so any number of processes may serve one cluster.
 """
 
 import json

@@ -80,7 +80,7 @@ async def find_missing_places(
 
 
 def _asked(services: Services, client: Client, topics: Iterable[Any]) -> Asked:
-    """Find the partitions of a request. It reads the store."""
+    """Find the partitions of a request in the store."""
     asked = Asked()
     topics = list(topics)
     names = services.topics.names({topic.topic_id for topic in topics})

@@ -33,7 +33,7 @@ _LOG_DIRS_HAVE_ERROR = 3
 
 async def describe_cluster(services: Services, request: Message, client: Client) -> Message:
     """Return the cluster. As in Metadata, brokers and controller are gateways, because clients connect to them.
-    Those that have ended are left out, so none is fenced.
+    Gateways that have ended are left out, so none is fenced.
     """
     if request.version > 0 and request.endpoint_type != _BROKERS:
         return DescribeClusterResponse(

@@ -88,7 +88,7 @@ _OPTION_TYPES = {bool: "BOOLEAN", int: "INT", str: "STRING"}
 
 
 def _options(settings: "GatewaySettings") -> dict[str, Facts]:
-    """Return the options of this gateway under Kafka's names. They are set when it starts."""
+    """Return the options of this gateway under Kafka's names. They are set when the gateway starts."""
     host = f"[{settings.advertised_host}]" if ":" in settings.advertised_host else settings.advertised_host
     values = {
         "advertised.listeners": f"{settings.security_protocol}://{host}:{settings.advertised_port}",
