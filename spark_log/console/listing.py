@@ -56,7 +56,7 @@ def listing(
     by = query.get("sort") or sort
     field, descending = by.removeprefix("-"), by.startswith("-")
     if field not in columns:
-        raise InvalidConfigurationError(f"sort: there is no column {field!r}: choose of {', '.join(columns)}")
+        raise InvalidConfigurationError(f"sort: there is no column {field!r}: choose one of {', '.join(columns)}")
     matching = [row for row in rows if substring.lower() in name(row).lower()]
     matching.sort(key=name)
     matching.sort(key=lambda row: _sortable(getattr(row, field)), reverse=descending)

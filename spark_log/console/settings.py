@@ -72,6 +72,6 @@ def parse_allow(text: str) -> frozenset[Allow]:
     unknown = sorted(set(names) - set(Allow))
     if unknown:
         raise InvalidConfigurationError(
-            f"--allow: there is no kind of change {unknown[0]!r}: choose of {', '.join(Allow)}"
+            f"--allow: there is no kind of change {unknown[0]!r}: choose one of {', '.join(Allow)}"
         )
     return frozenset(map(Allow, names))

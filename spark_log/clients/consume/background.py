@@ -50,7 +50,7 @@ class Background:
         future = self.submit(task)
         future.add_both(lambda _: done.set())
         if not done.wait(timeout_s):
-            raise KafkaTimeoutError(f"no answer within {timeout_s:g} s; it may still be done")
+            raise KafkaTimeoutError(f"no answer within {timeout_s:g} s; the store may still execute the call")
         if future.exception is not None:
             raise future.exception
         return future.value

@@ -73,7 +73,8 @@ class TokenAuthentication:
             if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
                 if self._of_browsers.user(request) is None:
                     raise Refused(
-                        "This token was used already, or is of another console. Open the address that it printed last."
+                        "This token was used already, or is of another console. Open the last address that the console"
+                        " has printed."
                     )
                 return None
             self._token = ""

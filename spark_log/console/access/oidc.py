@@ -74,7 +74,7 @@ class OidcAuthentication:
     async def user(self, request: Request) -> User:
         user = self._of_browsers.user(request)
         if user is None:
-            raise Refused("Your session has ended: load the page anew.")
+            raise Refused("Your session has ended: reload the page.")
         return user
 
     def _begin(self, request: Request) -> Response:

@@ -110,7 +110,7 @@ def _bytes(call: Call, name: str, usual: str) -> bytes | None:
     match encoding:
         case "null":
             if text:
-                raise InvalidOptionError(f"{name}: it is not empty, but to be null: choose text, json or base64")
+                raise InvalidOptionError(f"{name}: null has no text: choose text, json or base64")
             return None
         case "json":
             try:

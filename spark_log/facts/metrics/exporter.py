@@ -86,7 +86,9 @@ class TaskCollector(Collector):
         success = GaugeMetricFamily(
             "spark_log_task_last_success_timestamp_seconds", "When the task last succeeded.", labels=labels
         )
-        seconds = GaugeMetricFamily("spark_log_task_last_duration_seconds", "Of its last run.", labels=labels)
+        seconds = GaugeMetricFamily(
+            "spark_log_task_last_duration_seconds", "Duration of the task's last run.", labels=labels
+        )
         failures = CounterMetricFamily("spark_log_task_failures", "Runs that failed in this process.", labels=labels)
         for store, runner in self._runners():
             held.add_metric((store, runner.lease), int(runner.acting))

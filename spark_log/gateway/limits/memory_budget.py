@@ -282,7 +282,7 @@ class MemoryBudget:
                     break
                 slowest = stalled.pop()
                 if self._would_help(slowest):
-                    logger.warning("a connection that held %d bytes and did not go on was closed", slowest.bytes)
+                    logger.warning("a connection that held %d bytes and made no progress was closed", slowest.bytes)
                     slowest.abort()
                     slowest.close()
         self._check_soon()

@@ -76,7 +76,7 @@ INTERNAL: dict[str, str] = {
     "LogDirMismatchError": "a log dir is not available",
     "AssignorFailedError": "the assignor failed",
     "KafkaTimeoutError": "the server did not finish in time",
-    "CoordinatorNotAvailableError": "the server could not do it now",
+    "CoordinatorNotAvailableError": "the server cannot answer this request now",
     "NotCoordinatorError": "another server has taken over",
     "NotControllerError": "another server has taken over",
     "UnsupportedVersionError": "this server is replaced by one of a newer version",

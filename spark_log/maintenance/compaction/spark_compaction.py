@@ -154,7 +154,7 @@ def _compact_units(
         return _run(spark, passes, write_id, log_dirs)
     except (PySparkException, Py4JError) as error:
         # Spark's reader does not try another replica, and does not name the file that it could not read
-        logger.warning("compaction: all segments are looked at, and repaired: %s", redact(str(error))[:500])
+        logger.warning("compaction: all segments are checked and repaired: %s", redact(str(error))[:500])
         bad = _repair(spark, passes, log_dirs)
         if not bad:
             return _run(spark, passes, write_id, log_dirs)

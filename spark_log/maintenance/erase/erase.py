@@ -94,7 +94,7 @@ class Erased:
                 "The replaced files stay for file.delete.delay.ms, where older Delta versions still show the"
                 " records; with --purge they go at once."
             )
-        shown.append("Records appended since it began were not looked at.")
+        shown.append("Records appended since the erase began were not checked.")
         return [*shown, *(f"Note: {note}" for note in self.notes)]
 
 
@@ -130,7 +130,7 @@ def erase(
     finally:
         writer.close()
     notes = [
-        f"partition {partition}: not looked at: {count_of(count, 'offset')} above the high watermark: erase again later"
+        f"partition {partition}: not checked: {count_of(count, 'offset')} above the high watermark: erase again later"
         for partition, count in above.items()
     ]
     notes += cluster.store.read(lambda connection: in_open_transactions(connection, cluster, current))

@@ -106,7 +106,7 @@ def test_clients_that_do_not_read_descriptions_leave_memory_to_others(gateway_of
 
         def some_were_closed():
             assert good.exchange(describe_groups(["a"]), 5).groups[0].error_code == 0
-            return gateway.output.count("did not go on was closed") >= 20
+            return gateway.output.count("made no progress was closed") >= 20
 
         wait_until(some_were_closed, pause_s=0.1)
         assert gateway.memory_mb("VmHWM") < 500
