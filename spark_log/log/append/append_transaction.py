@@ -1,4 +1,4 @@
-"""Runs the append transaction: one commit for all partitions of a request. It
+"""Runs the append transaction: one commit for all partitions of a request. The transaction
 
 1. runs the request's hooks, and validates its write id;
 2. locks the rows and assigns offsets, batch by batch (`log.append.rules.decide`: validate -> assign -> advance);
@@ -48,12 +48,12 @@ the whole request; then this call changes nothing."""
 class AppendRequest:
     """The batches that one flush appends, over any number of topics and partitions, in order.
 
-    `blobs` holds the bytes of the inline batches by name, except for those that a transaction has registered. With
+    `blobs` has the bytes of the inline batches by name. Batches that a transaction has registered need none. With
     `atomic` either every batch is appended or none is. Files need the `write_id` under which they were written;
-    `release_write_id` deletes it in the same transaction. `hooks` run in order. `commits` is True if the batches were
-    pending in a transaction, so that none of them repeats an earlier one. With `only_checks` the batches get their
-    outcomes as always, and nothing but the changes of the hooks is written. Batches that are refused because replicas
-    lack records are retried once, and for `retry_ms` (None: until the timeout of the append).
+    `release_write_id` deletes this id in the same transaction. `hooks` run in order. `commits` is True if the batches
+    were pending in a transaction, so that none of them repeats an earlier one. With `only_checks` the outcomes are the
+    same, but only the changes of the hooks are written. Batches that are refused because replicas lack records are
+    retried at least once, and until `retry_ms` have passed (None: until the timeout of the append).
     """
 
     batches: Sequence[Batch]
@@ -149,8 +149,8 @@ def _append(store: Store, connection: sa.Connection, request: AppendRequest) -> 
 
 
 def _assign(request: AppendRequest, locked: _Locked, moved: Collection[int]) -> _Assigned:
-    """Decide the batches in order; each sees the partition after the batches before it. Topics with the ids `moved` are
-    in another store, or on their way. Pure.
+    """Decide the batches in order, each for the partition after the batches before it. Topics with the ids `moved` are
+    in another store, or are being moved to one. Pure.
     """
     assigned = _Assigned([], [], dict(locked.partitions), dict(locked.producers))
     refused: set[ProducerKey] = set()
@@ -209,7 +209,7 @@ def _lock(store: Store, connection: sa.Connection, batches: Sequence[Batch]) -> 
 
 def check_write_id(connection: sa.Connection, write_id: str, *, release: bool) -> None:
     """Raise WriteIdExpiredError unless the write id is registered. With `release` this transaction deletes it."""
-    # the row's lock orders this append and clean-up, which deletes the row before the files: each waits for the other
+    # the lock on the row orders this append and clean-up, which deletes the row before it deletes the files
     here = WRITE_ID.write_id == write_id
     if release:
         found = take(connection, write_id)
@@ -250,5 +250,5 @@ def _segment_row(batch: Batch, appended: Appended, after: PartitionState, now: S
 
 
 def force(store: Store, keys: Sequence[Key], fence: Fence = unfenced) -> None:
-    """Force everything appended so far to disk (flush.messages). One durable commit does this for the whole store."""
+    """Force all data appended so far in this store to disk (flush.messages), and set the recovery points of `keys`."""
     store.transact(lambda connection: set_recovery_points(connection, keys), fence=fence)

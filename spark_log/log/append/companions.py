@@ -1,4 +1,4 @@
-"""Interfaces that a `Log` calls and that higher layers implement: replication, listeners, the limit of tails."""
+"""Defines interfaces that a `Log` calls and higher layers implement: replication, listeners, the limit of tails."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Replication(Protocol):
 
 @dataclass(frozen=True)
 class Append:
-    """A committed append, with the outcome of each batch and the partitions after it (by topic id and number)."""
+    """A committed append, with the outcome of each batch and the partitions afterwards (by topic id and number)."""
 
     batches: Sequence[Batch]
     outcomes: Sequence[Appended | Rejected]

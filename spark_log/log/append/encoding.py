@@ -1,5 +1,5 @@
-"""Encodes a table of records as a batch that can be appended: a blob if it is small, otherwise a segment file. Also
-runs on executors.
+"""Encodes a table of records as a batch that can be appended: a blob if it is small, otherwise a segment file. This
+also runs on executors.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ class Encoding:
     columns: TopicColumns | None = None
     """The typed columns that are written to segment files."""
     rejecting: tuple[str, ...] = ()
-    """Those of "key" and "value" that have bad.records=reject: a record that cannot be decoded is refused."""
+    """The parts ("key", "value") with bad.records=reject: a record that cannot be decoded is refused."""
 
     @property
     def rejects_bad_records(self) -> bool:
@@ -143,7 +143,7 @@ def blob_batch(
 
 
 def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
-    """Return the records to store: with timestamps in whole milliseconds, or with `now_ms` for LogAppendTime.
+    """Return the records to store. Their timestamps are in whole milliseconds, or `now_ms` for LogAppendTime.
 
     `now_ms` is the store's time.
     Raises the errors of `record_limits.check` for invalid records, and InvalidRecordError for a key or value that
@@ -162,7 +162,7 @@ def prepare(records: pa.Table, encoding: Encoding, now_ms: int) -> pa.Table:
 
 
 def bad_records(records: pa.Table, encoding: Encoding) -> dict[int, InvalidRecordError]:
-    """Return, by row, the errors of the records (RECORD_SCHEMA) that bad.records=reject refuses."""
+    """Return the errors, by row number, of the records (RECORD_SCHEMA) that bad.records=reject refuses."""
     bad: dict[int, InvalidRecordError] = {}
     for part, definition in encoding.columns.parts if encoding.columns is not None else ():
         if part.source not in encoding.rejecting:
@@ -187,7 +187,7 @@ def _most_values(of_part: Decoder, column: pa.BinaryArray, start: int, end: int)
 def encode_inline(records: pa.Table, encoding: Encoding) -> inline.InlineBlob | None:
     """Encode the records as a blob. Returns None if they are too large for one (inline.max.bytes)."""
     limit = encoding.inline_max_bytes * (2 if encoding.codec == "none" else 16)
-    # the buffers have at least the bytes of the records, and their size is found much faster
+    # the buffers are at least as large as the records, and their size is computed much faster
     if records.get_total_buffer_size() >= limit and records.nbytes >= limit:
         return None
     blob = inline.encode(records, "none" if encoding.codec == "none" else "zstd")
@@ -198,8 +198,8 @@ class SegmentFiles:
     """Writes a segment file to the log dirs of one or more brokers, with the same bytes in each.
 
     A failed log dir is left out as long as another one has the file: the append decides whether the ISR is complete.
-    `writer` has the rows until they are written. After `commit`, `brokers` have the file, and `failures` has the errors
-    of the others.
+    `writer` holds the rows until they are written. After `commit`, the file is in the log dirs of `brokers`, and
+    `failures` has the errors of the other brokers.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class SegmentFiles:
         return len(data)
 
     def append(self, records: pa.Table, offset_deltas: pa.Array | None = None) -> None:
-        """Add records (RECORD_SCHEMA). Their offset deltas continue without a gap, or are the given ones."""
+        """Add records (RECORD_SCHEMA), with `offset_deltas` or with deltas that continue without a gap."""
         self.writer.write(records, offset_deltas)
 
     def commit(self) -> SegmentFacts:

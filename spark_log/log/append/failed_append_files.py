@@ -1,8 +1,8 @@
 """Deletes the files of refused and failed appends, in the process that wrote them.
 
 Clean-up deletes no file of a registered write id, so unused files would stay as long as their writer runs. The file of
-a *refused* append can be deleted at once. The outcome of a *failed* append is unknown: the write id is released first,
-after which no append can use the file, and then the files without metadata are deleted.
+a *refused* append can be deleted at once. The outcome of a *failed* append is unknown: first its write id is released,
+so that no append can use its files any more, and then the files without metadata are deleted.
 """
 
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _WAIT_S_MAX = 5.0
 _FAILURES_MAX = 3
-"""Failures in a row after which a log dir is left."""
+"""The number of consecutive failures after which no more files are deleted in a log dir."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class InDoubt:
 
 
 def delete_files(cluster: Cluster, topics: Mapping[int, Topic], batches: Iterable[Batch]) -> None:
-    """Delete the files of batches that are not in the metadata: in the log dirs that they were written to, and in those
-    of replicas that may have a copy. The clean-up of orphans deletes what is left.
+    """Delete the files of batches, which no metadata may name. A file is deleted in the log dirs to which it was
+    written, and in those of replicas, which may have a copy. The clean-up of orphans deletes what is left.
 
-    Each log dir has a thread, which ends after some failures in a row: one that fails or hangs delays the caller by
-    _WAIT_S_MAX at most (without limit only if no thread can be started).
+    Each log dir has a thread, which ends after _FAILURES_MAX consecutive failures. A log dir that fails or hangs delays
+    the caller by at most _WAIT_S_MAX, but without limit if no thread can be started.
     """
     files = [batch for batch in batches if not batch.inline]
     if not files:
@@ -89,15 +89,15 @@ def _delete(cluster: Cluster, info: LogDirInfo, paths: Sequence[str]) -> None:
 
 
 def settle(cluster: Cluster, doubt: InDoubt, *, timeout_ms: int) -> None:
-    """Delete the files of a failed append unless it was committed. Raises the errors of the store."""
+    """Release a failed append's write id, and delete the files that were not appended. Raises the store's errors."""
     cluster.store.transact(lambda connection: take(connection, doubt.write_id), timeout_ms=timeout_ms)
     named = cluster.store.read_as_primary(lambda connection: _named(connection, doubt), timeout_ms=timeout_ms)
     delete_files(cluster, doubt.topics, [batch for batch in doubt.batches if batch.name not in named])
 
 
 def _named(connection: sa.Connection, doubt: InDoubt) -> set[str]:
-    """Return the names of the batches that were appended or registered, also if their file has been replaced, and of
-    those whose topic has been moved: another store may name them, and its clean-up deletes them if it does not.
+    """Return the names of the batches whose files must stay: those that were appended or registered, even if the file
+    has been replaced, and those of moved topics, whose files another store may name or else cleans up.
     """
     moved = {topic_id for topic_id, topic in doubt.topics.items() if topic_here(connection, topic) is None}
     elsewhere = {batch.name for batch in doubt.batches if batch.topic_id in moved}

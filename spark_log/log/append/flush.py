@@ -38,7 +38,7 @@ def is_due(oldest_ms: int, config: TopicConfig, now_ms: int) -> bool:
 
 
 def partitions_to_flush(store: Store) -> list[Key]:
-    """Return the partitions whose oldest unforced data is due. One statement skips topics without a flush config."""
+    """Return the partitions whose oldest unforced data is due. The statement skips topics without a flush config."""
 
     def read(connection: sa.Connection) -> list[Key]:
         now_ms = store.clock(connection).wall_ms

@@ -35,9 +35,9 @@ def partition_of(
 ) -> npt.NDArray[np.int32]:
     """Return the partition of each record, shape (records,), 0 <= partition < `partitions`.
 
-    `keys`: binary or string. `explicit`: integers, null for records without one. Runs of null keys start with
-    partition `round_robin_start` % partitions and have at least `run_records_min` records, if there are as many.
-    Raises InvalidRecordError for an explicit partition that does not exist, with its value and the partition count.
+    `keys`: binary or string. `explicit`: integers, null for records without one. Runs of null keys start with partition
+    `round_robin_start` % partitions and have at least `run_records_min` records, if there are that many. Raises
+    InvalidRecordError for an explicit partition that does not exist, with its value and the partition count.
     """
     if partitions < 1:
         raise InvalidRecordError(f"partition: the topic has {partitions} partitions")
@@ -61,7 +61,7 @@ def partition_of(
 
 
 def partition_of_key(key: bytes, partitions: int) -> int:
-    """Partition of one key: equal to that of `partition_of`, faster for a few records."""
+    """Return the partition of one key, as `partition_of` does, but faster for a few records."""
     whole = len(key) >> 2
     state = 0x9747B28C ^ len(key)
     for word in struct.unpack_from(f"<{whole}I", key):
@@ -81,7 +81,7 @@ def murmur2(keys: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint32]:
 
 
 def order_by_partition(partitions: npt.NDArray[Any]) -> Longs:
-    """Return the rows of the records by partition, and in their order within each."""
+    """Return the row numbers in the order of the partitions. Rows of one partition keep their order."""
     if len(partitions) == 0 or (partitions == partitions[0]).all():
         return np.arange(len(partitions))
     return np.argsort(partitions.astype(np.uint16) if partitions.max() < 1 << 16 else partitions, kind="stable")
@@ -90,7 +90,7 @@ def order_by_partition(partitions: npt.NDArray[Any]) -> Longs:
 def split_by_partition(
     records: pa.Table, partitions: npt.NDArray[Any], order: Longs | None = None
 ) -> list[tuple[int, pa.Table]]:
-    """Return each partition that occurs, ascending, with its records in their order. `order` is that of
+    """Return each partition that occurs, ascending, with its records in their order. `order` is the result of
     `order_by_partition`, if the caller has it already.
     """
     bounds = _runs(partitions)
@@ -98,7 +98,7 @@ def split_by_partition(
         order = order_by_partition(partitions) if order is None else order
         records, partitions = records.take(from_numpy(order)), partitions[order]
         bounds = _runs(partitions)
-    # now one run a partition, as with null keys or a single partition from the beginning: slices, no copy
+    # each partition is one run now, as with null keys or a single partition from the beginning: slices, no copy
     runs = sorted(zip(partitions[bounds[:-1]].tolist(), pairwise(bounds.tolist()), strict=True))
     return [(partition, records.slice(start, end - start)) for partition, (start, end) in runs]
 

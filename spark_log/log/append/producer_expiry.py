@@ -29,14 +29,14 @@ def expire_producers(
     home: Store | None = None,
 ) -> int:
     """Delete the sequences of producers that have not appended to any partition for producer.id.expiration.ms, and have
-    no open transaction. Producers that are not transactional are deleted completely, except that with the largest id,
-    which shows what ids were assigned (`register_again`). Afterwards their next batch in a partition may have any
-    sequence.
+    no open transaction. Producers that are not transactional are deleted completely, except the one with the largest
+    id, which shows which ids were assigned (`register_again`). Afterwards the next batch of each in a partition may
+    have any sequence.
 
-    In a data store, for which `home` is given, a row is deleted only if home has none: a copy of home's row would not
-    say that the sequences here have expired.
+    For a data store, `home` is given. There a producer's row is deleted only if home has none: a new copy of home's row
+    would not say that the sequences in the data store have expired.
 
-    Returns the number of producers that were deleted completely. It runs in several transactions; in each, `fence`
+    Returns the number of producers that were deleted completely. This takes several transactions. In each, `fence`
     raises if the caller may not act any more.
     """
     expiration_ms = (settings or store.settings).producer_id_expiration_ms
@@ -82,7 +82,7 @@ def expire_producers(
 
 
 def _expire_copies(data: Store, home: Store, expiration_ms: int, fence: Fence) -> int:
-    """Delete the rows of a data store without sequences whose producers home has deleted."""
+    """Delete from a data store the producers without sequences that home has deleted. Return their number."""
     empty = ~sa.exists().where(PRODUCER_BATCH.producer_id == PRODUCER.producer_id)
     without_a_name = PRODUCER.transactional_id.is_(None)
     total, after = 0, 0
@@ -124,8 +124,8 @@ def count_silent_producers(store: Store, settings: ClusterSettings) -> int:
 
 
 def _silent(before_ms: int, *, completely: bool) -> sa.Select[tuple[int, str | None]]:
-    """Select the producers without an append since `before_ms` that have rows to delete: sequences and, if they are
-    deleted completely, their own.
+    """Select the producers without an append since `before_ms` that have rows to delete: their sequences or, with
+    `completely`, their own row.
     """
     recent = sa.exists().where(
         PRODUCER_BATCH.producer_id == PRODUCER.producer_id, PRODUCER_BATCH.appended_ms > before_ms

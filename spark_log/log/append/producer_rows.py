@@ -50,7 +50,7 @@ _SET_EPOCH = Prepared(
 
 
 def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -> int:
-    """Create the id of a producer that is not transactional. `owner` is the principal that gets the id."""
+    """Insert a producer that is not transactional, and return its id. `owner` is the principal that gets the id."""
 
     def insert(connection: sa.Connection) -> int:
         values = _new_producer(store.clock(connection), owner)
@@ -61,9 +61,9 @@ def register_producer(store: Store, timeout_ms: int, owner: str | None = None) -
 
 
 def register_again(home: Store, producer_ids: Collection[int], timeout_ms: int) -> bool:
-    """Insert those of these producers whose rows have expired. Returns whether there is one, or another process has
-    just inserted one. Who had such an id before is forgotten. Ids that were never assigned are left out: the row of the
-    last one is never deleted.
+    """Insert again the producers whose rows have expired, without their former owners. Returns False if there is none
+    and no other process has just inserted one. Ids above the last one, whose row is never deleted, are left out: they
+    were never assigned.
     """
     known = sa.select(PRODUCER.producer_id, PRODUCER.owner).where(PRODUCER.producer_id.in_(producer_ids))
 
@@ -85,8 +85,9 @@ def register_again(home: Store, producer_ids: Collection[int], timeout_ms: int) 
 
 
 def copy_producers(home: Store, data: Store, producer_ids: Collection[int]) -> bool:
-    """Insert in a data store those of these producers that it does not have. Returns whether home has any of them. A
-    transactional id is taken from the producer that had it before. A home store that was restored gets them back.
+    """Copy the rows of these producers to a data store that may lack them. Returns whether `home` has any of them. A
+    transactional id is taken from the producer that had it before. With `home` and `data` exchanged, a restored home
+    store gets its producers back.
     """
     query = sa.select(t.producer).where(PRODUCER.producer_id.in_(producer_ids))
     rows = home.read(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
@@ -109,7 +110,7 @@ def _insert_copy(connection: sa.Connection, row: Mapping[str, Any]) -> None:
 
 
 def copy_producers_of_topic(source: sa.Connection, target: sa.Connection, topic_id: int) -> None:
-    """Give a store the producers whose batches in the topic are remembered, each with the larger epoch of both."""
+    """Copy the producers with remembered batches in the topic to another store. The larger of two epochs is kept."""
     ids = sa.select(PRODUCER_BATCH.producer_id).where(PRODUCER_BATCH.topic_id == topic_id)
     for row in source.execute(sa.select(t.producer).where(PRODUCER.producer_id.in_(ids))):
         _insert_copy(target, dict(row._mapping))
@@ -146,7 +147,7 @@ def transactional_id_of(connection: sa.Connection, producer_id: int) -> str | No
 def insert_transactional_producer(
     connection: sa.Connection, transactional_id: str, transaction_timeout_ms: int, now: StoreClock
 ) -> int:
-    """Insert a producer with epoch -1, unless another process inserts it first. Returns its id, the row locked."""
+    """Insert a producer with epoch -1, unless another process inserts it first. Returns its id, with its row locked."""
     values = {"epoch": -1, "last_used_ms": now.wall_ms, "transaction_timeout_ms": transaction_timeout_ms}
     insert_if_missing(connection, t.producer, {"transactional_id": transactional_id, **values})
     producer_id = lock_transactional_producer(connection, transactional_id)
@@ -155,7 +156,7 @@ def insert_transactional_producer(
 
 
 def use_up_epochs(connection: sa.Connection, last: int) -> None:
-    """Give each transactional id the last epoch: it gets another producer id when its next producer begins."""
+    """Set the epoch of each transactional id to `last`. Its next producer then gets another producer id."""
     transactional = PRODUCER.transactional_id.is_not(None)
     connection.execute(t.producer.update().where(transactional).values(epoch=last))
 
@@ -194,7 +195,7 @@ def release_transactional_id(connection: sa.Connection, producer_id: int) -> Non
 
 
 def forget_owners(connection: sa.Connection, producer_ids: Collection[int]) -> None:
-    """Note that the sequences of these producers were deleted."""
+    """Set FORGOTTEN_OWNER for these producers, whose sequences were deleted."""
     here = t.producer.update().where(PRODUCER.producer_id.in_(producer_ids))
     connection.execute(here.values(owner=FORGOTTEN_OWNER))
 
@@ -215,7 +216,7 @@ def delete_producer_batches(connection: sa.Connection, producer_ids: Collection[
 def ask_producers(
     connection: sa.Connection, keys: Collection[ProducerKey]
 ) -> Callable[[], dict[ProducerKey, ProducerState]]:
-    """Lock the producers, in the lock order, and read them. Inside `one_message`, call the result after it."""
+    """Lock the producers, in the lock order. The result reads them: call it after a `one_message` block."""
     producers = {
         producer_id: _PRODUCER.ask(connection, {"producer_id": producer_id})
         for producer_id in sorted({producer_id for producer_id, _, _ in keys})

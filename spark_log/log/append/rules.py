@@ -1,4 +1,4 @@
-"""The pure rules of an append. They decide which batches a partition accepts, and which offsets the batches get.
+"""Decides which batches a partition accepts, and which offsets they get. Pure.
 
 All offsets are assigned here: base = log end offset, and the log end offset moves to base + count. So offsets are
 assigned once, strictly increasing and dense (invariant 1); the high watermark only grows (invariant 2); a producer's
@@ -126,7 +126,7 @@ def _repeated(
     if owned and batch.sequence.principal not in (None, producer.owner):
         raise InvalidProducerIdMappingError(f"{who} is not one of {batch.sequence.principal}")
     earlier = check_sequence(batch.sequence, batch.record_count, producer)
-    if earlier is not None and commits:  # pending batches have not been appended: it is the sequence of another batch
+    if earlier is not None and commits:  # pending batches have not been appended: another batch has this sequence
         raise TransactionAbortableError(
             f"partition {batch.partition}: the log has another batch of producer {batch.sequence.producer_id} with the"
             f" sequence {batch.sequence.first}"
@@ -177,7 +177,7 @@ def remember(producer: ProducerState, batch: Batch, appended: Appended) -> Produ
 
 
 def _size(batch: Batch) -> int:
-    """Return the number of offsets of the batch. It is at least 1: an empty row would have the key of the next row."""
+    """Return the number of offsets of the batch, at least 1: an empty segment would have the key of the next row."""
     if batch.offsets is None:
         size, fits = batch.record_count, batch.record_count >= 1
     else:

@@ -1,4 +1,4 @@
-"""The pure rules of idempotent producers. They decide whether a sequence is the next one or repeats a batch."""
+"""Decides whether a sequence of an idempotent producer is the next one or repeats a batch. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ _SEQUENCES = 2**31
 """The number of sequences. A sequence is in [0, 2^31); after the last one comes 0 (Kafka's DefaultRecordBatch)."""
 
 FORGOTTEN_OWNER = ""
-"""The owner of a producer id whose sequences have expired: any sequence is its next one in a partition. If the id has
-expired too, anybody who may write can have been its owner.
+"""The owner of a producer id whose sequences have expired: its next batch in a partition may have any sequence. If the
+id has expired too, any principal that may write can have been its owner.
 """
 
 
@@ -55,15 +55,15 @@ class ProducerState:
 
     @property
     def takes_any_sequence(self) -> bool:
-        """Whether its sequences have expired: then its next batch may have any, as in Kafka (KIP-360)."""
+        """Whether the sequences have expired. Then the next batch may have any sequence, as in Kafka (KIP-360)."""
         return self.owner == FORGOTTEN_OWNER and not self.batches
 
 
 def with_batches(producer: ProducerState, batches: Sequence[RememberedBatch]) -> ProducerState:
     """Return the state of a producer in a partition with these batches.
 
-    A transactional producer has one epoch in all partitions. That of others is the epoch of their last batch in the
-    partition, as in Kafka: who may not write to the partition cannot fence a producer that does.
+    A transactional producer has one epoch in all partitions. The epoch of another producer is that of its last batch in
+    the partition, as in Kafka: a client that may not write to the partition cannot fence a producer that writes to it.
     """
     epoch = producer.epoch
     if epoch is not None and not producer.transactional:
@@ -72,7 +72,7 @@ def with_batches(producer: ProducerState, batches: Sequence[RememberedBatch]) ->
 
 
 def check_sequence(sequence: ProducerSequence, record_count: int, producer: ProducerState) -> RememberedBatch | None:
-    """Return the remembered batch that this one repeats, or None if it is the next one.
+    """Return the remembered batch that a batch with this sequence repeats, or None if it is the next batch.
 
     Raises UnknownProducerIdError, ProducerFencedError or OutOfOrderSequenceNumberError otherwise.
     """

@@ -1,4 +1,4 @@
-"""The pure rule of Spark's writes: a batch is appended once to each topic."""
+"""Decides to which topics a Spark batch must be appended, so that each topic gets it once. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from spark_log.errors import CheckpointMismatchError
 
 ENTRY = "o"
-"""Begins the fingerprints of entries. Those of rows are hex digits."""
+"""The prefix of fingerprints of entries. Fingerprints of rows are hex digits."""
 TRANSACTED = "*"
 """The target of a batch that transactions of foreachBatch write. No topic has this name."""
 
@@ -15,13 +15,13 @@ TRANSACTED = "*"
 class SparkBatch:
     """A write of Spark that must be appended exactly once.
 
-    A batch of a stream is `strict`: an older version, or another batch with the same version, mean a copied or
-    rolled-back checkpoint. A write with txnAppId/txnVersion is not: as in Delta, a version that is not newer is
-    skipped.
+    A batch of a stream is `strict`: an older version, or another batch with the same version, means that the checkpoint
+    was copied or rolled back. A write with txnAppId/txnVersion is not strict: as in Delta, a version that is not newer
+    is skipped.
 
-    `fingerprint` is that of the rows. `entry` is that of the batch's entry in Spark's offset log (ENTRY and hex
-    digits), or None if it cannot be read. The entry is the same when Spark repeats a batch, also if its rows are not:
-    its source was compacted meanwhile, or they depend on the order of the tasks.
+    `fingerprint` is the fingerprint of the rows. `entry` is the fingerprint of the batch's entry in Spark's offset log
+    (ENTRY and hex digits), or None if the entry cannot be read. When Spark repeats a batch, the entry is the same, but
+    the rows may differ: the source was compacted meanwhile, or the rows depend on the order of the tasks.
     """
 
     application: str
@@ -38,7 +38,7 @@ class SparkBatch:
         return self.entry or self.fingerprint
 
     def repeats(self, last: "SparkBatch") -> bool:
-        """Whether this is the batch of the same version that was written before. `last` has its stored fingerprint."""
+        """Whether this batch is `last`, which has the same version and its stored fingerprint."""
         if last.fingerprint.startswith(ENTRY):
             return self.entry in (None, last.fingerprint)
         return (self.record_count, self.fingerprint) == (last.record_count, last.fingerprint)
@@ -47,8 +47,8 @@ class SparkBatch:
 def check_other_outputs(new: SparkBatch, others: Iterable[SparkBatch]) -> None:
     """Raise CheckpointMismatchError if a query has written this strict batch, or a later one, to other outputs.
 
-    `others` are the last batches that the application wrote to other targets: by the sink and not in transactions of
-    foreachBatch, or the reverse, or to another topic.
+    `others` are the last batches that the application wrote to other targets: to another topic, or with the sink
+    instead of transactions of foreachBatch, or the reverse.
     """
     newest = max(others, key=lambda batch: batch.version, default=None)
     if new.strict and newest is not None and newest.version >= new.version:
@@ -65,11 +65,11 @@ def check_other_outputs(new: SparkBatch, others: Iterable[SparkBatch]) -> None:
 
 
 def topics_without(new: SparkBatch, last: Mapping[int, SparkBatch], topic_ids: Collection[int]) -> set[int]:
-    """Return those of these topics to which a Spark batch has not been appended.
+    """Return the topics to which the Spark batch `new` has not been appended.
 
     `last` has the last batch of the application in each topic of the store. A topic that was created or moved here
-    later has none, or an older one. Raises CheckpointMismatchError if a strict batch is older than the newest one, or
-    has other rows with the same version.
+    later has no batch, or an older one. Raises CheckpointMismatchError if a strict batch is older than the newest one,
+    or has other rows with the same version.
     """
     if new.strict and last:
         newest = max(last.values(), key=lambda batch: batch.version)

@@ -1,7 +1,7 @@
 """Appends Spark batches exactly once: a hook of the append checks and stores the last batch of the query in each topic.
 
-A batch is identified by its entry in Spark's offset log; that of a sink, if the entry cannot be read, by its rows. What
-is appended with a batch but is in no topic, as the offsets of a group, has the row of topic 0.
+A batch is identified by its entry in Spark's offset log. A sink that cannot read the entry identifies the batch by its
+rows. A batch that writes to no topic, for example only the offsets of a group, has a row with topic id 0.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,24 +22,24 @@ NO_TOPIC = 0
 
 
 def append_once_hook(new: SparkBatch, topic_ids: Collection[int]) -> CommitHook:
-    """Return the hook for the append of a Spark batch to these topics, or with none, of what is in no topic. The hook
-    may raise CheckpointMismatchError.
+    """Return the hook for the append of a Spark batch to these topics, or to NO_TOPIC if there are none. The hook may
+    raise CheckpointMismatchError.
     """
     return lambda connection, now: _is_new(connection, now, new, topic_ids or {NO_TOPIC})
 
 
 def find_last(store: Store, new: SparkBatch, *, final: bool = False) -> dict[int, SparkBatch]:
-    """Return the last batch that the application of `new` appended to each topic with its target, by topic id. With
-    `final` no failover can lose what is returned. Raises CheckpointMismatchError if `new` was appended with another
-    target.
+    """Return the last batch that the application of `new` appended to each topic with the target of `new`, by topic id.
+    With `final` no failover can lose a batch that is returned. Raises CheckpointMismatchError if `new` was appended
+    with another target.
     """
     read = store.read_as_primary if final else store.read
     return read(lambda connection: _last(connection, new))
 
 
 def not_appended(last: dict[int, SparkBatch], new: SparkBatch, batches: Sequence[Batch]) -> list[Batch]:
-    """Return the batches to append: those for topics to which `new` was not appended before, or all if there are none,
-    so that the hook refuses them. Raises CheckpointMismatchError.
+    """Return the batches for topics to which `new` was not appended before. If there are none, return all batches, so
+    that the hook refuses them. Raises CheckpointMismatchError.
     """
     missing = topics_without(new, last, {batch.topic_id for batch in batches})
     return [batch for batch in batches if batch.topic_id in missing] or list(batches)
@@ -64,8 +64,8 @@ def _last(connection: sa.Connection, new: SparkBatch, *, lock: bool = False) -> 
 
 
 def _with_earlier_transactions(last: dict[tuple[str, int], SparkBatch]) -> dict[tuple[str, int], SparkBatch]:
-    """Return the batches of an application, by target and topic, with the transaction that an earlier release recorded
-    with target "" and no topic. The migration from v8 has copied it to every topic: those copies are left out.
+    """Return the batches of an application, by target and topic, with the transaction that an earlier release stored
+    with target "" and no topic. The migration from v8 copied that batch to every topic: the copies are left out.
     """
     earlier = last.get(("", NO_TOPIC))
     if earlier is None or (TRANSACTED, NO_TOPIC) in last:
@@ -78,8 +78,8 @@ def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_i
     if connection.dialect.name == "postgresql":  # of two concurrent batches one waits here for the other
         locked = new.application if new.strict else f"{new.application}\n{new.target}"
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(locked, 0))))
-    # FOR UPDATE: the commit of a transaction that only finds the batch then waits for the standby, which may lack the
-    # batch, because the wait of the batch's own commit was cancelled
+    # FOR UPDATE makes the commit of a transaction that only finds the batch wait for the standby. The standby may lack
+    # the batch, if the wait of the batch's own commit was cancelled
     missing = topics_without(new, _last(connection, new, lock=True), topic_ids)
     if not missing:
         return False

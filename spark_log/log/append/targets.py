@@ -18,7 +18,7 @@ def targets_of(
 ) -> dict[int, Target]:
     """Return the log dirs for new files by partition: the leader's, and with acks=all those of the ISR.
 
-    With None it returns all partitions.
+    With `partitions=None` it has all partitions.
     """
     query = (
         sa.select(

@@ -1,8 +1,8 @@
-"""Copies records from one cluster to another with the same offsets. Runs on executors: it needs the log dirs of both
-clusters, and no metadata store.
+"""Copies records from one cluster to another with the same offsets. This runs on executors: it needs the log dirs of
+both clusters, and no metadata store.
 
 A piece of a partition becomes one batch: a segment file in the log dirs of the target's ISR, or, if it is small and
-without gaps, a blob. The append accepts it only at its offsets (`Batch.offsets`).
+without gaps, a blob. The append accepts the batch only at its offsets (`Batch.offsets`).
 """
 
 import uuid
@@ -64,7 +64,7 @@ class Transferred:
 
 def cut_pieces(slices: Sequence[Slice], where: OffsetRange, bytes_max: int) -> list[Piece]:
     """Cut the range into adjacent pieces of about `bytes_max` bytes (more if one slice is larger) and at most
-    PIECE_OFFSETS_MAX offsets each. `slices` are those of the range, by offset, possibly with gaps before and between.
+    PIECE_OFFSETS_MAX offsets each. `slices` has the range's slices by offset, possibly with gaps before and between.
     """
     pieces: list[Piece] = []
     waiting: list[Slice] = []

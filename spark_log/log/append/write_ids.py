@@ -22,7 +22,7 @@ from spark_log.metadata.store import Store
 def register(store: Store, holder: str, lease_ms: int, write_id: WriteId | None = None) -> WriteId:
     """Register a write id with a lease of `lease_ms` milliseconds. `holder` describes the writer, for operators.
 
-    It is a new one, or `write_id`, which a writer to topics of several stores has registered in another store.
+    The id is new, or it is `write_id`: a writer to topics of several stores registers the same id in each store.
     """
     write_id = write_id or WriteId(uuid.uuid4().hex)
 
@@ -54,7 +54,7 @@ def renew(store: Store, write_id: WriteId, lease_ms: int) -> bool:
 
 
 def release(store: Store, write_id: WriteId) -> None:
-    """Delete the id. From now on files written under it that no segment names may be deleted."""
+    """Delete the id. From then on clean-up may delete files with this id that no segment names."""
     store.transact(lambda connection: take(connection, write_id))
 
 
@@ -67,8 +67,8 @@ def take(connection: sa.Connection, write_id: str) -> bool:
 
 
 def expire(store: Store, fence: Fence = unfenced) -> int:
-    """Delete the ids whose lease is over, and return their number. From now on files written under them that no segment
-    names may be deleted. An append with such an id either commits before this, or fails.
+    """Delete the ids whose lease is over, and return their number. From then on clean-up may delete files with these
+    ids that no segment names. An append with such an id either commits before this, or fails.
     """
 
     def delete(connection: sa.Connection) -> int:

@@ -1,8 +1,8 @@
 """Finds where the log of a partition has other records than a reader has read. Pure.
 
-A position is the offset to read next with a leader epoch: of the last record read, or the partition's own at the
+A position is the offset to read next and a leader epoch: that of the last record read, or that of the partition in the
 snapshot in which the position was found. An election that truncates the log at S begins a new epoch E, and later
-records get the offsets from S up once more. The records that a reader has read below `offset` are those of the log if
+records get the offsets from S on again. The records that a reader has read below `offset` are those of the log if
 
     for every truncation:  truncation.leader_epoch <= leader_epoch  or  truncation.start_offset >= offset
 """

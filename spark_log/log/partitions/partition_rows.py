@@ -211,23 +211,23 @@ def insert_partitions(
     if replicas:
         connection.execute(t.replica.insert(), replicas)
     if connection.dialect.name == "postgresql" and len(placement) >= _MANY_PARTITIONS:
-        # until its statistics know them, PostgreSQL takes the topic for a row or two and joins them in nested loops
+        # until its statistics include them, PostgreSQL expects one or two rows of the topic and joins in nested loops
         connection.exec_driver_sql("ANALYZE partition, replica")
 
 
 def lock_all_partitions(connection: sa.Connection, topic_id: int) -> None:
-    """Lock the partitions of a topic, frozen or not, in the lock order: wait for the transactions that change them."""
+    """Lock all partitions of a topic, frozen or not, in the lock order. Waits for transactions that change them."""
     here = PARTITION.topic_id == topic_id
     connection.execute(sa.select(PARTITION.partition).where(here).order_by(PARTITION.partition).with_for_update()).all()
 
 
 def freeze_partitions(connection: sa.Connection, topic_id: int) -> None:
-    """Let the partitions of a topic stay as they are, until `thaw_partitions`. The transaction has locked all."""
+    """Refuse changes of a topic's partitions until `thaw_partitions`. The transaction must have locked all of them."""
     connection.execute(t.partition.update().where(PARTITION.topic_id == topic_id).values(frozen=True))
 
 
 def thaw_partitions(connection: sa.Connection, topic_id: int, *, fence_writers: bool = False) -> None:
-    """Let the partitions of a topic change again. `fence_writers` refuses files that were written before
+    """Allow changes of a topic's partitions again. `fence_writers` refuses files that were written before
     (`replication_rules.fence_writers`): the clean-up of another store may have deleted them.
     """
     values: dict[str, Any] = {"frozen": False}
@@ -244,7 +244,7 @@ def are_frozen(connection: sa.Connection, topic_id: int) -> bool:
 
 
 def topics_elsewhere(connection: sa.Connection, keys: Collection[Key]) -> set[int]:
-    """Return the ids of those topics of these partitions that are being moved, or have been moved, to another store."""
+    """Return the ids of those of the partitions' topics that are being moved, or have been moved, to another store."""
     topic_ids = {topic_id for topic_id, _ in keys}
     here = sa.select(PARTITION.topic_id).where(PARTITION.topic_id.in_(topic_ids))
     frozen = set(connection.execute(here.where(PARTITION.frozen)).scalars())
@@ -260,7 +260,7 @@ def topic_here(connection: sa.Connection, topic: Topic) -> Topic | None:
 
 
 def check_here(cluster: Cluster, topic: Topic) -> None:
-    """Raise TopicMovedError if this store has the topic no more, or not for long."""
+    """Raise TopicMovedError if the topic was deleted, or is being moved or was moved to another store."""
     if cluster.store.read(lambda connection: topic_here(connection, topic)) is None:
         raise TopicMovedError(
             f"topic {topic.name!r}: it was moved to another metadata store, or deleted: repeat the call"

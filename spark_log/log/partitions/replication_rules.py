@@ -1,10 +1,10 @@
-"""The pure rules of replication. Each function is one change of a partition's replicas, ISR, leader or offsets.
+"""Changes a partition's replicas, ISR, leader or offsets, one change in each function. Pure.
 
-Invariants before and after each change (numbers 2, 4, 5 and 10 of the design):
+Invariants before and after each change (numbers 2, 4, 5 and 10 of docs/architecture/invariants.md):
 
     log_start_offset <= high_watermark <= log_end_offset of every member of the ISR <= log_end_offset
     the leader, if there is one, is in the ISR and has log_end_offset
-    every segment below a replica's log_end_offset is whole in its log dir; it is always a segment boundary
+    every segment below a replica's log_end_offset is whole in its log dir; log_end_offset is a segment boundary
     leader_epoch and partition_epoch only grow
 
 Offsets are assigned in `log/append/rules.py`; every other change of a replica, the ISR or the leader is here.
@@ -57,7 +57,7 @@ def advanced_high_watermark(current: int, replicas: Sequence[Replica]) -> int:
 
 
 def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> PartitionState:
-    """Return the state with these replicas and the high watermark that follows. A difference increases `change`."""
+    """Return the state with these replicas and the resulting high watermark. `change` grows if they differ."""
     if tuple(replicas) == state.replicas:
         return state
     high_watermark = advanced_high_watermark(state.high_watermark, replicas)
@@ -75,8 +75,8 @@ def with_replicas(state: PartitionState, replicas: Sequence[Replica]) -> Partiti
 
 @dataclass(frozen=True)
 class Truncation:
-    """The election that began `leader_epoch` removed every record from `start_offset` on: its leader lacks them. Or an
-    operator accepted a restored metadata store, which lacks them.
+    """The removal of every record from `start_offset` on. The leader that was elected for `leader_epoch` lacks them, or
+    an operator accepted a restored metadata store that lacks them.
     """
 
     leader_epoch: int
@@ -125,7 +125,7 @@ def elect_preferred(state: PartitionState, alive_log_dirs: Collection[int]) -> P
 
 
 def _led_by(state: PartitionState, leader: Replica, *, unclean: bool) -> tuple[PartitionState, Truncation | None]:
-    """Let `leader` lead in a new epoch. The partition's log ends at its LEO."""
+    """Make `leader` the leader in a new epoch. The log then ends at the leader's LEO."""
     # records below the log start offset are not needed, and their offsets are never assigned again
     end = max(leader.log_end_offset, state.log_start_offset)
     elected = state._replace(
@@ -176,9 +176,9 @@ def advance_follower(
 ) -> PartitionState:
     """Move the replica's LEO over the segments that it has copied and the blobs that follow, up to `end_with_blobs`.
 
-    `names_now` are the segments that cover the range now, read under the row lock. If an election has truncated them,
-    or a merge has replaced them, nothing changes and NotLeaderForPartitionError is raised: plan the copy again. A
-    replica that has every record joins the ISR, if it is alive.
+    `names_now` are the segments that cover the range now, read under the row lock. Raises NotLeaderForPartitionError if
+    an election has truncated them, or a merge has replaced them: the copy must be planned again. A replica that has
+    every record joins the ISR, if it is alive.
     """
     replica = state.replica(progress.broker_id)
     if progress.leader_epoch != state.leader_epoch:
@@ -220,9 +220,9 @@ def shrink_isr(state: PartitionState, broker_ids: Collection[int]) -> PartitionS
 def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> PartitionState:
     """Handle a log dir that came back without the replica's files from `first_missing` on (a segment boundary).
 
-    Its LEO falls to `first_missing`. If that is below the high watermark, the replica leaves the ISR, even as its last
-    member: it must not be elected as if it had every acknowledged record. If it led, the partition goes offline until
-    the next election.
+    The replica's LEO falls to `first_missing`. If this is below the high watermark, the replica leaves the ISR, even as
+    the last member: it must not be elected as if it had every acknowledged record. If the replica led, the partition
+    goes offline until the next election.
     """
     replica = state.replica(broker_id)
     if replica is None or first_missing >= replica.log_end_offset:
@@ -236,7 +236,7 @@ def lose_files(state: PartitionState, broker_id: int, first_missing: int) -> Par
 
 
 def fence_writers(state: PartitionState) -> PartitionState:
-    """Refuse files that were written or copied earlier: the log dir that came back may be another one."""
+    """Refuse files that were written or copied before. A log dir that came back may be another one."""
     return state._replace(leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
 
 
@@ -245,10 +245,10 @@ def rewrite(
 ) -> PartitionState | None:
     """Replace the segments of [start, end) by files that are in these log dirs (sealing, merging, compaction).
 
-    Returns None if that is not allowed: the ISR has changed since the files were written, and a new member lacks them;
-    the range ends above the high watermark, where an election may still truncate; or fewer replicas are in sync than
-    min.insync.replicas (or than all replicas, if there are fewer), the number of copies that acks=all promised. The LEO
-    of a replica that lacks the files, or that ends within the range, falls to the start of the range.
+    Returns None if that is not allowed: the leader or the ISR has changed since the files were planned; a member of the
+    ISR lacks them; the range ends above the high watermark, where an election may still truncate; or fewer replicas are
+    in sync than min.insync.replicas (or than all replicas, if there are fewer), the number of copies that acks=all
+    promised. The LEO of a replica that lacks the files, or that ends within the range, falls to the start of the range.
     """
     in_sync = [replica.log_dir_id for replica in state.replicas if replica.in_sync]
     copies_min = max(1, min(state.min_insync_replicas, len(state.replicas)))

@@ -41,7 +41,7 @@ def retire_files(
 
 
 def is_fresh(appended_ms: int, now: StoreClock) -> bool:
-    """Whether a file, whose last record was appended then, counts as fresh if it is replaced now."""
+    """Whether a file whose last record was appended at `appended_ms` is fresh if it is replaced now."""
     return 0 <= now.wall_ms - appended_ms <= _FRESH_MS
 
 

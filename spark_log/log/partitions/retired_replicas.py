@@ -1,8 +1,8 @@
 """Deletes the files of replicas that were moved to another log dir. Until then they are kept for readers.
 
-A partition's files in a log dir are deleted only while it has no replica there: claiming them (`deleting`) and placing
-a replica both take the partition's row lock, and each is refused after the other. If the process that deletes is
-killed, the rows remain, and the next clean-up continues.
+A partition's files in a log dir are deleted only while it has no replica there: a claim of the files (`deleting`) and
+the placement of a replica both lock the partition's row, and each is refused after the other. If the process that
+deletes is killed, the rows remain, and the next clean-up continues.
 """
 
 import logging
@@ -45,7 +45,7 @@ def retire_moved_replicas(
     topics: Mapping[int, Topic],
     now: StoreClock,
 ) -> None:
-    """Retire the replicas that are missing in `after`; cancel the retirement in log dirs where it has new ones."""
+    """Retire the replicas that `after` lacks. Cancel the retirement in log dirs where a partition has a new replica."""
     added: list[dict[str, Any]] = []
     removed: list[dict[str, Any]] = []
     for key, state in after.items():
@@ -72,8 +72,8 @@ def retire_moved_replicas(
 def delete_retired_replicas(cluster: Cluster, fence: Fence, stopping: Callable[[], bool] = lambda: False) -> int:
     """Delete the files of replicas retired for longer than the topic's file.delete.delay.ms. Returns their number.
 
-    If a log dir fails, its rows are kept, and the other log dirs are cleaned. As soon as `stopping`, the other replicas
-    are left to the next call.
+    If a log dir fails, its rows are kept, and the other log dirs are cleaned. When `stopping` returns True, the
+    remaining replicas are left to the next call.
     """
     claimed = _claim(cluster, fence)
     if not claimed:
@@ -98,8 +98,8 @@ def delete_retired_replicas(cluster: Cluster, fence: Fence, stopping: Callable[[
 
 
 def _claim(cluster: Cluster, fence: Fence) -> list[tuple[LogDirId, Key, str]]:
-    """Claim the replicas that are due, and return them with those whose deletion another process has begun. Those in
-    log dirs that are offline are left out: one that hangs would delay all others.
+    """Claim the replicas that are due, and return them with those whose deletion another process has begun. Replicas in
+    offline log dirs are left out: a log dir that hangs would delay all others.
     """
     store = cluster.store
     store.read(check_identity)
@@ -161,8 +161,8 @@ def _delete_files(cluster: Cluster, fence: Fence, info: LogDirInfo, key: Key, fo
 
     for path in sorted(log_dir.list_files(folder)):
         # Checked for each file. If this process pauses while another one finishes, and the partition gets a replica
-        # here again, at most one of its files is deleted, and readers repair it. A claim that only a server that is no
-        # longer the primary knows deletes nothing.
+        # here again, at most one of its files is deleted, and readers repair it. A claim that only a former primary
+        # has deletes nothing.
         if not cluster.store.read_as_primary(still_ours):
             return
         log_dir.delete(path)

@@ -23,7 +23,7 @@ class RecordedTruncation:
     """A truncation of the offsets [start_offset, end_offset), which held `record_count` records. `seen_count` of these
     offsets were below the high watermark, so readers may have read them. `at` is in UTC.
 
-    With start_offset = end_offset it is that of an accepted store, which does not know what it lacks from there on.
+    If start_offset = end_offset, an accepted metadata store lacks an unknown number of records from there on.
     """
 
     topic: str

@@ -41,7 +41,7 @@ BAD_REPLICA = (CorruptRecordError, StorageUnavailableError, LogDirMismatchError,
 replaced by a symbolic link."""
 
 _AWAY_S = 30.0
-"""After this time, `renewal_due` asks to try the log dirs again that could not be opened."""
+"""After this time, `renewal_due` asks for another attempt to open the log dirs that could not be opened."""
 
 
 class Fetcher:
@@ -52,9 +52,9 @@ class Fetcher:
     """
 
     def __init__(self, log_dirs: LogDirs, look_up: Callable[[], LogDirs] | None = None) -> None:
-        """`look_up` is that of `renew`."""
+        """`look_up` is the argument of `renew`."""
         self.passed_over = 0
-        """Number of bad replicas in place of which another replica was read."""
+        """Number of bad replicas for which a read took another replica."""
         self.repaired = 0
         """Number of bad replicas that were repaired."""
         self._infos = log_dirs
@@ -75,8 +75,8 @@ class Fetcher:
         return not {log_dir_id for piece in slices for log_dir_id in piece.log_dir_ids} <= self._infos.keys()
 
     def renew(self, look_up: Callable[[], LogDirs]) -> None:
-        """Use the log dirs that `look_up` returns from now on, and try the failed ones again. It is called again when
-        no replica of a segment can be read, because a log dir may have been replaced by an empty one meanwhile.
+        """From now on use the log dirs that `look_up` returns, and try the failed ones again. `look_up` is called again
+        when no replica of a segment can be read, because a log dir may have been replaced by an empty one meanwhile.
         """
         self._look_up = look_up
         self._use(look_up())
@@ -95,8 +95,8 @@ class Fetcher:
         times: TimestampBounds = _ALL_TIMES,
         filters: Sequence[FieldFilter] = (),
     ) -> Iterator[pa.RecordBatch]:
-        """Yield batches of `schema` (a result of `read_schema`), in the order of the slices. Row groups are skipped if
-        their statistics prove that no record in them is within `times` or passes the filters.
+        """Yield batches of `schema` (a result of `read_schema`), in the order of the slices. A row group is skipped if
+        its statistics prove that none of its records is within `times`, or that none passes the filters.
 
         Raises the error of `all_replicas_bad_error` if no replica of a segment is good; InvalidOptionError if the topic
         does not have the typed columns of `schema`.
@@ -170,8 +170,8 @@ class Fetcher:
                 raise all_replicas_bad_error(piece, list(bad.values()))
 
     def _in_time(self, items: Iterator[T], log_dir_id: LogDirId) -> Iterator[T]:
-        """Yield the items, each of which a thread reads (DiskCalls). Raises StorageUnavailableError if the disk or
-        mount hangs: another replica may answer.
+        """Yield the items, which a thread reads (DiskCalls). Raises StorageUnavailableError if the disk or mount hangs,
+        as another replica may answer.
         """
         calls = DiskCalls(self._infos[log_dir_id].uri, Use.READS)
         ended = False
@@ -187,7 +187,7 @@ class Fetcher:
                 yield held.pop(0)
 
     def _log_dirs_changed(self) -> bool:
-        """Look the log dirs up again, and use them if they differ."""
+        """Look the log dirs up again. If they differ, use them and return True."""
         if self._look_up is None:
             return False
         try:
@@ -240,8 +240,8 @@ class Fetcher:
 
 
 def _some(items: Iterator[T]) -> tuple[list[T], bool]:
-    """Return the next item, and the one after a small item, since most files have one; and whether there are no more.
-    Each call is one of another thread.
+    """Return the next item, or the next two if the first is small, and whether the iterator has ended. A call runs in
+    another thread, and this way a file with one small item, the usual case, takes only one call.
     """
     some = list(islice(items, 1))
     if some and getattr(some[0], "nbytes", 0) >= _SMALL_BYTES:

@@ -1,4 +1,4 @@
-"""Decides which files and row groups filters on the typed columns exclude. Pure.
+"""Decides which files and row groups are excluded by filters on the typed columns. Pure.
 
 A file or row group is excluded only if its statistics prove that no record in it matches. It is never excluded because
 of unknown statistics, a filter that is not supported, or a value of another type.
@@ -21,8 +21,8 @@ _FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
 def file_excluded(filters: Sequence[FieldFilter], fields: pa.StructType, statistics: str, rows: int) -> bool:
-    """Return whether statistics (segment.stats) prove that no record of a file with these columns, which has `rows`
-    records, passes all filters.
+    """Return whether the `statistics` of a file (segment.stats) prove that none of its records passes all filters. The
+    file has the typed columns `fields` and `rows` records.
     """
     known, bounds = _by_path(fields), parse(statistics, fields)
     return any(
@@ -31,8 +31,8 @@ def file_excluded(filters: Sequence[FieldFilter], fields: pa.StructType, statist
 
 
 def group_excluded(filters: Sequence[FieldFilter], fields: pa.StructType, group: pq.RowGroupMetaData) -> bool:
-    """Return whether its statistics prove that no record of a row group of a file with these columns passes all
-    filters.
+    """Return whether the statistics of a row group prove that none of its records passes all filters. Its file has the
+    typed columns `fields`.
     """
     known = _by_path(fields)
     return any(

@@ -1,14 +1,14 @@
-"""The records of `__consumer_offsets`: the committed offsets of all groups, which can be read like any topic.
+"""Makes the records of `__consumer_offsets`, the committed offsets of all groups, which can be read like any topic.
 
     key        {"group": "readers", "topic": "flights", "partition": 0}
     value      {"offset": 1200, "leaderEpoch": -1, "metadata": "", "commitTimestamp": 1766000000000}
     timestamp  of the commit, by the store's clock; partition = murmur2(group) modulo 50
 
-It is always compacted: the rows of table group_offset are its records, the last record of each key, at the offset that
-the commit took from the partition's row. So nothing is stored twice, and offsets have gaps where a key was committed
-again. A commit advances log end offset and high watermark in its own transaction, and the offsets of a partition are in
-the order of the commits (`groups.committed_offsets`). A deleted or expired offset leaves no tombstone. Keys and values
-are JSON instead of Kafka's binary format, so that Spark's from_json can read them.
+The topic is always compacted: its records are the rows of table group_offset. Each key has only its last record, at the
+offset that the commit took from the partition's row. So nothing is stored twice, and offsets have gaps where a key was
+committed again. A commit advances log end offset and high watermark in its own transaction, and the offsets of a
+partition are in the order of the commits (`groups.committed_offsets`). A deleted or expired offset leaves no tombstone.
+Keys and values are JSON instead of Kafka's binary format, so that Spark's from_json can read them.
 """
 
 import json

@@ -112,9 +112,9 @@ def plan(
     record within `times`.
 
     Inline slices do not have their bytes yet (see `with_inline_data`), except those of `__consumer_offsets`. Ranges
-    must lie between log start offset and high watermark. The work grows with the number of segments that overlap them;
-    `segments_max` limits the plan to that many first segments of each range, except in `__consumer_offsets`. `rack` is
-    the reader's (see `replica_selector`).
+    must lie between log start offset and high watermark. The work grows with the number of segments that overlap them.
+    With `segments_max` the plan has at most this number of segments of each range, the first ones, except in
+    `__consumer_offsets`. `rack` is the rack of the reader (see `replica_selector`).
     """
     slices: list[Slice] = []
     by_topic: dict[str, list[tuple[int, int, int]]] = {}
@@ -150,8 +150,8 @@ def inline_bytes(slices: Iterable[Slice]) -> dict[TopicPartition, int]:
 
 
 def with_inline_data(connection: sa.Connection, slices: Sequence[Slice]) -> list[Slice]:
-    """Return the slices with the bytes of the inline ones. It must read the same snapshot as `plan`, because blobs may
-    be deleted later.
+    """Return the slices with the bytes of the inline ones. `connection` must read the same snapshot as `plan`, because
+    blobs may be deleted later.
     """
     names = [piece.name for piece in slices if piece.data == b""]
     data: dict[str, bytes] = dict(_BLOBS.rows(connection, {"names": names})) if names else {}
@@ -185,8 +185,8 @@ def bounded(slices: list[Slice], partition_bytes: int, total_bytes: int) -> list
 class TimeLookup(NamedTuple):
     """The slices, in order, that may have a partition's first readable record with timestamp >= `timestamp_ms`.
 
-    It is nearly always in the first slice. The second slice is needed if the only such records of the first segment are
-    before the log start offset.
+    This record is nearly always in the first slice. The second slice is needed if the only such records of the first
+    segment are before the log start offset.
     """
 
     timestamp_ms: int
@@ -196,7 +196,7 @@ class TimeLookup(NamedTuple):
 def plan_time_lookups(
     connection: sa.Connection, topic: Topic, timestamps_ms: Mapping[int, int], rack: str | None = None
 ) -> dict[TopicPartition, TimeLookup]:
-    """Return for each partition the slices to read to find its first readable record with timestamp >= the given one.
+    """Return for each partition the slices that may have its first readable record with timestamp >= the given one.
 
     Inline slices have their bytes, so that the store is not needed again. Raises UnknownTopicOrPartitionError for a
     partition that does not exist, or a topic that has been deleted since it was looked up.

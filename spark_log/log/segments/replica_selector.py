@@ -1,4 +1,4 @@
-"""The replica selector: the order in which a reader tries the replicas of a segment. Pure."""
+"""Orders the replicas of a segment as a reader tries them: the replica selector. Pure."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -49,7 +49,7 @@ def select_replicas(replicas: Copies, segment_name: str, end_offset: int) -> tup
 
 @lru_cache(maxsize=4096)
 def _orders(copies: Sequence[Copy]) -> tuple[tuple[LogDirId, ...], ...]:
-    """Return the orders in which to try the log dirs, by distance: one order for each of the nearest as the first."""
+    """Return the orders in which to try the log dirs, by distance. Each begins with another one of the nearest."""
     ranked = sorted(copies, key=lambda copy: copy.distance)
     ids = tuple(copy.log_dir_id for copy in ranked)
     nearest = sum(copy.distance == ranked[0].distance for copy in ranked)

@@ -1,5 +1,5 @@
-"""Copies a segment file from one log dir to another and verifies its checksum, also to repair one that is missing or
-damaged. Runs on executors too.
+"""Copies a segment file from one log dir to another and verifies its checksum. This also repairs a file that is missing
+or damaged. It runs on executors too.
 
 A repair needs no lock and changes no metadata: the name of a segment is never used again and its content never changes,
 so its checksum identifies the right bytes.
@@ -39,7 +39,7 @@ class SegmentFile:
 
 
 def is_whole(log_dir: LogDir, file: SegmentFile) -> bool:
-    """Return whether the log dir has the file with this size and checksum, which reads all of it.
+    """Read the whole file, and return whether the log dir has it with this size and checksum.
 
     Raises StorageUnavailableError if the file cannot be read, or the log dir hangs.
     """
@@ -52,7 +52,7 @@ def is_whole(log_dir: LogDir, file: SegmentFile) -> bool:
 
 
 def copy_segment(sources: Iterable[LogDir], target: LogDir, file: SegmentFile, pace: Pace) -> None:
-    """Copy the file durably to `target`, from the first source that has it whole. It replaces a file of that name.
+    """Copy the file durably to `target`, from the first source that has it whole. A file of that name is replaced.
 
     A copy that fails changes nothing. Raises CorruptRecordError if no source has the whole file,
     StorageUnavailableError if the target cannot be written, and the errors of `pace`.
@@ -94,7 +94,7 @@ def _copy(source: LogDir, target: LogDir, file: SegmentFile, pace: Pace) -> None
             copy.abort()
             raise
     finally:
-        with contextlib.suppress(ValueError):  # a call that hangs still reads
+        with contextlib.suppress(ValueError):  # a read that hangs still uses the generator
             blocks.close()
 
 

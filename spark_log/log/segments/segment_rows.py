@@ -1,5 +1,5 @@
-"""Inserts and deletes rows of segments and blobs in the metadata store. No other module does so, except the deletion of
-whole topics (`metadata.cascade`).
+"""Inserts and deletes rows of segments and blobs in the metadata store. No other module does so, except that
+`metadata.cascade` deletes whole topics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,8 +54,8 @@ def insert_blobs(connection: sa.Connection, blobs: Mapping[str, bytes]) -> None:
 
 
 def delete_segments_below(connection: sa.Connection, bounds: Sequence[Mapping[str, int]]) -> None:
-    """Delete the segments that end at or below an offset, but not their blobs. Each of `bounds` has the topic_id and
-    partition of a partition, and the offset as low.
+    """Delete the segments that end at or below an offset, but not their blobs. Each of `bounds` has the keys topic_id,
+    partition and low, which is the offset.
     """
     _DELETE_BELOW.run(connection, bounds)
 

@@ -1,5 +1,5 @@
-"""Reads segment files with Spark's own Parquet scan, with its column pruning and push-down. Footers are verified before
-the scan, and page checksums by it.
+"""Reads segment files with Spark's own Parquet scan, its column pruning and push-down. Footers are verified before the
+scan, and page checksums during it.
 
 The scan knows only the file of each row; partition, base offset and the like are facts of the file. A row is joined to
 them by the file's size, which is a constant of the scan's metadata and cheap to compare, and also by the file's name if
@@ -55,9 +55,9 @@ def scan_segments(
     """Return all rows of the slices' files, with the stored `columns` (DDL, or a type) and a column for each of
     `facts`.
 
-    A fact is an int32 or int64 array with a value for each slice, in their order. Raises the error of
-    `fetcher.all_replicas_bad_error` if no log dir has a segment; InvalidConfigurationError if Spark lacks the JARs
-    of an object store.
+    A fact is an int32 or int64 array with a value for each slice, in the order of the slices. Raises the error of
+    `fetcher.all_replicas_bad_error` if no log dir has a segment; InvalidConfigurationError if Spark lacks the JARs of
+    an object store.
     """
     files = [for_spark(location) for location in whole_files(sealed, log_dirs)]
     check_file_systems(spark, files)
@@ -68,8 +68,8 @@ def scan_segments(
 
 
 def check_file_settings(spark: SparkSession) -> None:
-    """Let a query that plans its own scan verify page checksums. Raises InvalidConfigurationError if the session's
-    settings would let it skip a file that cannot be read.
+    """Let the session check page checksums, for a query that plans its own scan. Raises InvalidConfigurationError if
+    the session's settings would let it skip a file that cannot be read.
     """
     for name in ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles"):
         if str(spark.conf.get(name)).lower() == "true":
@@ -114,7 +114,7 @@ def whole_files(sealed: Sequence[Slice], log_dirs: LogDirs) -> list[str]:
 
 
 def _problem(check: tuple[LogDir, str, Slice]) -> SparkLogError | None:
-    """Return what is wrong with a segment's file, without a look at its pages; None if nothing is."""
+    """Return the error of a segment's file, without reading its pages, or None."""
     log_dir, path, piece = check
     try:
         check_footer(log_dir.open(path), ExpectedSegment(log_dir.location(path), piece.size, piece.record_count))
@@ -126,7 +126,6 @@ def _problem(check: tuple[LogDir, str, Slice]) -> SparkLogError | None:
 def _with_facts(
     spark: SparkSession, rows: DataFrame, sealed: Sequence[Slice], facts: Mapping[str, pa.Array]
 ) -> DataFrame:
-    """Return `rows` with the facts of the file of each row."""
     sizes = {piece.size for piece in sealed}
     if len(sizes) == len(sealed) <= _IN_EXPRESSION_MAX:
         order = sorted(range(len(sealed)), key=lambda number: sealed[number].size)

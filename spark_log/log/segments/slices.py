@@ -1,4 +1,4 @@
-"""Slices of segments, with all data that a reader needs and without the address of the metadata store."""
+"""Defines slices of segments, with all data that a reader needs and without the address of the metadata store."""
 
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -63,8 +63,8 @@ def read_with_columns(read: Read, piece: Slice, schema: pa.Schema) -> Iterator[p
 
 
 def without_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the schema to read with before decoding the typed columns of `schema`: it has key and value in place of
-    those that are decoded from them.
+    """Return the schema to read before the typed columns of `schema` are decoded. In their place it has key and value,
+    from which they are decoded.
     """
     sources = {part.source for part in PARTS if part.error in schema.names or part.record in schema.names}
     names = ({*schema.names} | sources) - {*TYPED}
@@ -85,8 +85,8 @@ def add_columns(
 
 
 def common(whole: pa.DataType, part: pa.DataType) -> pa.DataType:
-    """Return the type with the fields of `whole`, at any depth and in its order, that `part` has too. A struct that has
-    no such field keeps all its fields.
+    """Return `whole` with only the fields, at any depth, that `part` has too. A struct without any such field keeps all
+    its fields.
     """
     if whole.id != part.id:
         return whole
@@ -104,7 +104,7 @@ def common(whole: pa.DataType, part: pa.DataType) -> pa.DataType:
 def project(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return `array` with the fields of `kind`, at any depth. Other fields are left out, and missing ones are null.
 
-    Raises InvalidOptionError if a type of the array differs otherwise.
+    Raises InvalidOptionError if a type of the array differs in another way.
     """
     if array.type.equals(kind):
         return array
@@ -130,5 +130,5 @@ def project(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _with_types(schema: pa.Schema, typed: pa.StructType) -> pa.Schema:
-    """Return `schema` with the types in `typed` of its typed columns."""
+    """Return `schema` with the types that its typed columns have in `typed`."""
     return pa.schema([typed.field(field.name) if field.name in typed.names else field for field in schema])
