@@ -1,4 +1,4 @@
-"""The bytes of many binary values as matrices of machine words, so that hashes are computed with array operations.
+"""Arranges the bytes of many binary values as matrices of machine words, so that array operations compute hashes.
 
 A Python loop here runs once for each distinct length (in words), not once for each value.
 """
@@ -29,7 +29,7 @@ class WordRows(NamedTuple):
 
 
 def word_rows(values: pa.Array, word: type[np.uint32] | type[np.uint64]) -> Iterator[WordRows]:
-    """Yield groups that together have each value of a binary or string array once. The array may be sliced or large."""
+    """Yield groups with each value of a binary or string array once. The array may be a slice, or of a large type."""
     starts, lengths, data = _layout(values, word)
     if len(starts) == 0:
         return

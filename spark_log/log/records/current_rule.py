@@ -1,4 +1,4 @@
-"""Says which record of a key is its current one, and whether that deletes the key. Pure.
+"""Says which record of a key is its current one, and which records delete their key. Pure.
 
     table.current.order   the current record of a key
     offset                the last one
@@ -6,8 +6,8 @@
                           sequence replaces all earlier ones
 
 An event of Debezium with op d deletes its key, like a record whose value is null. With `sequence` a record that is no
-event changes nothing: one whose value is null, which Debezium writes after the event of the deletion, for compaction,
-or one that cannot be decoded.
+event changes nothing: it cannot be decoded, or its value is null. Debezium writes such a null after the event of a
+deletion, for compaction.
 """
 
 from collections.abc import Collection
@@ -27,9 +27,9 @@ from spark_log.log.records.winners import Mask, short_keys
 
 
 class Candidates(NamedTuple):
-    """The values that decide on records, in the order of their offsets: `keys` (large_binary, `short_keys`) is null
-    for those that are never current, `sequences` (int64) is None unless they count, and `deletions` marks records that
-    delete their key.
+    """The values that decide which records are current, in the order of offsets. `keys` (large_binary, `short_keys`) is
+    null for records that are never current. `sequences` (int64) is None if the rule does not use them. `deletions`
+    marks records that delete their key.
     """
 
     keys: pa.Array
@@ -44,7 +44,7 @@ class CurrentRule:
     by_op: bool = False
     by_sequence: bool = False
     version: int = 0
-    """The version of the typed columns, if they matter: other columns may find other ops and sequences."""
+    """The version of the typed columns if the rule uses them: other columns may find other ops and sequences."""
 
     @classmethod
     def of(cls, config: TopicConfig, columns: TopicColumns | None) -> "CurrentRule":
@@ -60,7 +60,7 @@ class CurrentRule:
         return ["key", "value", *([VALUE.record] if self.by_op else [])]
 
     def candidates(self, batch: pa.RecordBatch, events: pa.StructArray | None = None) -> Candidates:
-        """Return what decides on the records of a batch. Their events are in its typed column unless they are given."""
+        """Return the candidates of a batch. Its events are in the typed column, unless `events` has them."""
         tombstones = is_null(batch.column("value"))
         keys = short_keys(batch.column("key").cast(pa.large_binary()))
         if not self.by_op:

@@ -1,4 +1,4 @@
-"""A checksum of a batch of records, independent of their order and of the division into batches.
+"""Computes a checksum of records that depends neither on their order nor on their division into batches.
 
     fingerprint(batch) = sum over rows of mix(row) mod 2**64
 

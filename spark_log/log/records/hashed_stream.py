@@ -1,4 +1,4 @@
-"""A stream between the Parquet writer and the sink that counts and hashes the bytes and seals the footer."""
+"""Counts and hashes the bytes between the Parquet writer and the sink, and seals the footer."""
 
 from typing import Protocol
 

@@ -1,11 +1,11 @@
-"""Inline blobs: small appends, encoded as bytes for the metadata store. offset = base_offset + row.
+"""Encodes small appends as blobs for the metadata store, and decodes blobs. A record's offset is base_offset + row.
 
 A blob is a header and one Arrow IPC record batch message of RECORD_SCHEMA. A blob does not contain the schema, which
-would be most of a small blob: `_MAGIC` identifies it, and a change of the schema needs another magic.
+would be most of a small blob: `_MAGIC` identifies the schema, and a change of the schema needs another magic.
 
     4 bytes magic | 1 byte codec (0 none, 1 zstd) | 3 bytes 0 | 8 bytes length of the message, little-endian | message
 
-The message is compressed as a whole, so that its decompressed length is known, and can be refused, beforehand.
+The message is compressed as a whole, so that a too large message can be refused before it is decompressed.
 """
 
 import struct
@@ -67,7 +67,7 @@ def encode(records: pa.Table, codec: str = "zstd") -> InlineBlob:
     if records.num_rows:
         # Read as integers: creating datetime objects takes longer than the rest of a small blob.
         micros = to_numpy(timestamps)
-        # of a single record without NumPy's reductions, which take a fifth of the time of its blob
+        # a single record needs no reductions of NumPy, which would take a fifth of the time of its blob
         least, most = (micros.min(), micros.max()) if len(micros) > 1 else (micros[0], micros[0])
         low = int(least) // MICROSECONDS_PER_MILLISECOND
         high = int(most) // MICROSECONDS_PER_MILLISECOND
@@ -120,8 +120,8 @@ def slice_batches(records: pa.Table, shape: ReadShape, *, start: int, end: int) 
 def _owned(table: pa.Table) -> pa.RecordBatch:
     """Return the table as a batch that owns its buffers.
 
-    Arrow pads the buffers of a message to 64 bytes, in a slice with the bytes that follow it: those of other records,
-    perhaps of another client and topic.
+    Arrow pads the buffers of a message to 64 bytes. In a slice it pads with the bytes that follow, which belong to
+    other records, perhaps of another client and topic.
     """
     batches = _batches(table)
     # a single batch would not be copied

@@ -1,4 +1,4 @@
-"""A set of keys that is hashed once and then used to look up many columns of keys."""
+"""Hashes a set of keys once, and looks up many columns of keys in it."""
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ class KeySet:
         return len(self._keys)
 
     def contains(self, keys: pa.Array) -> pa.BooleanArray:
-        """Return for each key whether it is in the set: False for null, and never null."""
+        """Return for each key whether it is in the set. The result is False for null, and never null."""
         is_contained = np.zeros(len(keys), np.bool_)
         if len(keys) and len(self):
             hashes = hash_values(keys)
@@ -33,7 +33,7 @@ class KeySet:
             if len(hits):
                 candidates = keys.take(pa.array(order[hits]))
                 equal = pc.fill_null(pc.equal(candidates, self._keys.take(pa.array(places[hits]))), False)
-                if not pc.all(equal).as_py():  # of several keys with one hash, `places` is the first
+                if not pc.all(equal).as_py():  # `places` has only the first of several keys with one hash
                     equal = pc.is_in(candidates, value_set=self._keys)
                 is_contained[order[hits]] = np.asarray(equal)
         return pa.array(is_contained)

@@ -1,4 +1,4 @@
-"""Statistics of a file with typed columns: the smallest value, the largest value and the number of nulls of each leaf.
+"""Computes the smallest value, the largest value and the number of nulls of each leaf of a file with typed columns.
 
 They come from the Parquet footer. Their text, for segment.stats and for Delta's add actions, is Delta's JSON: objects
 minValues, maxValues and nullCount, nested like the columns. These rules keep each bound correct for every reader:
@@ -32,7 +32,7 @@ from spark_log.log.columns.key_and_value import PARTS, RECORDS, TYPED
 from spark_log.log.records.schema import segment_schema
 
 LEAVES_MAX = 32
-"""Each leaf of each file takes about 80 bytes in the metadata store, and in the Delta log."""
+"""The largest number of leaves of a column in the text. Each takes about 80 bytes in the store and in the Delta log."""
 STRING_LENGTH_MAX = 32
 """Characters that are kept of a string, as in Delta."""
 
@@ -71,8 +71,8 @@ class Bounds(NamedTuple):
 
 @lru_cache(maxsize=64)
 def leaves(fields: pa.StructType) -> tuple[Leaf, ...]:
-    """Return the leaves that may have statistics in a file with these typed columns: offset_delta, timestamp, and the
-    leaves of the typed columns outside of arrays and maps. Which of them do depends on their type (`has_statistics`).
+    """Return the leaves that may have statistics in a file with these typed columns: offset_delta, timestamp, and
+    leaves of typed columns outside of arrays and maps. Their type decides which have any (`has_statistics`).
     """
     schema = segment_schema(fields)
     all_leaves: list[Leaf] = []
@@ -87,7 +87,6 @@ def leaves(fields: pa.StructType) -> tuple[Leaf, ...]:
 
 @lru_cache(maxsize=64)
 def _in_text_of(fields: pa.StructType) -> tuple[Leaf, ...]:
-    """Return the leaves that are in the text."""
     by_column = [[leaf for leaf in leaves(fields) if leaf.path[0] == column] for column in _COLUMNS]
     return tuple(leaf for found in by_column for leaf in found[:LEAVES_MAX])
 
@@ -162,8 +161,8 @@ def _of_all(groups: Sequence[tuple[Bounds, int]]) -> Bounds:
 
 
 def _in_text(bound: Any, kind: pa.DataType, *, up: bool) -> Any:
-    """Return the bound as a JSON value that is not larger, or with `up` not smaller; None if it is unknown or has no
-    such value.
+    """Return a JSON value that is not larger than the bound, or with `up` not smaller; None if the bound is unknown or
+    there is no such value.
     """
     if bound is None:
         return None
@@ -186,7 +185,7 @@ def _in_text(bound: Any, kind: pa.DataType, *, up: bool) -> Any:
 
 
 def _rounded_up(text: str) -> str:
-    """Return a text that does not sort before `text`: itself, or cut as early as possible from STRING_LENGTH_MAX on."""
+    """Return a text that does not sort before `text`: `text` itself, or one cut at STRING_LENGTH_MAX or soon after."""
     for place in range(STRING_LENGTH_MAX, len(text)):
         if text[place] != _LAST_CHARACTER:
             return text[:place] + _LAST_CHARACTER

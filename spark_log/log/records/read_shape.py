@@ -99,4 +99,4 @@ def _repeated(value: str | int, type_: pa.DataType, rows: int) -> pa.Array:
 
 _FEW_ROWS = 16
 _repeated_few = lru_cache(1_024)(_repeated)
-"""Blobs of few records take most of their time to read for such columns."""
+"""Without this cache such columns would take most of the time to read a blob of few records."""

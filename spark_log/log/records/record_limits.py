@@ -1,4 +1,4 @@
-"""Rules that a batch of records must pass before any of its records is written. Pure and vectorised.
+"""Checks the rules that a batch of records must pass before any of its records is written. Pure and vectorised.
 
 The size of a record is Kafka's upper bound for a batch with only this record
 (org.apache.kafka.common.record.DefaultRecord.recordSizeUpperBound):

@@ -1,4 +1,4 @@
-"""Arrow schemas of records: before they have offsets, in a segment, and as Spark's Kafka source shows them.
+"""Defines the Arrow schemas of records: before they have offsets, in a segment, and as Spark's Kafka source shows them.
 
 Every field is nullable and list items are called `element`, because Spark compares the Arrow schema of a Python data
 source with its own, flags included (pyspark.sql.pandas.types.to_arrow_schema).

@@ -1,4 +1,4 @@
-"""The digest inside a segment's Parquet footer.
+"""Writes and verifies the digest inside a segment's Parquet footer.
 
 Parquet's checksums cover the pages but not the footer. A flipped bit in the footer changes a row group's statistics or
 position, and rows would go missing without an error. So a segment's key-value metadata has the entry
@@ -20,8 +20,8 @@ TRAILER_BYTES = 8
 
 
 def footer_length(trailer: bytes, path: str) -> int:
-    """Return the length in bytes of the footer, from the last TRAILER_BYTES of a file. Raise CorruptRecordError if they
-    are not Parquet's.
+    """Return the length in bytes of the footer, from the last TRAILER_BYTES of a file. Raise CorruptRecordError if
+    these are not a Parquet trailer.
     """
     if len(trailer) != TRAILER_BYTES or trailer[4:] != MAGIC:
         raise CorruptRecordError(f"{path}: no Parquet footer, the file ends with {trailer!r}")

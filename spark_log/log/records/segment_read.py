@@ -85,7 +85,7 @@ def first_offset_at_or_after(
     """Return the lowest offset >= at_least_offset whose timestamp is >= timestamp_ms, or None, as Kafka's
     offsetsForTimes does.
 
-    Decodes the timestamps of the first row group that may have it, and those of the next ones only if it does not.
+    Decodes the timestamps of the first row group that may have the offset, and those of the next only if that has none.
     """
     for group in _row_groups(parquet_file, path):
         if base_offset + group.last_delta < at_least_offset or group.max_timestamp_ms < timestamp_ms:

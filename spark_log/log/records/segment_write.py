@@ -151,7 +151,7 @@ class SegmentWriter:
             self._gather(piece)
 
     def own_rows(self) -> None:
-        """Copy the buffered rows so that the batches that they are slices of can be freed."""
+        """Copy the buffered rows so that their source batches can be freed."""
         self._waiting = [own(tables) for tables in _of_one_schema(self._waiting)]
 
     def close(self) -> SegmentFacts:

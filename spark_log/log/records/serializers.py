@@ -1,7 +1,7 @@
-"""Serializers and deserializers of Avro and Protobuf for keys and values, with kafka-python's interface.
+"""Serializes and deserializes keys and values as Avro and Protobuf, with kafka-python's interface.
 
-They need spark-log's extra `avro` or `protobuf`. The bytes have no schema and no schema id in front of them: writer and
-reader are given the schema. None stays None, which is a tombstone.
+This needs spark-log's extra `avro` or `protobuf`. The bytes contain neither a schema nor a schema id: writer and reader
+are given the schema. None stays None, which is a tombstone.
 """
 
 import importlib
@@ -43,7 +43,7 @@ class AvroSerializer(Serializer):  # type: ignore[misc]  # kafka-python ships no
 class AvroDeserializer(Deserializer):  # type: ignore[misc]
     """Deserializes bytes that were written with the Avro schema `schema`.
 
-    `reader_schema` is the schema of the result, if it is another version. Raises as AvroSerializer.
+    `reader_schema` is the schema of the result, if it is another version. Raises like AvroSerializer.
     """
 
     def __init__(self, schema: Any, reader_schema: Any = None) -> None:
@@ -85,7 +85,7 @@ class ProtobufSerializer(Serializer):  # type: ignore[misc]
 
 
 class ProtobufDeserializer(Deserializer):  # type: ignore[misc]
-    """Deserializes messages of one generated class. Raises as ProtobufSerializer."""
+    """Deserializes messages of one generated class. Raises like ProtobufSerializer."""
 
     def __init__(self, message: type[Any]) -> None:
         self._message = _message_class(message)

@@ -1,7 +1,7 @@
 """Finds the current record of each key. Pure.
 
-The rule is a fold in the order of the offsets: each record replaces the earlier one of its key, unless both have a
-sequence and its own is smaller.
+The rule goes through the records in the order of offsets: each record replaces the earlier one of its key, unless both
+have a sequence and that of the later record is smaller.
 """
 
 import os
@@ -21,10 +21,10 @@ _SECRET = os.urandom(32)
 
 
 def short_keys(keys: pa.Array) -> pa.Array:
-    """Return the keys (large_binary) with digests in place of those of more than 64 bytes. Equal keys stay equal, and
-    others different, in this process.
+    """Return the keys (large_binary), with digests in place of keys of more than 64 bytes. In this process equal keys
+    stay equal, and different keys stay different.
 
-    So the memory of keys depends on their number only: files with long keys that compress well are small. The digest
+    So the memory for keys depends only on their number: a small file may have long keys that compress well. The digest
     is keyed, because a client could otherwise write a short key that equals the digest of a long one.
     """
     is_long = pc.fill_null(pc.greater(pc.binary_length(keys), _KEY_BYTES), False)
@@ -35,8 +35,8 @@ def short_keys(keys: pa.Array) -> pa.Array:
 
 
 def current_records(keys: pa.Array, sequences: pa.Array | None = None) -> npt.NDArray[np.int64]:
-    """Return the positions of the current records of all keys, ascending. `keys` are those of records in the order of
-    their offsets, `sequences` their sequences (int64). Records without a key are left out.
+    """Return the positions of the current records of all keys, ascending. `keys` and `sequences` (int64) are those of
+    records in the order of offsets. Records without a key are left out.
     """
     encoded = keys.dictionary_encode()
     with_key = np.flatnonzero(~is_null(encoded.indices))

@@ -1,4 +1,4 @@
-"""Kafka's record batches of format version 2 ("magic 2"), decoded to Arrow and encoded from Arrow.
+"""Decodes Kafka's record batches of format version 2 ("magic 2") to Arrow, and encodes them from Arrow.
 
 Layout: https://kafka.apache.org/documentation/#recordbatch. Pure: bytes in, Arrow out, and back.
 

@@ -75,7 +75,7 @@ def _snappy(data: memoryview, budget: Budget) -> bytes:
 
 
 def _block(block: memoryview, budget: Budget) -> bytes:
-    """Return a raw snappy block decompressed. It begins with its decompressed size as a varint."""
+    """Decompress a raw snappy block, which begins with its decompressed size as a varint."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift

@@ -41,7 +41,7 @@ RECORDS_MAX = 1_000_000
 FEW = 32
 """Batches with at most this number of records in total are decoded record by record."""
 _BODY_BYTES_MAX = 1 << 30
-"""Bytes that are decoded together. They are limited because Arrow's positions in them are int32."""
+"""The number of bytes that are decoded together. It is limited because Arrow's positions in them are int32."""
 _TIMESTAMP_MS_MAX = np.iinfo(np.int64).max // MICROSECONDS_PER_MILLISECOND
 _BASE_TIMESTAMP_MS_MAX = 1 << 62
 _FEW_HEADERS = 8
@@ -179,7 +179,7 @@ def _decode_together(bodies: Sequence[_Body]) -> list[pa.Table | SparkLogError]:
     expected = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
     bad = fields.bad | (fields.offset_deltas != expected)
     bases = np.array([body.header.base_timestamp_ms for body in bodies], np.int64)
-    # A clipped base does not let the sum overflow, and the sum stays out of range: a delta of 8 bytes is below 2^55.
+    # With a clipped base the sum does not overflow, and stays out of range: a delta of 8 bytes is below 2^55.
     times = np.clip(bases, -_BASE_TIMESTAMP_MS_MAX, _BASE_TIMESTAMP_MS_MAX)[batch_of] + fields.timestamp_deltas
     bad |= np.abs(times) > _TIMESTAMP_MS_MAX
     good[batch_of[bad]] = False
@@ -233,8 +233,8 @@ class _Fields:
         self.headers = self._headers(at, ends)
 
     def _bytes(self, at: Longs, ends: Longs, bad: Flags) -> tuple[Longs, Longs, Flags, Longs]:
-        """Read a length and as many bytes at each position; the length is -1 for null. Return the starts, the ends,
-        which are null, and the positions after the bytes.
+        """Read a length and that number of bytes at each position; the length is -1 for null. Return the starts, the
+        ends, flags for null, and the positions after the bytes.
         """
         sizes, starts = self._varints.read(at, bad)
         bad |= (sizes < -1) | (sizes > ends - starts)

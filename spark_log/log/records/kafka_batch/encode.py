@@ -42,9 +42,9 @@ def encode(
 ) -> bytes:
     """Return one batch without compression, from `base_offset` to `last_offset`, both inclusive.
 
-    Offsets without a record are gaps, as compaction leaves them. Without records it is an empty batch, which moves a
-    consumer past the gap. Records of type LogAppendTime must all have the same timestamp, because consumers use the
-    batch's largest timestamp.
+    Offsets without a record are gaps, as compaction leaves them. Without records the result is an empty batch, which
+    moves a consumer past the gap. Records of type LogAppendTime must all have the same timestamp, because consumers use
+    the batch's largest timestamp.
     """
     pack = partial(
         packed,

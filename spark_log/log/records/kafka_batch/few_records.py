@@ -20,7 +20,7 @@ _MICROSECONDS_MAX = 2**63 - 1
 
 @dataclass
 class _Columns:
-    """The fields of records; `times` in microseconds, None without a timestamp."""
+    """The fields of records. `times` are in microseconds, None for a record without a timestamp."""
 
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The header of a record batch, and its checksum."""
+"""Reads and writes the header of a record batch, and computes the checksum."""
 
 import struct
 from enum import IntEnum
@@ -78,7 +78,7 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(batch: memoryview) -> BatchHeader:
-    """Return the header of `batch`, which must be exactly one record batch, after verifying its checksum.
+    """Verify the checksum of `batch`, which must be exactly one record batch, and return its header.
 
     Raises CorruptRecordError for a batch that is cut off or damaged, InvalidRecordError for another format version or
     for bytes after the batch.
