@@ -16,7 +16,7 @@ from spark_log.log.records.schema import RECORD_SCHEMA, read_schema
 
 HEADER_PREFIX = "__spark_log.errors."
 """The prefix of the headers of a dead letter. After it, the names are those of Kafka Connect's dead letter queue. The
-prefixes differ: a record that went through both has both sets of headers."""
+prefixes differ, so that a record that went through both keeps both sets of headers."""
 
 
 def bad_rows(log: LogReader, topic: Topic) -> Iterator[dict[str, Any]]:

@@ -52,12 +52,12 @@ __all__ = ["Log", "Records", "WrittenBatches"]
 logger = logging.getLogger(__name__)
 
 _RETRY_MS = 200
-"""How long `append_each` retries batches whose replicas lack records: the outcomes of the others wait for it."""
+"""How long `append_each` retries batches whose replicas lack records, while the outcomes of the others wait."""
 
 
 @dataclass(frozen=True)
 class WrittenBatches:
-    """Batches that are written and not appended yet. `write_id` is that of the files among them, None without files."""
+    """Batches that are written and not appended yet. `write_id` is the id of their files, None without files."""
 
     batches: list[Batch]
     blobs: dict[str, bytes]
@@ -123,8 +123,8 @@ class Log(LogReader):
         transaction.
 
         `hooks` run in the append transaction, in this log's store. Raises PolicyViolationError for an internal topic,
-        CrossStoreTransactionError for topics of several stores, or of another store than that of `hooks`, and the
-        errors of `write_batches`.
+        CrossStoreTransactionError for topics of several stores, or of another store than this log's with `hooks`, and
+        the errors of `write_batches`.
         """
         log = self if hooks else self._log_of(items)
 
@@ -145,8 +145,8 @@ class Log(LogReader):
         """Append like `append_prepared`, but a batch that cannot be written is refused alone, and the outcomes do not
         wait long for a batch whose replicas lack records: it is refused with a retriable error.
 
-        `codec` is the producer's; it applies to topics that do not set compression.type. Raises PolicyViolationError
-        for an internal topic, CrossStoreTransactionError for topics of several stores, and the errors of the store.
+        `codec` is the producer's compression type, for topics without compression.type. Raises PolicyViolationError for
+        an internal topic, CrossStoreTransactionError for topics of several stores, and the errors of the store.
         """
         log = self._log_of(items)
 
@@ -161,7 +161,7 @@ class Log(LogReader):
         return append_with_producers(log.cluster, items, append)
 
     def _log_of(self, items: Sequence[tuple[Topic, Records]]) -> Self:
-        """Return the log of the one store that has these topics."""
+        """Return the log of the store of these topics, or this one if they are in several stores."""
         store_ids = {topic.store_id for topic, _ in items}
         return self.at(store_ids.pop()) if len(store_ids) == 1 else self
 
@@ -259,8 +259,8 @@ class Log(LogReader):
 
     @contextmanager
     def naming(self, written: WrittenBatches, topics: Mapping[int, Topic]) -> Iterator[list[Batch]]:
-        """Surround the transaction that names these batches (an append or a registration). The block adds to the list
-        the batches that it has not named, and their files are deleted.
+        """Surround the transaction that names these batches (an append or a registration). The block adds the batches
+        that it has not named to the list, and their files are deleted.
 
         If the block fails, its outcome is unknown. Before the next file is written, the files are deleted unless they
         were named after all; the next files are written under another write id.
@@ -278,7 +278,7 @@ class Log(LogReader):
             delete_files(self.cluster, topics, unnamed)
 
     def _settle_doubts(self, timeout_ms: int) -> None:
-        """Delete the files of failed appends that were not committed. If the store fails, no other file is written."""
+        """Delete files of failed appends that were not committed. Raises the store's errors, so no file is added."""
         with self._doubts_lock:
             while self._doubts:
                 settle(self.cluster, self._doubts[0], timeout_ms=timeout_ms)
@@ -322,7 +322,7 @@ class Log(LogReader):
         for listener in self._listeners:
             try:
                 listener.appended(appended)
-            except Exception as error:  # the append is committed: its caller would repeat it
+            except Exception as error:  # the append is committed, and an error would make the caller repeat it
                 logger.warning(
                     "work after an append has failed: %s", redact(str(error)),
                     exc_info=not isinstance(error, SparkLogError),

@@ -1,5 +1,5 @@
-"""Appends of idempotent producers that the store of a topic does not know: of one that home has registered, or of one
-whose row has expired.
+"""Appends batches of idempotent producers that the store of a topic does not know, because only home has registered
+them or because their rows have expired.
 
 A Kafka client never asks for another producer id: after a pause longer than producer.id.expiration.ms it goes on with
 its old one, as if there had been no pause (KIP-360).
@@ -16,14 +16,14 @@ from spark_log.log.batch_files import Records
 
 Items = Sequence[tuple[Topic, Records]]
 _HOME_TIMEOUT_MS = 2_000
-"""How long an append waits for a home store that is away. Batches of other producers wait with it."""
+"""How long an append waits for a home store that does not answer. Batches of other producers wait with it."""
 
 
 def append_with_producers(
     cluster: Cluster, items: Items, append: Callable[[Items], list[Appended | Rejected]]
 ) -> list[Appended | Rejected]:
-    """Call `append`, and return its outcomes. Batches of producers that the store does not know are appended again,
-    once, after these producers were introduced to it.
+    """Call `append`, and return its outcomes. Batches of producers that the store does not know are appended once more,
+    after it got these producers.
     """
     outcomes = append(items)
     refused = [number for number, outcome in enumerate(outcomes) if _is_of_unknown_producer(outcome)]
@@ -42,7 +42,7 @@ def append_with_producers(
 
 
 def _introduced(cluster: Cluster, producer_ids: set[int]) -> bool:
-    """Return whether the store may know a producer that it did not know."""
+    """Register or copy the producers that the store lacks. Return whether it may know one of them now."""
     home, store = cluster.home.store, cluster.store
     again = register_again(home, producer_ids, _HOME_TIMEOUT_MS)
     return again if store is home else copy_producers(home, store, producer_ids)

@@ -70,7 +70,7 @@ class LogReader:
         """Do nothing: a reader has nothing to release."""
 
     def at(self, store_id: StoreId) -> Self:
-        """Return this log for the topics of a store: itself, or one that is opened at the first call."""
+        """Return the log for the topics of a store: this one, or one that is opened at the first call."""
         if store_id == self.cluster.store_id:
             return self
         cluster = self.cluster.at(store_id)
@@ -81,7 +81,7 @@ class LogReader:
             return self._others[store_id]  # type: ignore[return-value]
 
     def close_at(self, store_id: StoreId) -> None:
-        """Close this log as it was opened for a store that was removed from the cluster."""
+        """Close the log that `at` opened for a store. The store was removed from the cluster."""
         with self._others_lock:
             other = self._others.pop(store_id, None)
         if other is not None:

@@ -1,4 +1,4 @@
-"""The rows whose value cannot be stored in the columns, with the reasons."""
+"""Collects the rows whose value cannot be stored in the columns, with the reasons."""
 
 from spark_log.log.columns.expansion import MAX_VALUES
 
@@ -6,8 +6,8 @@ from spark_log.log.columns.expansion import MAX_VALUES
 class Bad:
     """The bad rows, each with its first reason.
 
-    `counting` is whether to count values, because a row may have more than MAX_VALUES values in structs within arrays
-    and maps.
+    `counting` is True if a row may have more than MAX_VALUES values in structs within arrays and maps. They are then
+    counted.
     """
 
     def __init__(self, counting: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The columns that a reader names: columns of the log, and fields of records by their dotted paths. Pure."""
+"""Selects the columns that a reader names: columns of the log, and fields of records by their dotted paths. Pure."""
 
 from collections.abc import Sequence
 

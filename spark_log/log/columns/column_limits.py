@@ -1,4 +1,4 @@
-"""The limits that each schema of columns must keep, so that every Delta reader can read the table.
+"""Checks the limits that each schema of columns must keep, so that every Delta reader can read the table.
 
 A name must be unique within its struct without regard to case, and not empty. It has no whitespace, control character,
 backslash or any of , ; { } ( ) = . ` " because a Delta table without column mapping, a dotted path or a quoted name
@@ -13,12 +13,12 @@ import pyarrow as pa
 from spark_log.errors import InvalidSchemaError
 
 MAX_FIELDS = 10_000
-"""Number of fields of a schema, including nested fields."""
+"""Largest number of fields of a schema, including nested fields."""
 MAX_DEPTH = 32
-"""Levels of structs, arrays and maps of a schema, including the record itself."""
+"""Largest number of levels of structs, arrays and maps of a schema, including the record itself."""
 _PATH_CHARACTERS_MAX = 1_000
-"""Length of the dotted path of a field. Ids, readers and changes of columns have the path of each field, which repeats
-the names above it.
+"""The largest length of a field's dotted path. Ids, readers and changes of columns store the path of each field, and
+each path repeats the names above its field.
 """
 
 _NOT_IN_NAMES = re.compile(r"[\s\x00-\x1f\x7f,;{}()=.`\"\\]")
@@ -40,7 +40,7 @@ def checked(fields: pa.StructType) -> pa.StructType:
                 raise InvalidSchemaError(f"schema: {_place(path)}: the keys of a MAP have to be STRING")
         elif not (
             pa.types.is_list(kind) or pa.types.is_decimal128(kind) or kind in _SCALARS
-        ):  # a list's hash is its text
+        ):  # not `in` for a list, whose hash is that of its text
             raise InvalidSchemaError(f"schema: {_place(path)}: type {kind} cannot be a column")
     return fields
 

@@ -1,4 +1,4 @@
-"""Parser of Spark's DDL for columns: the grammar's rule `colTypeList`, with the types that columns can have."""
+"""Parses Spark's DDL for columns: the rule `colTypeList` of the grammar, with the types that columns can have."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,8 +20,7 @@ _TOKEN = re.compile(
     | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-"""`open` is a quote or comment without an end, with all that follows: else each later one would search the rest again.
-"""
+"""`open` is an unclosed quote or comment and all that follows: otherwise each later one would search the rest again."""
 _CHARACTERS_MAX = 1 << 20
 _WORD_BY_WORD = {
     "BOOLEAN": pa.bool_(),

@@ -1,4 +1,4 @@
-"""The interface of the decoders, from bytes to a struct of columns. Drivers, Spark tasks and maintenance use it.
+"""Defines the interface of the decoders, from bytes to structs of columns, for drivers, Spark tasks and maintenance.
 
 A bad record never affects another record. Its struct is null, and its reason names the field and the problem. A reason
 has at most 200 characters and never contains data of the record. A null value, which is a tombstone, has a null struct
@@ -25,8 +25,8 @@ class ColumnsDefinition:
     `renamed`: maps each field of the present schema to its column, if a reset gave it a column of another name.
     `replaced`: the columns that the present schema does not fill any more, because of a reset.
     `previous`: the definition before the last reset.
-    `envelope`: none, or debezium: the values are change events, of which the columns have the row (envelope.py), and
-    `sequence` is the path of its number in an event.
+    `envelope`: none, or debezium if the values are change events. The columns then have the row of the event
+    (envelope.py), and `sequence` is the path of the sequence number in an event.
     """
 
     format: str
@@ -45,8 +45,8 @@ class ColumnsDefinition:
 
 
 class Decoded(NamedTuple):
-    """Decoded values. `record` has a struct of the definition's fields for each value. `reasons` has for each bad value
-    why it is bad, and null for the others; it is None if there are no bad values.
+    """Decoded values. `record` has a struct of the definition's fields for each value. `reasons` has the reason of each
+    bad value, and null for the others. It is None if there are no bad values.
     """
 
     record: pa.StructArray

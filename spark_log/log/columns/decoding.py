@@ -42,7 +42,7 @@ def schema_fields(format: str, schema: str) -> pa.StructType:
 
 
 def decoder(definition: ColumnsDefinition) -> Decoder:
-    """Return the decoder of the definition. Each process remembers those that it used last.
+    """Return the decoder of the definition. Each process remembers the decoders that it used last.
 
     Raises InvalidSchemaError if the format cannot be decoded, InvalidConfigurationError if a package is missing.
     """
@@ -75,7 +75,7 @@ def _decoder(definition: ColumnsDefinition) -> Decoder:
 
 
 def _size(_decoder: Decoder, definition: ColumnsDefinition) -> int:
-    """Return about the number of bytes of a decoder: of its texts, and of each field in the reader of each schema."""
+    """Estimate the bytes of a decoder: those of its texts, and of each field in the reader of each schema."""
     texts = [definition.schema, *definition.schemas_by_id.values()]
     return sum(map(len, texts)) + (4_000 + 1_000 * len(definition.schemas_by_id)) * count_of(definition.fields)
 

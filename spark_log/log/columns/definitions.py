@@ -38,10 +38,10 @@ def define(
     """Return the definition of a part (key or value) with these configs, or None if it has no columns and never had
     any.
 
-    `before` is the definition so far. `subject` has the schemas of the subject of a registry, if the config of the
-    schema names one. A column is never removed and never changes its type, except that nested structs gain fields; with
-    `reset`, a field that does not fit its column gets another column. Versions of the subject that do not fit the
-    columns are left out. Raises InvalidConfigurationError, InvalidSchemaError and IncompatibleSchemaError.
+    `before` is the definition so far. `subject` has the schemas of a registry's subject, if the config `schema` names
+    one. A column is never removed and never changes its type, except that nested structs gain fields; with `reset`, a
+    field that does not fit its column gets another column. Versions of the subject that do not fit the columns are left
+    out. Raises InvalidConfigurationError, InvalidSchemaError and IncompatibleSchemaError.
     """
     source, format_, framing = configs.source, configs.format, configs.framing
     if subject is None and format_ in ("avro", "protobuf") and framing == "confluent":
@@ -97,7 +97,7 @@ _version_fields = Remembered(
 
 
 def _check_change_of_envelope(before: ColumnsDefinition, *, reset: bool) -> None:
-    """An earlier schema would decode what the envelope refuses, and a column of the topic may have its names."""
+    """Refuse a change if earlier schemas decode what the envelope refuses, or a column has one of its names."""
     names = {field.name for field in before.fields}
     if reset or before.previous is not None or (before.envelope == "none" and names & {OP, SEQUENCE}):
         raise InvalidConfigurationError(

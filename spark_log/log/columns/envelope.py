@@ -1,7 +1,7 @@
 """Unwraps the change events of Debezium: the columns of a topic are those of the row, with two more.
 
     op    event                               columns of the row
-    c, r  a row was inserted, or was there    after
+    c, r  a row was inserted, or existed      after
     u     a row was updated                   after
     d     a row was deleted                   before
 
@@ -45,7 +45,7 @@ def row_fields(format: str, fields: pa.StructType) -> pa.StructType:
 
 def sequence_path(path: str, format: str, fields: pa.StructType) -> str:
     """Return the path of the sequence in an event, empty if its schema has no whole number there. `fields` are those of
-    value.schema. Raises InvalidConfigurationError for a path that cannot have one.
+    value.schema. Raises InvalidConfigurationError for a path at which no event has a sequence.
     """
     names = path.split(".")
     if not all(names) or names[0] in ("before", "after", "op", "payload", "schema"):
@@ -61,7 +61,7 @@ def sequence_path(path: str, format: str, fields: pa.StructType) -> str:
 
 
 def with_event(row: pa.StructType) -> pa.StructType:
-    """Return the fields of the columns: those of a row, and the added ones."""
+    """Return the fields of the columns: those of a row, then `__op` and `__sequence`."""
     return pa.struct([*row, *_ADDED])
 
 
@@ -78,7 +78,7 @@ class EnvelopeDecoder:
         row = pa.struct([field for field in definition.fields if field.name not in (OP, SEQUENCE)])
         self._wrapped = definition.format == "json"
         self._path = definition.sequence.split(".") if definition.sequence else []
-        # JSON may have any value there, whose text a string takes
+        # JSON may have any value there, and a string column takes its text
         sequence: pa.DataType = pa.string() if self._wrapped else pa.int64()
         for name in reversed(self._path[1:]):
             sequence = pa.struct([(name, sequence)])

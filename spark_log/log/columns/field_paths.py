@@ -100,7 +100,7 @@ def with_ids(schema: pa.Schema, ids: Mapping[str, int]) -> pa.Schema:
 
 
 def without_ids(schema: pa.Schema) -> pa.Schema:
-    """Return the schema without the metadata of its fields. Spark and others compare it."""
+    """Return the schema without the metadata of its fields, which Spark and others would compare."""
 
     def plain(field: pa.Field, path: str) -> pa.Field:
         return field.with_type(_rebuilt(field.type, path, plain)).remove_metadata()

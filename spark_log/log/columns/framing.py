@@ -1,4 +1,4 @@
-"""Confluent's framing: a zero byte, the schema's id in 4 bytes, big-endian, then the message."""
+"""Reads Confluent's framing: a zero byte, the schema's id in 4 bytes, big-endian, then the message."""
 
 import numpy as np
 import pyarrow as pa

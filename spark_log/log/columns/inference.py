@@ -11,7 +11,7 @@
 
 Fields that are always null, empty objects and empty arrays are left out, and can be added when their type is known.
 Fields whose name no column can have are left out too (see column_limits.py); of names that differ in case only, the
-first one stays. Objects and arrays that are nested too deep for columns become STRING.
+first one stays. Objects and arrays that are nested too deeply for columns become STRING.
 """
 
 import datetime
@@ -105,7 +105,7 @@ class _Seen:
             self._items.include(other._items)
 
     def type(self, depth: int) -> pa.DataType | None:
-        """Return the type of the values, None if all are null or empty. `depth` is that of the type if it is nested."""
+        """Return the type of the values, None if all are null or empty. `depth` is the depth of a nested type."""
         if self._kinds <= {"array", "object"} and len(self._kinds) < 2:
             return self._nested(depth)
         for wider, kinds in (("double", {"long", "double"}), ("timestamp", {"date", "timestamp"})):

@@ -1,4 +1,4 @@
-"""The two parts of a record that may have typed columns, key and value, and the names of these columns."""
+"""Names the two parts of a record that may have typed columns, key and value, and these columns."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class TypedPart(NamedTuple):
 KEY = TypedPart("key", "key_record_error", "key_record")
 VALUE = TypedPart("value", "record_error", "record")
 PARTS = (KEY, VALUE)
-"""In the order of their columns in a file."""
+"""The parts, in the order of their columns in a file."""
 TYPED = tuple(name for part in PARTS for name in (part.error, part.record))
 """The typed columns, which follow the others in the files of a topic that has them."""
 RECORDS = tuple(part.record for part in PARTS)

@@ -1,4 +1,4 @@
-"""Resets: a field of the schema gets another type, and therefore another column. Pure.
+"""Resets columns: a field of the schema gets another type, and therefore another column. Pure.
 
 A column of a Delta table cannot change its type while there are files that have it with the old type. So the column
 `price` stays with its values, and the field `price` is stored in column `price__v2` from then on. A value is decoded

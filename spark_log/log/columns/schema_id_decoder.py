@@ -21,8 +21,8 @@ their structs may have any value.
 class SchemaIdDecoder:
     """A decoder with one function for each schema id, or a single function for values without framing.
 
-    `rows` is the number of values that are decoded together. `values_per_byte` is the largest number of values in
-    structs within arrays and maps to which one byte can be decoded. Threads may share it.
+    `rows` is the number of values that are decoded together. `values_per_byte` is the largest number of struct fields
+    within arrays and maps to which one byte can be decoded. Threads may share it.
     """
 
     def __init__(

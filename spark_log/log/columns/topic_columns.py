@@ -1,4 +1,4 @@
-"""The typed columns of a topic, of its keys, its values, or both, and their text in the metadata store."""
+"""Defines the typed columns of a topic's keys and values, and their text in the metadata store."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -90,7 +90,7 @@ def decoded(rows: pa.RecordBatch | pa.Table, columns: TopicColumns, names: Colle
 
 
 def slices(rows: Rows, columns: TopicColumns, names: Collection[str]) -> Iterator[Rows]:
-    """Yield `rows` in order, in slices so that the typed columns of these names can be decoded in bounded memory
+    """Yield `rows` in order, in slices of which the typed columns `names` can be decoded in bounded memory
     (expansion.py).
     """
     wanted = [each for each in columns.parts if each[0].error in names or each[0].record in names]

@@ -1,1 +1,1 @@
-"""The decoder of Avro."""
+"""Decodes Avro."""

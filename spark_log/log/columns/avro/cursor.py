@@ -1,4 +1,4 @@
-"""Positions in the bytes of many Avro records, and functions that read a number at each position."""
+"""Keeps positions in the bytes of many Avro records, and reads a number at each position."""
 
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ class Cursor:
 
     def numbers(self, path: str, bits: int = 64) -> Ints:
         """Read a zigzag varint of at most `bits` bits (32 or 64) at each position. A row with another number becomes
-        bad, and its number is 0. `path` is the field for the reason.
+        bad, and its number is 0. `path` is the field that the reason names.
         """
         byte = self.data[self.pos]
         value = (byte & 0x7F).astype(np.uint64)

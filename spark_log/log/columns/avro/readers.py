@@ -1,4 +1,4 @@
-"""Readers of Avro types. `read` reads one value at each position of a cursor, as an Arrow array.
+"""Reads Avro types. `read` of a reader reads one value at each position of a cursor, as an Arrow array.
 
 A reader without a column skips its values and returns None. `skip` skips a single value, because the items of arrays
 and maps have to be found one by one.
@@ -33,8 +33,8 @@ def record_reader(kind: AvroType, fields: pa.StructType) -> Reader:
 
 
 def values_per_byte(kind: AvroType, column: pa.DataType | None) -> float:
-    """Return the largest number of values in structs within arrays and maps to which one byte can be decoded. An item
-    with few fields, or a null of a union, may take one byte and is decoded to all fields of the column.
+    """Return the largest number of struct fields within arrays and maps to which one byte can be decoded. An item with
+    few fields, or a null of a union, may take one byte and is decoded to all fields of the column.
     """
     if column is None or kind.column is None:
         return 0

@@ -1,4 +1,4 @@
-"""Readers of Avro types that have no parts. See readers.py."""
+"""Reads Avro types that have no parts. See readers.py."""
 
 import numpy as np
 import pyarrow as pa

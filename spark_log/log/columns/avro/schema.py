@@ -52,9 +52,9 @@ _LOGICAL = {
 class AvroType:
     """A type of an Avro schema with its references resolved.
 
-    `name`: null, int, ..., record, enum, array, map, fixed or union. `column`: the type of its column, None for null.
-    `parts`: the fields of a record, the branches of a union, the items of an array or map. `names`: of the fields.
-    `min_bytes`: the fewest bytes of a value.
+    `name` is a primitive type, record, enum, array, map, fixed or union. `column` is the type of its column, None for
+    null. `parts` are the fields of a record, the branches of a union, or the items of an array or map. `names` are the
+    names of the fields. `min_bytes` is the smallest size of a value.
     """
 
     name: str
@@ -99,7 +99,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[AvroType, int, int] | None] = {}
-        """Types with the number of their fields and types, and None for those that are being read."""
+        """The named types, with the numbers of their fields and types. None marks a type that is being read."""
         self._fields = self._types = 0
 
     def read(self, schema: Any, namespace: str, path: tuple[str, ...]) -> AvroType:

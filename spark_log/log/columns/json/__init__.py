@@ -1,1 +1,1 @@
-"""The decoder of JSON."""
+"""Decodes JSON."""

@@ -19,7 +19,7 @@ _RowOf = Callable[[int], int]
 
 
 class Columns:
-    """Converts a list of objects of these classes, of which some may be None, to structs of the columns."""
+    """Converts a list of objects of these classes, and of None, to structs of the columns."""
 
     def __init__(self, fields: pa.StructType, classes: RecordClasses) -> None:
         self._classes = classes
@@ -131,7 +131,7 @@ def _outer(offsets: Sequence[int], row_of: _RowOf) -> _RowOf:
 
 def _unfit(convert: Convert, values: Values, start: int, end: int) -> Iterator[int]:
     """Yield the positions of the values that do not fit, in order, found by bisection. The caller may replace values
-    after a position by None.
+    after a yielded position by None.
     """
     try:
         convert(values[start:end])

@@ -48,7 +48,7 @@ msgspec compares each key that is unknown, or not in the schema's order, with al
 class JsonDecoder:
     """Decodes JSON objects to a struct of the fields. Threads may share it.
 
-    `framed` is whether they follow Confluent's framing. Any schema id is accepted, because values name their fields.
+    `framed` is whether objects follow Confluent's framing. Any schema id is accepted, as values name their fields.
     """
 
     def __init__(self, fields: pa.StructType, framed: bool = False) -> None:

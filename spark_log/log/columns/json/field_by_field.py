@@ -1,4 +1,4 @@
-"""Decodes JSON records that do not fit their class field by field, to accept them or to find the reason."""
+"""Decodes JSON records field by field if they do not fit their class, to accept them or to find the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -131,7 +131,7 @@ def _unexpected(kind: pa.DataType, path: str, raw: bytes) -> str:
 
 
 def check_text(value: bytes, widest: int = 0) -> None:
-    """Raise BadRecordError for a text that is empty, begins with a byte order mark, is not UTF-8, is nested too deep,
+    """Raise BadRecordError for a text that is empty, begins with a byte order mark, is not UTF-8, is nested too deeply,
     or whose objects have too many fields if each has `widest` fields.
     """
     if not value.strip():
@@ -148,7 +148,7 @@ def check_text(value: bytes, widest: int = 0) -> None:
 
 
 def needs_check(values: pa.BinaryArray, widest: int) -> bool:
-    """Return whether a value has so many brackets that it may be nested too deep or have too many fields."""
+    """Return whether a value has so many brackets that it may be nested too deeply or have too many fields."""
     length = pc.max(pc.binary_length(values)).as_py()
     if length is None or length <= 2 * MAX_NESTING:
         return False
@@ -168,7 +168,7 @@ def most_items(data: Bytes) -> int:
 
 
 def _check_brackets(value: bytes, widest: int) -> None:
-    outside = b"".join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])  # of strings
+    outside = b"".join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])  # the text outside of strings
     steps = _STEPS[np.frombuffer(outside.translate(None, _NO_BRACKETS), np.uint8)]
     if np.cumsum(steps, dtype=np.int64).max(initial=0) > MAX_NESTING:
         raise BadRecordError(_TOO_DEEP)

@@ -10,7 +10,7 @@
     anything else, such as several types                      STRING: the JSON text of the value
 
 A $ref may refer to a part of the schema (`#/definitions/...`, `#/$defs/...`), or to an imported schema by its name. In
-an imported schema, `#/...` is a part of that one. If a schema contains itself, the inner one becomes STRING.
+an imported schema, `#/...` is a part of that schema. If a schema contains itself, the inner one becomes STRING.
 """
 
 import json
@@ -24,7 +24,7 @@ from spark_log.log.columns.column_limits import MAX_FIELDS, checked
 from spark_log.log.columns.types import list_of
 
 IMPORTS = "$imports"
-"""Key of a text under which it has the imported schemas, by name."""
+"""The key of a schema text under which it has the imported schemas, by name."""
 
 _TYPES_MAX = 16 * MAX_FIELDS
 """Limit of the types, references, branches and names that are visited, because references to references multiply them.
@@ -51,7 +51,7 @@ def json_schema_fields(text: str) -> pa.StructType:
 
 
 _Reference = str | tuple[str, str]
-"""The text of a $ref, with the name of the imported schema for a part of the imported schema in which it stands."""
+"""The text of a $ref, or for a part of the imported schema that has it, a pair of this schema's name and the text."""
 
 
 class _Schema:
@@ -148,7 +148,7 @@ class _Schema:
 
 
 def _name_own_references(name: str, document: Any) -> None:
-    """Replace each $ref to a part of an imported schema by a pair with the name of the schema."""
+    """Replace each $ref of an imported schema to a part of itself by a pair of the schema's name and the text."""
     own = ("", document.get("$id")) if isinstance(document, dict) else ()
     waiting = [document]
     while waiting:

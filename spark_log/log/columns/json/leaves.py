@@ -16,7 +16,7 @@ Convert = Callable[[Values], pa.Array]
 _UTC = pa.timestamp("us", "UTC")
 _DATE = r"^(\d{4}-\d\d-\d\d)$"
 _DATE_IN_UTC = r"^(\d{4}-\d\d-\d\d)Z$"
-"""As Debezium writes dates with time.precision.mode=isostring."""
+"""The form in which Debezium writes dates with time.precision.mode=isostring."""
 _NO_ZONE = r"^(\d{4}-\d\d-\d\d[T ]\d\d(?::\d\d){0,2}(?:\.\d+)?)$"
 _NANOSECONDS = r"(\.\d{6})\d+"
 _TIMESTAMP = (
@@ -26,7 +26,7 @@ _TIMESTAMP = (
 
 
 class Leaf(NamedTuple):
-    """How the values of a leaf type are converted.
+    """The conversion of the values of a leaf type.
 
     `convert` converts values to an array of the same length. It raises ValueError or OverflowError if one does not fit.
     `problem` is the reason for a value that does not fit.
@@ -39,7 +39,7 @@ class Leaf(NamedTuple):
 
 
 def json_leaf(kind: pa.DataType) -> Leaf:
-    """Return how the values of a leaf type are converted. Times are given as texts, decimals as bytes of JSON text."""
+    """Return the conversion of the values of a leaf type. Times are given as texts, decimals as bytes of JSON text."""
     if kind == _UTC:
         return Leaf(_timestamps, "not an ISO 8601 time of the years 1 to 9999", _matching(_TIMESTAMP))
     if kind == pa.date32():
@@ -88,7 +88,7 @@ _ARROW_CHARACTERS_MAX = 38
 _WIDE_DIGITS = 76
 """Digits of a DECIMAL of 256 bits: 38 before the point and 38 after it."""
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?)([0-9]*))?")
-"""No two of its parts match the same character: the search takes time in proportion to the text."""
+"""No character can belong to two of its parts, so that a match takes time in proportion to the text."""
 _EXPONENT_DIGITS_MAX = 9
 
 

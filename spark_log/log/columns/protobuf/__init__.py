@@ -1,1 +1,1 @@
-"""The decoder of Protobuf."""
+"""Decodes Protobuf."""

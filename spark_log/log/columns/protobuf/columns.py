@@ -25,8 +25,8 @@ _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
 def message_columns(
     values: Sequence[bytes | None], kind: Any, arrow: pa.StructType, errors: dict[int, str]
 ) -> pa.StructArray:
-    """Return the messages as structs of the columns `arrow`. Columns that are not fields of the message are null. The
-    reason why the value at a position is bad is added to `errors`.
+    """Return the messages as structs of the columns `arrow`. Columns that are not fields of the message are null. Adds
+    to `errors` the reason why the value at a position is bad.
     """
     widest = widest_repeated(kind.DESCRIPTOR)
     messages = [_parsed(value, row, kind, widest, errors) for row, value in enumerate(values)]
@@ -34,7 +34,7 @@ def message_columns(
 
 
 def structs_of(values: pa.Array, kind: Any, arrow: pa.StructType) -> pa.Array:
-    """Return structs of `value`, the columns of the message, and `error`, why bytes are bad (null for others)."""
+    """Return structs with `value`, the columns of the message, and `error`, why bytes are bad (null for others)."""
     errors: dict[int, str] = {}
     columns = message_columns(values.to_pylist(), kind, arrow.field("value").type, errors)
     reasons = pa.array([errors.get(row) for row in range(len(values))], pa.string())
@@ -68,7 +68,7 @@ class _Columns:
         self._counts: dict[int, int] = {}
         """Number of values in the repeated messages of each row."""
         self._names: dict[str, dict[int, str]] = {}
-        """The names of the values of each enum by number, collected once for all fields that have it."""
+        """The names of each enum's values by number, collected once for all fields with this enum."""
 
     def structs(
         self, messages: Sequence[Any], rows: Sequence[int], kind: Descriptor, arrow: pa.StructType, path: str
@@ -87,8 +87,8 @@ class _Columns:
         return pa.StructArray.from_arrays(columns, fields=list(arrow), mask=absent)
 
     def _check_unknown(self, unknown: Any, row: int, kind: Descriptor, path: str) -> None:
-        """Make the row bad if the unknown field has the number of a known field: then it has another wire type, unless
-        it is a value that a closed enum does not have.
+        """Make the row bad if the unknown field has the number of a known field: then its wire type is another one. A
+        value that its closed enum does not have is unknown too, but not bad.
         """
         field = kind.fields_by_number.get(unknown.field_number)
         if field is None or _is_of_closed_enum(field, unknown.wire_type):

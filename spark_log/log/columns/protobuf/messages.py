@@ -1,4 +1,4 @@
-"""Messages and fields of Protobuf, from a descriptor set."""
+"""Finds messages and fields of Protobuf in a descriptor set."""
 
 from typing import Any
 

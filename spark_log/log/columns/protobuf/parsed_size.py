@@ -1,5 +1,5 @@
 """Estimates the size of a parsed message. The parser allocates all fields of each nested message, so an empty message
-of two bytes may take tens of thousands of bytes, and a value may have it many times.
+of two bytes may take tens of thousands of bytes, and a value may contain it many times.
 """
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -8,7 +8,7 @@ from spark_log.log.columns.protobuf.messages import is_map
 
 
 def widest_repeated(kind: Descriptor) -> int:
-    """Return the largest number of fields of a message that one of this kind may have many times, at any depth."""
+    """Return the largest number of fields of a message that one of `kind` may contain many times, at any depth."""
     most, seen, stack = 0, {kind.full_name}, [kind]
     while stack:
         for field in stack.pop().fields:
@@ -22,8 +22,8 @@ def widest_repeated(kind: Descriptor) -> int:
 
 
 def repeated_fields(value: bytes, kind: Descriptor) -> int:
-    """Return the number of fields, including missing ones, of all nested messages that a message may have many times.
-    Bytes that cannot be parsed are not counted.
+    """Return the number of fields, including missing ones, of all nested messages that a message may contain many
+    times. Bytes that cannot be parsed are not counted.
     """
     count, stack = 0, [(0, len(value), kind)]
     while stack:

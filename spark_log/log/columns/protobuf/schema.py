@@ -83,11 +83,11 @@ class MessageColumns:
         self._known: dict[str, pa.StructType] = {}
 
     def fields(self, message: Descriptor) -> pa.StructType:
-        """Return the columns of the message. Raises as `protobuf_schema_fields`."""
+        """Return the columns of the message. Raises like `protobuf_schema_fields`."""
         return checked(self._struct(message, "", ()))
 
     def _struct(self, message: Descriptor, path: str, within: tuple[str, ...]) -> pa.StructType:
-        for text in (path, message.full_name):  # each field and each use of the message would make a copy of it
+        for text in (path, message.full_name):  # each field and each use of the message copies the text
             check_path(len(text), text)
         place = f"field {path}" if path else "the record"
         if message.full_name in within:
