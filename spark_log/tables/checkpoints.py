@@ -1,7 +1,7 @@
-"""Maintains the logs of Delta tables: a recent checkpoint, removal of expired log files. It is no part of a
-publication, which it would delay.
+"""Maintains the logs of Delta tables: writes checkpoints, and deletes expired log files. Publication leaves this to
+maintenance, so as not to be delayed.
 
-A reader loads the last checkpoint and every commit after it. Files that no kept version is read from are deleted
+A reader loads the last checkpoint and every commit after it. Files that no kept version needs are deleted
 (`log_clean_up`).
 """
 
@@ -36,7 +36,7 @@ COMMITS_MAX = 10
 """A checkpoint is due after this number of commits: Delta's own default of delta.checkpointInterval."""
 
 _METADATA_FOLDERS = {DELTA: ("/_delta_log",), CURRENT: ("", "/_delta_log"), ICEBERG: ("/metadata",)}
-"""The folders, in that of a table of each format, into which publication writes metadata; last that of the log."""
+"""By format, the folders, relative to a table's, into which publication writes metadata. The last has the log."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,12 @@ class LogFiles:
 
 
 _asked: BoundedDict[str, tuple[int, int]] = BoundedDict()
-"""The version of each table when its log was last asked for the checkpoint, and that of the checkpoint, by the id of
-the table.
+"""By table id, the table's version when its log was last asked for the checkpoint, and the version of the checkpoint.
 """
 
 
 def is_due(table: TopicTable, version: int) -> bool:
-    """Whether the log of a table that now has this version has CHECKPOINT_COMMITS commits since its last checkpoint."""
+    """Whether the log of a table at this version has CHECKPOINT_COMMITS commits since its last checkpoint."""
     asked, checkpointed = _asked.get(table.table_id, (version - CHECKPOINT_COMMITS, -1))
     if version - checkpointed < CHECKPOINT_COMMITS:
         return False
@@ -74,7 +73,7 @@ def is_due(table: TopicTable, version: int) -> bool:
 
 
 def try_maintain_logs(cluster: Cluster, topic: Topic, *, catalogs: bool = True) -> None:
-    """Maintain the logs of the topic's tables; a failure is logged: they are due again."""
+    """Maintain the logs of the topic's tables. A failure is logged, and the logs stay due."""
     try:
         for _ in maintain_logs(cluster, topic, catalogs=catalogs):
             pass
@@ -83,8 +82,9 @@ def try_maintain_logs(cluster: Cluster, topic: Topic, *, catalogs: bool = True) 
 
 
 def maintain_logs(cluster: Cluster, topic: Topic, *, catalogs: bool = True) -> Iterator[LogFiles]:
-    """Checkpoint and clean up the log of each table with at least COMMITS_MAX commits since its last checkpoint.
-    Without `catalogs`, a table in a catalog, which may not answer, is left out.
+    """Delete unneeded metadata files of the topic's tables. Checkpoint and yield each Delta log with at least
+    COMMITS_MAX commits since its last checkpoint. Without `catalogs`, tables in a catalog, which may hang, are left
+    out.
 
     Only tables in online log dirs are maintained. A failing table does not stop the others; the first error, usually
     StorageUnavailableError, is raised at the end.

@@ -4,7 +4,7 @@ Neither deltalake nor Spark forces a commit or a checkpoint to disk. Publication
 it records them. A file that was written and not forced may be truncated or full of zeros after a power loss; then no
 reader can open the table.
 
-    a torn checkpoint     is deleted: the commits before it still exist, since none is deleted before it is forced
+    a torn checkpoint     is deleted: the commits before it still exist, since they are deleted after it is forced
     a torn commit         becomes an empty one, so that versions have no gap; publication adds the lost changes again
     an unreadable log     (the first commit is torn, or commits are missing) is deleted as a whole and written again
 
@@ -82,8 +82,8 @@ class TornLogError(Exception):
 
 
 def repair(log_dir: LogDir, folder: str) -> bool:
-    """Make the log of the Delta table in this folder, which does not open, readable. Returns False if its files are not
-    the cause.
+    """Make the log of the Delta table in this folder readable. Returns False if its files are not the reason that the
+    table does not open.
 
     Raises StorageUnavailableError if a file cannot be read, or if another process is writing to the log. Object stores
     never tear a file, so their logs are not repaired.

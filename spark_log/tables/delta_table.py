@@ -33,8 +33,8 @@ DELTA_SCHEMA = pa.schema([("partition", pa.int32()), ("base_offset", pa.int64())
 """The columns of every table; its typed columns follow. Readers compute offset = base_offset + offset_delta."""
 
 CHECKPOINT_COMMITS = 100
-"""The number of commits since the last checkpoint after which publication says that one is due. Maintenance writes them
-more often.
+"""The number of commits since the last checkpoint after which publication says that one is due. Maintenance writes
+checkpoints more often.
 """
 
 TOMBSTONES, TOMBSTONES_KEPT = "delta.deletedFileRetentionDuration", "interval 1 days"
@@ -45,7 +45,7 @@ _EARLIER_TOMBSTONES = "interval 30 days"
 """The value that earlier versions of spark-log set."""
 
 _ACTION_BYTES = 1_000
-"""The number of bytes that may take as long as an action of a table: 0.1 ms."""
+"""The number of bytes that take as long as one action of a table, 0.1 ms."""
 
 _PROPERTIES = {
     "delta.appendOnly": "true",
@@ -106,7 +106,7 @@ def add_columns(table: "DeltaTable", typed: pa.StructType) -> bool:
 
 
 def shorten_tombstones(table: "DeltaTable") -> bool:
-    """Give a table of an earlier spark-log the present time for tombstones, in a commit of its own on exactly the
+    """Set the present retention of tombstones in a table of an earlier spark-log, in a commit of its own on exactly the
     version that was read.
 
     Returns whether it did. Raises CommitFailedError if another process committed first.
@@ -200,9 +200,9 @@ class OpenDelta(OpenTable):
 
     @cached_property
     def _transaction_version(self) -> int:
-        """Return the version of our last transaction. If the topic was moved here from another store, and an earlier
-        release wrote the table, its application id has a log dir's uuid of that store: it is in one of the last
-        commits.
+        """Return the version of our last transaction. If an earlier release wrote the table in another store, from
+        which the topic was moved, the application id has the uuid of a log dir of that store: one of the last commits
+        has it.
         """
         versions = [self._delta.transaction_version(each) or 0 for each in self._table.applications]
         number, prefix = self._delta.version(), f"spark-log/{self._table.topic.uuid}/"

@@ -32,8 +32,8 @@ from spark_log.tables.topic_tables import has_table, tables_of_topic
 class TableLag:
     """The lag of a topic's table in a log dir. `records` is the number of records that the table lacks.
 
-    `oldest_ms` is the append time of the oldest of them, by the store's clock. `sealed_ms` is that of the oldest one in
-    a segment file, which only has to be published; None if all are inline.
+    `oldest_ms` is the append time of the oldest of them, by the store's clock. `sealed_ms` is the append time of the
+    oldest one in a segment file, which only has to be published; None if all are inline.
     """
 
     records: int
@@ -42,13 +42,13 @@ class TableLag:
 
 
 LAG_BOUND_MS_MIN = 1_000
-"""A delta.max.lag.ms below it, which no table can keep, counts as this."""
+"""A smaller delta.max.lag.ms, which no table can keep, counts as this."""
 
 
 def lag_bound_ms(topic: Topic, target: str) -> int | None:
     """Return the age by which the topic's table of this format is to list a record, or None if there is no such bound.
 
-    An Iceberg table lists a segment file within iceberg.max.lag.ms, and the record gets into one before.
+    A record first gets into a segment file, which an Iceberg table then lists within iceberg.max.lag.ms.
     """
     sealed_ms = topic.config.delta_max_lag_ms
     if sealed_ms < 0:
@@ -58,7 +58,7 @@ def lag_bound_ms(topic: Topic, target: str) -> int | None:
 
 def publications(connection: sa.Connection) -> dict[TableKey, int]:
     """Return the number of commits that spark-log has made to each table: the version of its app transaction, without
-    those that were skipped when the store was accepted.
+    the versions that were skipped when a store was accepted.
     """
     query = sa.select(PUBLICATION.topic_id, PUBLICATION.log_dir_id, PUBLICATION.target, PUBLICATION.transaction_version)
     return {TableKey(*key): version % VERSIONS_SKIPPED for *key, version in connection.execute(query)}
@@ -95,8 +95,8 @@ def _lags(connection: sa.Connection, target: str, topic_ids: Collection[TopicId]
     """Return the lags of the tables of this format. Tables without a lag are left out.
 
     A table has shown every record below `seen_offset`. From there on follow the inline tail and later files, of which
-    the table lists those that existed at the last publication. Only offsets that the replica has, below the high
-    watermark, count.
+    the table lists those that existed at the last publication. Only offsets count that the replica has and that are
+    below the high watermark.
     """
     unseen = (
         (SEGMENT.topic_id == PARTITION.topic_id)
@@ -143,8 +143,8 @@ def _topics_with(target: str) -> sa.Select[tuple[int]]:
 
 
 def offline_tables(connection: sa.Connection) -> dict[tuple[TopicId, str], int]:
-    """Return the number of tables in log dirs that are offline, by topic and format. Their lag is not known: they are
-    not among those of `table_lags`.
+    """Return the number of tables in log dirs that are offline, by topic and format. Their lag is not known, so
+    `table_lags` leaves them out.
     """
     counts: dict[tuple[TopicId, str], int] = {}
     for target in (DELTA, ICEBERG, CURRENT):
@@ -161,10 +161,10 @@ def offline_tables(connection: sa.Connection) -> dict[tuple[TopicId, str], int]:
 
 
 def topics_behind(connection: sa.Connection, target: str) -> set[TopicId]:
-    """Return the topics with a table of another format than Delta, or to have one, that lacks a change: new files, or
-    files that were removed or rewritten. Only log dirs that are online count.
+    """Return the topics of which a table of `target`, a format other than Delta, lacks a change or does not exist yet.
+    A change is a new, removed or rewritten file. Only log dirs that are online count.
 
-    A current-state table may also have shown only some of the records in files, as there was a tail then.
+    A current-state table may also lack some records of its files, because there was a tail at its last publication.
     """
     lacks_change = PARTITION.change > sa.func.coalesce(PUBLICATION_CURSOR.change, 0)
     if target == CURRENT:
@@ -185,8 +185,8 @@ class TableInfo:
     """A topic's table of one format (`target`) in a log dir. `location` is a path or URI, or the name of a table in a
     catalog. `version` is None before the first publication.
 
-    `lag_records` is the number of records that it lacks, and `lag_ms` the time since the oldest of them was appended.
-    Both are 0 if the table is up to date, or its log dir is offline.
+    `lag_records` is the number of records that the table lacks, and `lag_ms` the time since the oldest of them was
+    appended. Both are 0 if the table is up to date, or its log dir is offline.
     """
 
     log_dir_id: int

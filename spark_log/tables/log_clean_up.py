@@ -1,4 +1,4 @@
-"""Deletes expired files of a Delta log: below a checkpoint from which every kept version can be read.
+"""Deletes expired files of a Delta log: those below a checkpoint from which every kept version can be read.
 
 deltalake's own clean-up knows only an age. A table that gets a commit every few seconds would keep half a million
 commits for 30 days, so the number of commits is limited too. The versions of the last day are kept in any case.
@@ -19,7 +19,7 @@ _HOUR_MS = 3_600_000
 
 
 def clean_up(log_dir: LogDir, files: Sequence[Entry], config: TopicConfig, now_ms: int) -> list[Entry]:
-    """Delete the expired ones of these files, which are those of the log of a topic's Delta table. Its newest
+    """Delete the expired files of the log of a topic's Delta table. `files` are the files of the log, whose newest
     checkpoint must have been forced to disk. Returns the files that are left.
 
     The files have times of the file system's clock: `now_ms` may differ from it by minutes.
@@ -35,7 +35,7 @@ def expired_files(files: Mapping[str, int], now_ms: int, retention_ms: int, comm
     """Return the names of the files to delete, in this order. `files` has the time of each name's last change.
 
     The versions of the last `retention_ms` stay readable, but at most `commits_max`, and in any case those of the last
-    day. Above the checkpoint that they are read from, one checkpoint an hour stays.
+    day. Above the checkpoint from which they are read, one checkpoint for each hour stays.
     """
     commits, checkpoints = (
         _dated({name: changed_ms for name, changed_ms in files.items() if pattern.fullmatch(name)}, now_ms)
@@ -61,8 +61,8 @@ def expired_files(files: Mapping[str, int], now_ms: int, retention_ms: int, comm
 
 
 def _dated(files: Mapping[str, int], now_ms: int) -> dict[int, int]:
-    """Return the times of the versions of these files. One whose time has not come, since a clock was ahead, has the
-    time of the next version, and the newest one has the present time.
+    """Return the time of each version of these files. A time in the future, from a clock that was ahead, is replaced by
+    the time of the next version, or for the newest version by the present time.
     """
     times: dict[int, int] = {}
     next_ms = now_ms
@@ -74,7 +74,7 @@ def _dated(files: Mapping[str, int], now_ms: int) -> dict[int, int]:
 
 
 def _oldest_since(commits: Mapping[int, int], since_ms: int, newest: int) -> int:
-    """Return the oldest version that was written since then, the newest one if there is none. A file without a time
+    """Return the oldest version that was written since `since_ms`, or `newest` if there is none. A file without a time
     (0) may have been written at any time.
     """
     return min((version for version, at_ms in commits.items() if at_ms >= since_ms or at_ms == 0), default=newest)

@@ -1,12 +1,12 @@
-"""Publishes topics as open tables: the active files of a topic's table in a log dir are the sealed segments that its
-replicas there have below the high watermark. Each format (`target`) has tables of its own over the same files.
+"""Publishes topics as open tables: the active files of a topic's table in a log dir are the sealed segments below the
+high watermark that the replicas in this log dir have. Each format (`target`) has tables of its own over the same files.
 
-Publication is based on state, not on events: it commits the difference between the metadata and the table, and
-the commit fails unless the table is still at the version that was compared. So the next publication corrects the
-effects of a second publisher, of a crash between any two steps, and of a commit by another program. If the version of
-the table and of our app transaction are those recorded, the table is unchanged, and only the segments that changed
-since then are compared; otherwise all are. In a local log dir an unchanged table that this process has opened before is
-not opened again (`unopened_publication`).
+Publication is based on state, not on events: it commits the difference between the metadata and the table, and the
+commit fails unless the table is still at the version that was compared. So the next publication corrects the effects of
+a second publisher, of a crash between any two steps, and of a commit by another program. If the versions of the table
+and of our app transaction are those recorded, the table is unchanged, and only the segments that changed since then are
+compared. Otherwise all segments are compared. In a local log dir an unchanged table that this process has opened before
+is not opened again (`unopened_publication`).
 """
 
 import logging
@@ -89,7 +89,7 @@ def try_publish(
     catalogs: bool = True,
     checkpoints_due: dict[TopicId, Topic] | None = None,
 ) -> bool:
-    """Publish topics as `publish_all`, and then write the checkpoints that are due, or add their topics to
+    """Publish topics like `publish_all`, and then write the checkpoints that are due, or add their topics to
     `checkpoints_due` for the caller. A failure is logged, and the next publication corrects it.
 
     Returns whether all tables were published.
@@ -106,9 +106,9 @@ def try_publish(
 
 
 def publish_above_tails(cluster: Cluster, topic: Topic) -> None:
-    """Publish the topic if a table lists files above records that were inline then (`listed_above_tail`), and are in
-    files by now: until then these files are not written again. Tables in offline log dirs, which cannot be published,
-    do not count. A failure is logged: it does not stop the caller.
+    """Publish the topic if a table lists files above records that were inline at its last publication
+    (`listed_above_tail`). Until the next one these files are not rewritten, though the records may be in files now.
+    Tables in offline log dirs, which cannot be published, do not count. A failure is only logged.
     """
     if cluster.store.read(lambda connection: listed_above_tail(connection, topic, online=True)):
         try_publish(cluster, [topic], eager=True)
@@ -133,12 +133,12 @@ def publish_all(
     catalogs: bool = True,
     folders: bool = True,
 ) -> dict[TopicId, Published]:
-    """Publish topics to their tables in every log dir that is online. A failing one does not stop the others.
+    """Publish topics to their tables in every log dir that is online. A failing table does not stop the others.
 
-    Unless `eager`, Iceberg tables that this process has published lately are left for later, so that they get no more
-    snapshots than iceberg.max.lag.ms demands; and only the errors of Delta tables are returned, those of the others are
-    logged. `cuts` are for current-state tables (`cuts`). Without `catalogs`, tables in a catalog, which may not answer,
-    are left too; without `folders` all others.
+    Unless `eager`, Iceberg tables that this process has published lately wait, so that they get no more snapshots than
+    iceberg.max.lag.ms demands, and only the errors of Delta tables are returned, while other errors are logged. `cuts`
+    are for current-state tables (`current.cut`). Without `catalogs`, tables in a catalog, which may not answer, are
+    left out; without `folders`, all other tables are.
     """
     published: dict[TopicId, Published] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
@@ -239,7 +239,7 @@ _began_s: BoundedDict[tuple[str, str], float] = BoundedDict()
 
 
 def has_time(topic: Topic, target: str) -> bool:
-    """Whether this process has published the topic to its tables of this format, or tried it, so lately that its files
+    """Whether this process has published the topic to its tables of this format, or tried to, so lately that new files
     can wait. A part of the table's maximum lag is left for the commit.
     """
     began_s = _began_s.get((topic.uuid, target))
@@ -248,7 +248,6 @@ def has_time(topic: Topic, target: str) -> bool:
 
 
 def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
-    """Open the table; None if it does not exist and is not created."""
     if table.target == ICEBERG:
         return OpenIceberg.open(table, create=create)
     if table.target == CURRENT:
@@ -271,7 +270,7 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
             there = _open(table, create=table.listing)
             if there is None:
                 opened.setdefault(table.table_id, None)
-                if table.target != DELTA:  # someone has deleted it
+                if table.target != DELTA:  # another program has deleted it
                     cluster.store.transact(lambda c: publication_state.forget(c, table.key))
                 return None
             version = _publish_once(cluster, table, there)
@@ -304,7 +303,7 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
 
 
 def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int | None:
-    """Publish to the open table, at most one commit. Returns its version, or None if it must be opened again."""
+    """Publish to the open table with at most one commit. Returns its version, or None if it must be opened again."""
     topic, compared = table.topic, there.at
     if table.target == CURRENT and there.has_to_change_first(_present_columns(cluster, topic)):  # also if it is idle
         return None
@@ -361,7 +360,7 @@ def _compare_all(cluster: Cluster, table: TopicTable, there: OpenTable, found: C
 
 def _check_store_is_not_older(cluster: Cluster, table: TopicTable, what: Difference) -> None:
     """Raise StoreChangedError if the table, which has later commits than the metadata knows, lists segments that the
-    metadata does not name: then it was restored from an older copy, and does not tell which files to remove.
+    metadata does not name: then the metadata was restored from an older copy, and does not tell which files to remove.
 
     An operator who accepts the store allows the removal (`publication_resets.use_up_versions`).
     """

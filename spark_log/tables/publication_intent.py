@@ -4,9 +4,9 @@
     commit    the commit of the table has that version, in Delta as an app transaction
     settle    the table has this version, so this intent was carried out: its cursors become the recorded state
 
-A publisher that dies after its commit leaves an intent, which the next one finds by the version in the table. Until it
-is settled, no new file crosses its seen offsets (`tables/seen_offsets.py`). A note is always forced to disk,
-and with it everything that was committed before: a table never lists a segment that the metadata could still
+A publisher that dies after its commit leaves an intent, which the next publisher finds by the version in the table.
+Until the intent is settled, no new file crosses its seen offsets (`tables/seen_offsets.py`). A note is always forced to
+disk, and with it everything that was committed before: a table never lists a segment that the metadata could still
 lose. Settling is not forced to disk: if a power loss reverts it, the next publication settles again.
 """
 
@@ -36,15 +36,15 @@ _SETTLED = tuple(
     )
     for table in (t.publication_intent, t.publication_intent_cursor)
 )
-"""Delete the intents of a table up to a version."""
+"""The statements that delete the intents of a table up to a version."""
 
 
 @dataclass(frozen=True)
 class Intent:
     """A commit that is to be made: it adds these files to a table, whose cursors are then those of `due`.
 
-    `recorded` is the recorded state, and `compared` has our version and the version of the table, when the two
-    were compared.
+    `recorded` is the recorded state. `compared` has the versions of our app transaction and of the table at the
+    comparison.
     """
 
     topic: Topic
@@ -96,8 +96,8 @@ def note(connection: sa.Connection, intents: Sequence[Intent]) -> dict[TableKey,
 
 
 def withdraw(connection: sa.Connection, key: TableKey, version: int) -> None:
-    """Delete an intent that was certainly not carried out, and never will be. Without this, a table whose commits
-    fail each time would get one each time, and no file could be merged across their seen offsets.
+    """Delete an intent that was certainly not carried out, and never will be. Otherwise a table whose commits always
+    fail would get ever more intents, and no file could be merged across their seen offsets.
     """
     for table in (t.publication_intent, t.publication_intent_cursor):
         here = (table.c[name] == value for name, value in key._asdict().items())
@@ -122,8 +122,8 @@ def is_noted(connection: sa.Connection, table: TableKey, version: int) -> bool:
 
 
 def settle(connection: sa.Connection, commits: Sequence[tuple[Topic, TableKey, int]]) -> None:
-    """Record commits of different tables as published, and delete the intents up to them. Each is given by the version
-    of its app transaction, which its table has.
+    """Record commits of different tables as published, and delete the intents up to them. Each commit is given by the
+    version of its app transaction, which the table has.
     """
     existing = publication_state.existing(connection, [topic for topic, _, _ in commits])
     recorded = publication_state.recorded_of(connection, existing)
@@ -156,8 +156,8 @@ def settle(connection: sa.Connection, commits: Sequence[tuple[Topic, TableKey, i
 
 
 def _not_in_log(connection: sa.Connection, intents: Sequence[Intent]) -> set[TableKey]:
-    """Return the tables to which a file is to be added that is not a segment of the log. Locks the partitions, so that
-    no rewrite replaces one meanwhile.
+    """Return the tables whose intent adds a file that is not a segment of the log. Locks the partitions, so that no
+    rewrite replaces a file meanwhile.
     """
     added_files = sorted(
         (intent.topic.topic_id, file.partition, file.base_offset) for intent in intents for file in intent.add

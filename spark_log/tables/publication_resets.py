@@ -1,4 +1,4 @@
-"""Resets the recorded state of tables: those of a topic after changes of the log, and all of an accepted store."""
+"""Resets the recorded state of a topic's tables after changes of its log, or of all tables of an accepted store."""
 
 import sqlalchemy as sa
 
@@ -14,8 +14,8 @@ VERSIONS_SKIPPED = 100_000_000
 """More commits of a table than are made between a backup and the loss of the store."""
 
 _UNKNOWN = sa.case((PUBLICATION.table_version < 0, PUBLICATION.table_version - 1), else_=-1)
-"""No version of a table. It is another number each time: a publication between two changes of the log must not take the
-second for the first.
+"""A number that is no version of a table, and another one at each reset: a publication between two changes of the log
+must not take the second for the first.
 """
 
 
@@ -34,9 +34,8 @@ def lower_seen_offsets(connection: sa.Connection, key: tuple[int, int], offset: 
 
 
 def compare_whole_tables(connection: sa.Connection, topic_id: int, where: sa.ColumnElement[bool]) -> None:
-    """Make the next publication compare whole Delta tables: those of the topic whose publication row fulfils `where`.
-
-    They may list files that do not exist.
+    """Make the next publication compare the whole tables of the topic whose publication rows fulfil `where`, as they
+    may list files that do not exist.
     """
     here = (PUBLICATION.topic_id == topic_id) & where
     connection.execute(t.publication.update().where(here).values(table_version=_UNKNOWN))

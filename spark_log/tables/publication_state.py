@@ -1,5 +1,5 @@
-"""The state of open tables in the metadata: the files that each must list, the files that it is known to list, and the
-updates of this state.
+"""Stores the state of open tables in the metadata: the files that each must list, and the files that it is known to
+list.
 
 A table of the topic in a log dir lists the sealed segments of the replicas there, each up to min(high watermark, the
 replica's LEO). A cursor for each partition records the last publication, so that only later changes are compared.
@@ -71,7 +71,7 @@ _THESE = (PARTITION.topic_id == _TOPIC) & PARTITION.partition.in_(sa.bindparam("
 def rows_of_partitions(
     connection: sa.Connection, statement: Any, table: TableKey, numbers: Collection[int]
 ) -> list[Any]:
-    """Return the rows of a statement about _THESE partitions."""
+    """Return the rows of a statement about _THESE partitions, those with these `numbers`."""
     asked, rows = list(numbers), list[Any]()
     for first in range(0, len(asked), _FEW):
         some = asked[first : first + _FEW]
@@ -121,8 +121,8 @@ _CURSORS_HERE = (
 LISTS_FILES = (PUBLICATION_CURSOR.high_watermark > 0) | (
     (PUBLICATION_CURSOR.target == CURRENT) & (PUBLICATION_CURSOR.seen_offset > 0)
 )
-"""Whether the table of a cursor may list files of its partition: that of the current state also lists the file at its
-limit (`due_below_cut`).
+"""Whether the table of a cursor may list files of its partition. A current-state table also lists the file at the limit
+(`due_below_cut`).
 """
 _CURSORS = sa.select(
     PUBLICATION_CURSOR.partition,
@@ -269,7 +269,7 @@ def all_gone(connection: sa.Connection, table: TableKey) -> Due:
 
 
 def cursors(connection: sa.Connection, table: TableKey, numbers: Collection[int] | None = None) -> dict[int, Cursor]:
-    """Return the cursors as last recorded: all for None, otherwise at least those of these partitions."""
+    """Return the recorded cursors: all if `numbers` is None, otherwise at least those of these partitions."""
     query, parameters = _CURSORS, parameters_of(table)
     if numbers is not None and len(numbers) <= _FEW:
         query = _CURSORS.where(PUBLICATION_CURSOR.partition.in_(list(numbers)))
@@ -315,16 +315,16 @@ def record(
     after: tuple[int, int],
     what: Due,
 ) -> None:
-    """Record a publication, unless the topic was deleted, or another one was recorded since `before` was read."""
+    """Record a publication, unless the topic was deleted, or another publication was recorded after `before`."""
     # the topic's lock serializes publishers, and a deleted topic gets no rows
     if existing(connection, [topic]) and recorded(connection, table) == before:
         replace(connection, {table: (after, what)})
 
 
 def existing(connection: sa.Connection, topics: Iterable[Topic]) -> set[TopicId]:
-    """Lock the rows of the topics, and return the ids of those that exist, and are not moved to another store. Of
-    several topics, those are left out that another transaction has locked, for example their deletion: they delay no
-    other.
+    """Lock the rows of the topics, and return the ids of those that exist and are not moved to another store. If there
+    are several, topics that another transaction has locked, for example to delete them, are left out: they must not
+    delay the others.
     """
     before = {topic.name: topic for topic in topics}
     found = find_topics(connection, before, lock=True, skip_locked=len(before) > 1)
@@ -356,8 +356,8 @@ def replace(connection: sa.Connection, states: Mapping[TableKey, tuple[tuple[int
 
 
 def forget(connection: sa.Connection, key: TableKey) -> None:
-    """Delete the state of a table that lists no file. The cursors of a Delta table stay: their seen offsets tell which
-    records are new to its streams if it lists files again. Another table that does so begins anew.
+    """Delete the state of a table that lists no file. The cursors of a Delta table stay: if it lists files again, their
+    seen offsets tell which records are new to its streams. A table of another format begins anew then.
     """
     for table in (t.publication,) if key.target == DELTA else (t.publication, t.publication_cursor):
         connection.execute(table.delete().where(*(table.c[name] == value for name, value in key._asdict().items())))

@@ -1,6 +1,6 @@
-"""The offsets up to which tables have shown the records of a partition: no rewritten file may cross one of them.
+"""Finds the offsets up to which tables have shown the records of a partition: no rewritten file may cross one of them.
 
-A stream that reads the table would get both old and new records from a file that crosses it.
+A stream of such a table would get both old and new records from a file that crosses its offset.
 """
 
 from collections.abc import Iterable
@@ -31,13 +31,13 @@ def seen_offsets(connection: sa.Connection, topic: Topic, partition: int) -> lis
 def listed_above_tail(
     connection: sa.Connection, topic: Topic, partition: int | None = None, *, online: bool | None = None
 ) -> list[tuple[int, int]]:
-    """Return the ranges [seen offset, limit) of the topic's tables, also of commits that were noted and not recorded;
-    with `partition`, those of this partition; with `online`, those of tables in log dirs that are online (True), or
-    offline (False): no publication can end these now.
+    """Return the ranges [seen offset, limit) of the topic's tables, including commits that were noted and not recorded.
+    `partition` limits them to one partition, and `online` to tables in online (True) or offline (False) log dirs. No
+    publication can end ranges of offline log dirs now.
 
-    The tables list the files in such a range, above records that were inline then and may be a file now. A file that
-    two of these files were merged into would hold both old and new records for a stream that reads the table; and one
-    that is written again would be new to it (`Cursor.has_seen`). So only an erase writes such files again.
+    The tables list the files in such a range, above records that were inline then and may be in a file now. For a
+    stream of the table, a merge of two of these files would hold both old and new records, and a rewritten file would
+    be new (`Cursor.has_seen`). So only an erase rewrites such files.
     """
     numbers = sa.true() if partition is None else sa.column("partition") == partition
     log_dirs = sa.select(LOG_DIR.log_dir_id).where(LOG_DIR.online == online)

@@ -27,7 +27,7 @@ from spark_log.tables.publication_state import CURRENT, Cursor, Due, ListedFile,
 
 @dataclass(frozen=True)
 class TopicTable:
-    """A table of a topic in a log dir. Unless it is `listing`, it is to list no file any more."""
+    """A table of a topic in a log dir. Unless it is `listing`, it must not list files any more."""
 
     topic: Topic
     info: LogDirInfo
@@ -73,15 +73,15 @@ class TopicTable:
 
     @property
     def table_id(self) -> str:
-        """Return the id of the table while the topic is in its present store: another one has other ids of log dirs."""
+        """Return the table's id while the topic is in its present store. Other stores have other uuids of log dirs."""
         return f"spark-log/{self.topic.uuid}/{self.info.uuid}{self._suffix}"
 
     @property
     def applications(self) -> tuple[str, str]:
         """Return the application ids of our transactions in Delta: each commit has the same version for both.
 
-        The first stays the same if the topic moves to another store. Tables of earlier releases have the second only,
-        and processes of these, which may run beside this one during an upgrade, read no other.
+        The first one stays the same if the topic moves to another store. Tables of earlier releases have only the
+        second one, and processes of these releases, which may run during an upgrade, read only that one.
         """
         return f"spark-log/{self.topic.uuid}{self._suffix}", self.table_id
 
@@ -92,7 +92,7 @@ class TopicTable:
 
 @dataclass(frozen=True)
 class Changes:
-    """The metadata of a table that must be changed, from one snapshot.
+    """The metadata, from one snapshot, of a table that must be changed.
 
     If only changes are compared (`incremental`), `wanted` are the changed segments, and `gone` the retired paths;
     otherwise `wanted` are all segments. With `in_doubt` a publisher has committed and not recorded its commit.
@@ -121,7 +121,7 @@ class Difference:
 
 
 def difference(wanted: Sequence[PublishedFile], active: Iterable[str]) -> Difference:
-    """Return the changes that make the wanted files the active files of a table. `active` are the paths of these."""
+    """Return the changes after which a table has the wanted files. `active` are the paths of its active files now."""
     there = set(active)
     return Difference(
         [file for file in wanted if file.path not in there], sorted(there - {file.path for file in wanted})
@@ -129,7 +129,7 @@ def difference(wanted: Sequence[PublishedFile], active: Iterable[str]) -> Differ
 
 
 def _is_due(file: PublishedFile, before: Cursor, due: Due) -> bool:
-    """Whether a current-state table is to show records of the file that it has not shown, or not in this file."""
+    """Whether a current-state table must show records of the file that it has not shown, or only in another file."""
     end = due.cursors[file.partition].seen_offset
     return file.base_offset < end and (
         file.change > before.change or file.base_offset >= before.seen_offset or end > before.seen_offset
@@ -144,7 +144,7 @@ def storage_error(what: str, error: BaseException) -> StorageUnavailableError | 
     """Return the error of a table that could not be read or written, in one line; None for an error of another kind.
 
     An object store that does not complete its answer raises OSError. deltalake panics, with an exception class of its
-    own, in a forked child of a process that has used it. Its errors are coloured trees of lines.
+    own, in a forked child of a process that has used it. The text of its errors is a coloured tree of lines.
     """
     from deltalake.exceptions import DeltaError
 
@@ -177,21 +177,21 @@ class OpenTable(Protocol):
         """Return the files that the table lists, also those of other writers."""
 
     def hidden(self, file: ListedFile) -> npt.NDArray[np.bool_] | None:
-        """Return which rows of a listed file the table does not show, shape (rows,); None: it shows all."""
+        """Return the mask of the rows of a listed file that the table hides, shape (rows,), or None if it shows all."""
         return None
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
-        """Return the change of a table in any state that is to list these files."""
+        """Return the change that makes a table in any state list exactly these files."""
 
     def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
-        """Return the change of a table that is as we left it, by the segments and files that changed since then."""
+        """Return the change of a table that is as publication left it, by the segments and files changed since then."""
 
     def has_foreign_schema(self, columns: TopicColumns | None) -> bool:
-        """Whether another program has changed the schema: then the table needs a commit, also without a file."""
+        """Whether another program has changed the schema: then the table needs a commit, even without a file."""
         return False
 
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
-        """Make a commit of its own that the table needs before it gets files, and return True; else return False."""
+        """Make the extra commit that the table needs before it gets files, and return True; False if it needs none."""
         return False
 
     def prepare(

@@ -24,8 +24,8 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True)
 class TableWork:
-    """The commits of this process, the seconds from their beginning until the metadata knew them, and the number of
-    files of the tables' logs by log dir when they were last maintained here.
+    """The number of commits of this process, the seconds from the beginning of each until it was recorded, and the
+    number of files of the tables' logs by log dir, when they were last maintained here.
     """
 
     publications: int = 0

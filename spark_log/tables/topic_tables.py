@@ -1,7 +1,7 @@
 """Says which tables a topic has by its configs, and in which log dirs; and whether these tables can be made.
 
-Each format has a table in each log dir with replicas of the topic. A catalog has one Iceberg table for a topic: that in
-an online log dir with a replica of every partition, which stays the same one while it is that.
+Each format has a table in each log dir with replicas of the topic. A catalog has one Iceberg table for a topic, in an
+online log dir with a replica of every partition. The table stays in this log dir while this is so.
 """
 
 import importlib.util
@@ -62,8 +62,8 @@ def tables_to_publish(connection: sa.Connection, topic: Topic) -> dict[TableKey,
 
 
 def has_table(connection: sa.Connection, target: str) -> sa.ColumnElement[bool]:
-    """Return the condition that the log dir of a row of `replica` has a table of its topic, if the topic has tables of
-    this format.
+    """Return the condition that the log dir of a row of `replica` has a table of its topic in this format. It applies
+    only to topics with tables of this format.
     """
     if target != ICEBERG or not _has_catalog(connection):
         return sa.true()
@@ -71,13 +71,12 @@ def has_table(connection: sa.Connection, target: str) -> sa.ColumnElement[bool]:
 
 
 def _has_catalog(connection: sa.Connection) -> bool:
-    """Whether a catalog has the Iceberg tables of the cluster."""
     return bool(read_overrides(connection).get("iceberg.catalog"))
 
 
 def _tables_in_catalogs(topic_id: sa.ColumnElement[int] | None = None) -> sa.Select[tuple[int, int]]:
-    """Select the topics, or this topic, with an online log dir that has a replica of every partition: the first one
-    with a table, or else the first one.
+    """Select all topics, or this topic, with the log dir of the Iceberg table: of the online log dirs with a replica of
+    every partition, the first with a table, or else the first.
     """
     replicas = (
         sa.select(REPLICA.topic_id, REPLICA.log_dir_id, sa.func.count().label("count"))

@@ -1,5 +1,5 @@
-"""Temporary files of publishers that were killed while they wrote metadata of a table. Files below their own names are
-created whole (`cluster.files.new_file`), so no reader needs these.
+"""Deletes temporary files of publishers that were killed while they wrote metadata of a table. A file gets its own name
+only when it is whole (`cluster.files.new_file`), so no reader needs a temporary file.
 """
 
 from collections.abc import Mapping, Sequence

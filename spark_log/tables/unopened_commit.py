@@ -1,7 +1,7 @@
 """Makes a Delta commit without opening the table. The cost does not grow with the files that the table lists.
 
 Opening a table reads the actions of all its files, and deltalake's commit reads them again. Neither is needed if the
-newest version is the one that publication recorded: then the metadata contains which files the table lists. The commit
+newest version is the one that publication recorded: then the metadata says which files the table lists. The commit
 creates the next file of the log, which fails if another process was first, as Delta's protocol demands of every writer.
 In an object store this needs a conditional put (`LogDir.create_whole`).
 """

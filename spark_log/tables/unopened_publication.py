@@ -26,10 +26,10 @@ from spark_log.tables.unopened_commit import commit_content, commit_path, is_new
 logger = logging.getLogger(__name__)
 
 opened: BoundedDict[str, pa.StructType | None] = BoundedDict()
-"""The typed columns that each table had when this process opened it last, by the table's id; None if none are known.
-A table that is not remembered is opened again. Columns are never removed. A power loss, which may tear a log
-(`delta_log_repair`), ends every process of the host. So it is enough that each process opens a table once, which finds
-a torn log.
+"""The typed columns that each table had when this process opened it last, by the table's id; None if none are known. A
+table that is not remembered is opened again. Columns are never removed. A power loss, which may tear a log
+(`delta_log_repair`), ends every process of the host. So it is enough that each process opens a table once, and then
+finds a torn log.
 """
 
 
@@ -64,7 +64,7 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
 
 
 def _verified(tables: Sequence[TopicTable]) -> list[TopicTable]:
-    """Return the tables whose log dirs are the right ones. Opening one of the others raises the reason."""
+    """Return the tables in log dirs with the right id. Opening one of the other tables raises the reason."""
     good: dict[LogDirId, bool] = {}
     for table in tables:
         if table.info.log_dir_id not in good:
@@ -124,7 +124,7 @@ def _record_without_commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Cha
 
 
 def _commit(cluster: Cluster, due: Sequence[tuple[TopicTable, Changes, Difference]]) -> dict[TableKey, int]:
-    """Note, commit and settle the changes of the tables. Leaves out those that another process changes meanwhile."""
+    """Note, commit and settle the changes. Return the versions, without tables that another process changed."""
     intents = [
         Intent(table.topic, table.key, change.recorded, change.recorded, what.add, change.due)
         for table, change, what in due
@@ -167,9 +167,8 @@ def report_hang(cluster: Cluster, table: TopicTable) -> None:
 
 
 def withdraw_if_absent(cluster: Cluster, table: TopicTable, version: int, transaction_version: int) -> None:
-    """Withdraw the intent of a commit of this process that has failed, if it is certain that it was not made. In an
-    object store and in a catalog it may still be made, since the answer was lost; and in a folder in which a call
-    hangs.
+    """Withdraw the intent of a failed commit of this process, if it is certain that the commit was not made. It may
+    still be made in an object store or a catalog, whose answer may be lost, and in a folder in which a call hangs.
     """
     may_come = table.target == ICEBERG or not table.log_dir.local or table.log_dir.hangs()
     if not may_come and _is_newest(table, version - 1):
@@ -177,7 +176,7 @@ def withdraw_if_absent(cluster: Cluster, table: TopicTable, version: int, transa
 
 
 def settle(cluster: Cluster, commits: Sequence[tuple[TopicTable, int]], *, durable: bool = False) -> None:
-    """Record our commits, each with the version of its app transaction, which are on disk."""
+    """Record our commits, which are on disk, each with the version of its app transaction."""
     settled = [(table.topic, table.key, version) for table, version in commits]
     cluster.store.transact(lambda c: publication_intent.settle(c, settled), durable=durable)
     failpoint("publish.recorded")

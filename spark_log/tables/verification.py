@@ -1,4 +1,4 @@
-"""Compares the records that a topic's tables show with the log, and makes a table anew."""
+"""Compares the records that a topic's tables show with the log, and rebuilds tables."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -37,8 +37,8 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class Verified:
-    """The comparison of one table as of a version: the number of records that are equal, and the first difference from
-    the log, None if there is none.
+    """The comparison of one table, as of a version, with the log: the number of equal records, and the first
+    difference, None if there is none.
     """
 
     target: str
@@ -49,8 +49,8 @@ class Verified:
 
 
 def verify(cluster: Cluster, topic: Topic, target: str | None = None) -> Iterator[Verified]:
-    """Publish the topic, and compare each of its tables (with `target`, those of one format) in the log dirs that are
-    online with the log, record by record, below the offsets up to which the table shows the partitions.
+    """Publish the topic, and compare its tables in online log dirs (with `target`, those of one format) record by
+    record with the log, below the offsets up to which a table shows the partitions.
 
     The files of a table are read from its log dir, and the log from any good replica. A partition without a leader is a
     difference if the table's replica lacks records below the high watermark: the log cannot be read there. Raises
@@ -88,8 +88,8 @@ def _verify(cluster: Cluster, table: TopicTable) -> Verified:
 
 
 def _lost_records(connection: sa.Connection, table: TopicTable) -> str | None:
-    """Name the first partition without a leader of which the table's log dir lacks records below the high watermark.
-    Those below the log start offset were deleted.
+    """Describe the first partition without a leader of which the table's log dir lacks records below the high
+    watermark. Records below the log start offset, which were deleted, do not count.
     """
     query = (
         sa.select(PARTITION.partition, REPLICA.log_end_offset, PARTITION.log_start_offset, PARTITION.high_watermark)
@@ -108,7 +108,7 @@ def _lost_records(connection: sa.Connection, table: TopicTable) -> str | None:
 
 
 def _plan(cluster: Cluster, table: TopicTable, there: OpenTable) -> tuple[ReadPlan, dict[int, OffsetRange]] | None:
-    """Return the part of the log that the open table is to show, and its offsets by partition; None if the log has
+    """Return the plan of the records that the open table must show, and their offsets by partition; None if the log has
     changed since the table was published.
     """
     ranges: dict[int, OffsetRange] | None = None
@@ -158,8 +158,8 @@ def _rows_of_log(plan: ReadPlan, partition: int, topic: Topic | None) -> Iterato
 def _rows_of_table(
     table: TopicTable, there: OpenTable, files: Sequence[ListedFile], start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a partition's files, by offset, that the table shows. A table of the current state must not
-    show any from `end` on.
+    """Yield the records of a partition's files, by offset, that the table shows. Those from `end` on are left out,
+    except for a current-state table, which must not show any.
     """
     for file in files:
         if file.base_offset >= end and table.target != CURRENT:
@@ -184,8 +184,8 @@ def _read(table: TopicTable, file: ListedFile) -> Iterator[pa.RecordBatch]:
 
 
 def _compare(expected: Iterator[pa.RecordBatch], shown: Iterator[pa.RecordBatch]) -> tuple[int, str | None]:
-    """Return the number of equal records, and the first difference. A file that the table lists and that cannot be read
-    is one; an error of the log is raised.
+    """Return the number of equal records, and the first difference. A listed file that cannot be read is a difference;
+    an error of the log is raised.
     """
     equal = 0
     of_log, of_table = _NONE, _NONE

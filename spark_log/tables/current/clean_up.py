@@ -8,15 +8,15 @@ from spark_log.tables.current.table import open_table
 from spark_log.tables.publication_state import CURRENT, table_folder
 
 _COMMIT_MS = 3_600_000
-"""A commit takes less time after it has written its vectors."""
+"""More time than a commit takes after it has written its vectors."""
 _VECTORS = re.compile(r"deletion_vector_.*\.bin")
 
 
 def clean_up(log_dir: LogDir, topic: Topic, now_ms: int) -> int:
-    """Delete the files that no vector of the table is in, file.delete.delay.fresh.ms after their last change. Returns
+    """Delete the files that have no vector of the table, file.delete.delay.fresh.ms after their last change. Returns
     their number.
 
-    A commit changes the time of the files whose vectors it replaces, before it is made (`OpenCurrent`).
+    Before a commit replaces vectors, it updates the modification time of their files (`OpenCurrent`).
     """
     folder, config = table_folder(topic, CURRENT), topic.config
     delay_ms = max(_COMMIT_MS, min(config.file_delete_delay_fresh_ms, config.file_delete_delay_ms))

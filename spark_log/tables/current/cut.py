@@ -22,7 +22,7 @@ from spark_log.tables.publication_state import (
 )
 
 Cut = Mapping[int, int]
-"""The high watermark of each partition of a topic, from one snapshot. It divides no append over several partitions."""
+"""The high watermarks of a topic's partitions, from one snapshot. A cut divides no append over several partitions."""
 
 NO_CUTS: Mapping[TopicId, Cut] = {}
 _PARTITIONS_A_QUERY = 1_000
@@ -32,12 +32,11 @@ HAS_CURRENT = f'"table.current": "{DELTA}"'
 
 
 def due_below_cut(connection: sa.Connection, table: TableKey, cut: Cut | None, *, everything: bool) -> Due:
-    """Return the new cursors of a current-state table. It shows the records below a cut of the log, which divides no
-    append over several partitions: the high watermarks of one snapshot.
+    """Return the new cursors of a current-state table. The table shows the records below a cut of the log.
 
-    That is the present one if no record below it is inline, or else `cut`, taken before the tails were sealed, or else
-    the recorded one. The cursor of a partition has the cut as `seen_offset`, and as `limit` the base offset of the file
-    that crosses it, if there is one. With `everything`, unchanged partitions have cursors too.
+    This is the present cut if no record below it is inline, or else `cut`, which was taken before the tails were
+    sealed, or else the recorded one. The cursor of a partition has the cut as `seen_offset`, and as `limit` the base
+    offset of the file that crosses the cut, if there is one. With `everything`, unchanged partitions have cursors too.
     """
     parameters = parameters_of(table)
     rows = connection.execute(PARTITIONS, parameters).all()
@@ -63,8 +62,8 @@ def due_below_cut(connection: sa.Connection, table: TableKey, cut: Cut | None, *
 
 
 def _crossing_files(connection: sa.Connection, table: TableKey, ends: Mapping[int, int]) -> dict[int, int]:
-    """Return the base offset of the file that has records below and from the end of its partition on, for each
-    partition with such a file.
+    """Return, by partition, the base offset of the file that has records on both sides of the partition's offset in
+    `ends`. Partitions without such a file are left out.
     """
     bases: dict[int, int] = {}
     asked = sorted(ends.items())

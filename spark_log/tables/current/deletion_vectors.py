@@ -1,8 +1,8 @@
 """Encodes and decodes the deletion vectors of Delta tables: for each file, the rows that readers leave out. Pure.
 
 The file of a commit's vectors has a version byte, and then for each vector its size (4 bytes, big-endian), its content,
-and the CRC-32 of that (big-endian). The content is a magic number and a Roaring bitmap of 64 bits in its portable
-format (Delta's protocol, "Deletion Vector Format").
+and the CRC-32 of the content (big-endian). The content is a magic number and a Roaring bitmap of 64 bits in its
+portable format (Delta's protocol, "Deletion Vector Format").
 """
 
 import base64
@@ -39,7 +39,7 @@ class Vector:
 
     @property
     def name(self) -> str:
-        """Return the name of its file."""
+        """Return the name of the vector's file."""
         return file_name(self.file)
 
     def descriptor(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def file_name(file: uuid.UUID) -> str:
 
 
 def encode(masks: Mapping[str, Mask], file: uuid.UUID) -> tuple[bytes, dict[str, Vector]]:
-    """Return the content of a file with the vectors of these masks, and their places. Masks without a row have none."""
+    """Return the content of a file with the vectors of these masks, and their places. A mask without rows has none."""
     from pyroaring import BitMap64
 
     content = bytearray(_VERSION)

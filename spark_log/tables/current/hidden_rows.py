@@ -20,7 +20,7 @@ Offsets = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of files of one partition, by offset, with what decides on them (see Candidates)."""
+    """Rows of files of one partition, by offset, with the values that decide which are current (see Candidates)."""
 
     offsets: Offsets
     keys: pa.Array
@@ -60,12 +60,12 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
 
 
 def carried(offsets: Offsets, shown: Offsets) -> Mask:
-    """Return the mask of a file with these offsets that replaces others, which showed the offsets `shown`."""
+    """Return the mask of a file with these offsets. The files that it replaces showed the offsets `shown`."""
     return ~np.isin(offsets, shown)
 
 
 def hidden(rows: Rows) -> Mask:
-    """Return the mask of rows of which none has a key with other rows that count."""
+    """Return the mask of `rows`, which have all rows of their keys that count."""
     mask = np.ones(len(rows.keys), bool)
     mask[current_records(rows.keys, rows.sequences)] = False
     return mask | rows.deletions

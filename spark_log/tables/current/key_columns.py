@@ -1,4 +1,4 @@
-"""Reads what decides on the records of segment files, and keeps what was used last in memory."""
+"""Reads the values of segment files that decide which records are current, and caches them in memory."""
 
 from collections import OrderedDict
 from threading import Lock
@@ -16,7 +16,7 @@ from spark_log.tables.current.hidden_rows import Rows, concatenated
 
 
 class _Cache:
-    """The rows of files by location, which never change. Thread-safe."""
+    """A cache of the rows of files, which never change, by location and rule. Thread-safe."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[str, Rows] = OrderedDict()
@@ -30,7 +30,7 @@ class _Cache:
             return self._rows.get(location)
 
     def put(self, location: str, rows: Rows, bytes_max: int) -> None:
-        """Add rows, and drop those that were not used for the longest time while there are more bytes than that."""
+        """Add rows, and drop the least recently used ones until at most `bytes_max` bytes are left."""
         with self._lock:
             if location not in self._rows:
                 self._rows[location] = rows
@@ -58,8 +58,7 @@ def read_rows(
     cache_bytes: int,
 ) -> Rows:
     """Return the rows of a file, whose `path` is relative to the log dir. `columns` are the topic's typed columns. The
-    process keeps rows of files with at most `cache_bytes` in memory. Raises CorruptRecordError or
-    StorageUnavailableError.
+    process caches at most `cache_bytes` bytes of rows. Raises CorruptRecordError or StorageUnavailableError.
     """
     expected = ExpectedSegment(log_dir.location(path), size, record_count)
     name = f"{expected.path} {rule}"

@@ -1,5 +1,5 @@
-"""The current-state format of publication: a Delta table that shows the current record of each key of each partition,
-unless it is a deletion.
+"""Implements the current-state format of publication: a Delta table that shows the current record of each key of each
+partition, unless that record is a deletion.
 
 The table is a function of the log below the offsets of its cursors, and of the files. A commit changes the vectors of
 the partitions that changed: it finds the keys of the new records in the files of the partition, and hides the earlier
@@ -50,7 +50,7 @@ class OpenCurrent(OpenTable):
     def __init__(self, table: TopicTable, current: CurrentTable) -> None:
         self._table, self._current = table, current
         self._contents: dict[str, bytes] = {}
-        """The files of vectors that have been read, by name."""
+        """The content of the vector files that were read, by name."""
         self._columns: TopicColumns | None = None
         self._prepared: tuple[list[VectorChange], dict[str, Vector], dict[int, int]] = ([], {}, {})
 
@@ -72,7 +72,7 @@ class OpenCurrent(OpenTable):
         return self._current.transaction_version, self._current.version
 
     def listed(self) -> Collection[ListedFile]:
-        """Return the files as deltalake reads the table, as other readers do."""
+        """Return the files of the table as deltalake, and so every other reader, sees them."""
         active, folder = active_files(self._delta), Path(self._table.folder).name
         return [
             ListedFile(
@@ -86,7 +86,7 @@ class OpenCurrent(OpenTable):
         ]
 
     def hidden(self, file: ListedFile) -> Mask | None:
-        """Return the mask of a file, also as deltalake reads it. Raises CorruptRecordError."""
+        """Return the mask of a file as deltalake reads it. Raises CorruptRecordError."""
         from deltalake.exceptions import DeltaError
 
         location = self._table.log_dir.location(f"{self._table.topic.folder}/{file.path}")
@@ -96,14 +96,14 @@ class OpenCurrent(OpenTable):
             raise CorruptRecordError(" ".join(str(error).split())) from error
 
     def compared(self, wanted: Sequence[PublishedFile]) -> Difference:
-        """All files are added: the vectors of a table that is not as we left it may be wrong."""
+        """Return a difference with all files: vectors may be wrong if publication did not make the last commit."""
         return Difference(wanted, sorted(self._current.files.keys() - {file.path for file in wanted}))
 
     def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
         return Difference(wanted, [path for path in gone if path in self._current.files])
 
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
-        """With another rule all vectors are found anew, since that is a commit without our transaction."""
+        """Commit a changed rule, without our transaction: all vectors are then computed anew. Return whether it did."""
         if self._current.rule == self._rule(columns):
             return False
         self._commit([], columns, None)
@@ -197,8 +197,8 @@ class OpenCurrent(OpenTable):
         return decode(self._contents[vector.name], vector, file.record_count)
 
     def _write(self, masks: Mapping[str, Mask], removed: Collection[str]) -> dict[str, Vector]:
-        """Write the vectors of these files into one file, durably. Files of vectors that they replace, and of those of
-        removed files, get the present time, from which clean-up counts.
+        """Write the vectors of these masks into one file, durably. Files with vectors that are replaced, or that
+        removed files had, get the present time, from which clean-up counts.
         """
         paths = [path for path in [*masks, *removed] if path in self._current.files]
         replaced = {self._current.files[path].vector for path in paths}
@@ -235,9 +235,7 @@ class OpenCurrent(OpenTable):
 
 
 def _is_as_left(table: TopicTable, version: int, content: bytes) -> bool:
-    """Whether the newest version is the commit that this process has made. Another table may have the same versions:
-    one that was rebuilt.
-    """
+    """Whether the newest version is the commit of this process. A table that was rebuilt may have the same versions."""
     if not is_newest(table.log_dir, table.folder, version):
         return False
     try:

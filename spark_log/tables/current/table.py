@@ -1,7 +1,7 @@
 """Reads and writes the Delta log of a topic's current-state table, in folder `_current` of the topic's folder.
 
 The files are those of the log, `../_segments/..`, each with a deletion vector over the rows that are not current.
-deltalake writes no vectors, so the commits are made here; it opens the table elsewhere, and makes its checkpoints.
+deltalake writes no vectors, so this module writes the commits. Other modules open and checkpoint it with deltalake.
 """
 
 import json
@@ -26,7 +26,7 @@ from spark_log.tables.publication_state import PublishedFile
 from spark_log.tables.unopened_commit import commit_path, partition_values, statistics
 
 _ABOVE = "../"
-"""Precedes the paths of the files in this table, as its folder is in the topic's."""
+"""The prefix of the paths of files in this table, whose folder is in the topic's folder."""
 _FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
 _PROTOCOL = {
     "minReaderVersion": 3,
@@ -77,14 +77,14 @@ class CurrentFile:
 
 @dataclass(frozen=True)
 class CurrentTable:
-    """The table as of one version; -1: there is none yet. `files` has the files by their paths."""
+    """The table as of one version, which is -1 if there is no table yet. `files` has the files by path."""
 
     version: int = -1
     transaction_version: int = 0
     schema: str | None = None
     table_id: str | None = None
     rule: CurrentRule = LAST
-    """The rule by which the vectors were found."""
+    """The rule by which the vectors were computed."""
     committed_ms: int = 0
     files: Mapping[str, CurrentFile] = field(default_factory=dict)
 
@@ -189,9 +189,9 @@ def commit_actions(
 ) -> list[dict[str, Any]]:
     """Return the actions of the commit that follows `table`.
 
-    `add` has the files with a new vector, which may be listed already, each with whether readers see other rows by it,
-    and `remove` the files that the table no longer lists. `offsets` has the new end of each changed partition. Without
-    `transaction_version` the commit is not one of ours to the next publication, which finds all vectors anew.
+    `add` has the files with a new vector, which may be listed already, each with whether readers then see other rows.
+    `remove` has the files that the table no longer lists. `offsets` has the new end of each changed partition. Without
+    `transaction_version` the next publication does not recognise the commit as its own, and computes all vectors anew.
     """
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}}
     actions: list[dict[str, Any]] = [
@@ -230,7 +230,7 @@ def commit_actions(
 
 
 def _removal(file: CurrentFile, changes: bool, now_ms: int) -> dict[str, Any]:
-    """A file and its vector are removed together: readers compare both."""
+    """Return the action that removes a file together with its vector, as readers compare both."""
     action = file.action
     vector = action.get("deletionVector")
     return {

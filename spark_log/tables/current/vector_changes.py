@@ -1,4 +1,4 @@
-"""Finds the new deletion vectors of the files of one partition, when a commit shows further records of it."""
+"""Computes the new deletion vectors of a partition's files, when a commit shows further records of the partition."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ SegmentFile = PublishedFile | CurrentFile
 
 @dataclass(frozen=True)
 class VectorChange:
-    """A file, and the mask of its rows that are hidden from now on. `is_data`: readers see other rows by it."""
+    """A file, and the mask of its rows that are hidden from now on. `is_data` is whether readers see other rows."""
 
     file: SegmentFile
     hidden: Mask
@@ -32,8 +32,8 @@ class VectorChange:
 
 @dataclass(frozen=True)
 class PartitionFiles:
-    """The files of a partition. The table lists `listed`, by path. It will not list `removed` any more, and list
-    `added`: files that are new to it, or have records that it has not shown.
+    """The files of a partition. The table lists `listed`, by path. The commit removes `removed` and adds `added`: files
+    that are new to the table, or have records that it has not shown.
 
     `read` reads the rows of a file, and `stored_mask` the vector of a listed one.
     """
@@ -52,10 +52,10 @@ class PartitionFiles:
         return any(self.listed[path].base_offset < first for path in self.removed)
 
     def changes(self, start: int, end: int) -> list[VectorChange]:
-        """Return the changed vectors, and those of all added files, once the table shows the records below `end`.
+        """Return the changed vectors, and those of all added files, for a table that shows the records below `end`.
 
-        It has shown those below `start`, so its vectors are right for them; with 0 all vectors are found anew. They are
-        also found anew if clean-up has deleted a file that another one replaced, or a vector is damaged.
+        The table already shows the records below `start`, so its vectors are right for them. All vectors are computed
+        anew if `start` is 0, if clean-up has deleted a file that another one replaced, or if a vector is damaged.
         """
         if start:
             with contextlib.suppress(CorruptRecordError):
@@ -93,8 +93,8 @@ class PartitionFiles:
     def _show(
         self, files: Sequence[SegmentFile], group: Sequence[SegmentFile], masks: dict[str, Mask], start: int, end: int
     ) -> None:
-        """Change the masks so that the records of these files from `start` to `end` are taken into account. They follow
-        all others that have been.
+        """Update the masks for the records of the files `group` from `start` to `end`. The masks include all earlier
+        records already.
         """
         rows = [self.read(file) for file in group]
         for file in group:
@@ -120,8 +120,8 @@ class PartitionFiles:
     def _earlier(
         self, files: Sequence[SegmentFile], masks: Mapping[str, Mask], new: Rows
     ) -> list[tuple[SegmentFile, Offsets]]:
-        """Return the places, by file, of the earlier records with the keys of new ones. Those that are hidden are left
-        out, unless a record may lose against a deletion by its sequence.
+        """Return, by file, the places of the earlier records with the keys of new ones. Hidden records are left out,
+        except with sequences, because a hidden deletion may win against a new record.
         """
         keys, first = pc.unique(new.keys.drop_null()), int(new.offsets[0])
         places = {file.path: self.read(file).with_keys(keys, first) for file in files if file.base_offset < first}

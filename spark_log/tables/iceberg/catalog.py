@@ -1,8 +1,8 @@
 """Opens a topic's Iceberg table in a catalog, and commits to it, through pyiceberg.
 
-The catalog is one of pyiceberg's own configuration (`.pyiceberg.yaml`, or variables PYICEBERG_CATALOG__…), which has
-its address and its secrets. The metadata files are its own; the manifests are those of `table`. The table's version is
-the sequence number of its current snapshot.
+pyiceberg's own configuration (`.pyiceberg.yaml`, or variables PYICEBERG_CATALOG__*) has the catalog's address and
+secrets. The catalog writes the metadata files; the manifests are those of `table`. The table's version is the sequence
+number of its current snapshot.
 """
 
 import json
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 ANSWER_S = 10.0
-"""The time in which a catalog answers a call. pyiceberg itself waits for ever."""
+"""The time within which a catalog has to answer a call. pyiceberg itself waits without a limit."""
 SILENCE_S = 60.0
 """The time for which a catalog that has not answered is not called again."""
 
@@ -85,8 +85,8 @@ class CatalogTable:
         return IcebergTable(log_dir, folder, table_id, version, metadata)
 
     def commit(self, before: IcebergTable, metadata: Mapping[str, Any]) -> bool:
-        """Make these metadata those of the table. Returns False if another process has committed since it was loaded.
-        Raises StorageUnavailableError if the catalog fails; then the commit may take place later.
+        """Commit these metadata. Returns False if another process has committed since the table was loaded. Raises
+        StorageUnavailableError if the catalog fails; then the commit may take place later.
         """
         from pydantic import TypeAdapter
         from pyiceberg.exceptions import CommitFailedException
@@ -120,8 +120,8 @@ class CatalogTable:
 
 
 def force_metadata(log_dir: LogDir, folder: str, location: str) -> None:
-    """Force a metadata file of a table in this folder, and the folders above it, to disk, which pyiceberg does not do.
-    A catalog may have its file elsewhere.
+    """Force a table's metadata file in this folder, and the folders above it, to disk, which pyiceberg does not do. A
+    metadata file that the catalog has elsewhere is left as it is.
     """
     ours = f"{log_dir.location(folder)}/"
     if log_dir.local and location.startswith(ours):
@@ -131,8 +131,8 @@ def force_metadata(log_dir: LogDir, folder: str, location: str) -> None:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the requirements and the updates of a commit that makes the metadata `before` those of `after`, as in
-    Iceberg's REST protocol. Some servers remove one snapshot at a time only.
+    """Return the requirements and the updates of a commit from the metadata `before` to `after`, as in Iceberg's REST
+    protocol. Snapshots are removed one at a time, because some servers need this.
     """
     schemas = {schema["schema-id"] for schema in before["schemas"]}
     snapshots = {snapshot["snapshot-id"] for snapshot in before["snapshots"]}
@@ -170,8 +170,8 @@ def open_table(
     name: CatalogName, topic: str, log_dir: LogDir, folder: str, others: Collection[str]
 ) -> CatalogTable | None:
     """Load the table of a topic whose folder in the log dir is `folder`; None if the catalog has none in this folder.
-    `others` are the locations of its folders in all log dirs of the cluster. Raises InvalidConfigurationError if the
-    table of this name is not the topic's, CorruptRecordError if a power loss has torn its metadata file in the log dir.
+    `others` are the locations of the topic's folders in all log dirs. Raises InvalidConfigurationError if the table of
+    this name is not the topic's, CorruptRecordError if a power loss has torn its metadata file in the log dir.
     """
     title = name.title(topic)
     loaded = _call(name, title, lambda: _load(name, topic, log_dir))
@@ -245,7 +245,7 @@ def _is_torn(log_dir: LogDir, location: str) -> bool:
 
 def _is_former(location: str, topic: str, log_dir: LogDir, others: Collection[str]) -> bool:
     """Whether a location is that of the topic in another log dir, or that of a deleted topic of this name. A copy of
-    the cluster, from a backup, has folders of the same names elsewhere.
+    the cluster, from a backup, has folders of the same names elsewhere, which do not count.
     """
     if location in others:
         return True
@@ -262,8 +262,8 @@ def create_table(
     *,
     anew: bool = False,
 ) -> None:
-    """Register the table of a topic, in place of its table in another folder. If its folder has a table already, it
-    gets that one's snapshots, unless it is made `anew`. Another process may do the same.
+    """Register the table of a topic in the catalog, in place of its table in another folder. If the topic's folder has
+    a table, the new one gets its snapshots, unless it is made `anew`. Another process may do the same.
     """
     drop_table(name, topic, log_dir, folder, others, here=anew)
     in_folder = metadata_files.open_table(log_dir, folder, "")
@@ -294,8 +294,8 @@ def create_table(
 def drop_table(
     name: CatalogName, topic: str, log_dir: LogDir, folder: str, others: Collection[str], *, here: bool = True
 ) -> None:
-    """Remove the topic's table from the catalog, if it is there; without `here` only if it is in another folder. No
-    file is deleted. A table of somebody else stays.
+    """Remove the topic's table from the catalog, if it has one; without `here` only if the table is in another folder.
+    No file is deleted. A table that is not the topic's stays.
     """
 
     def drop() -> None:
@@ -334,15 +334,15 @@ def _identifier(name: CatalogName, topic: str) -> tuple[str, ...]:
 
 _silent_until_s: dict[str, float] = {}
 _began_s: dict[str, float] = {}
-"""The begin of the last call of each catalog."""
+"""The time when the last call of each catalog began."""
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 """A call that has not been answered holds the lock of its catalog."""
 os.register_at_fork(after_in_child=_locks.clear)  # the calls of the parent are not answered in a child
 
 
 def _call(name: CatalogName, title: str, work: Callable[[], R]) -> R:
-    """Return the result of some calls of a catalog, which raise errors of many libraries. Raises
-    StorageUnavailableError, also if it does not answer in time; then the calls may take place later.
+    """Return the result of `work`, which calls a catalog. Raises StorageUnavailableError for the errors of its many
+    libraries, and if it does not answer in time; then the calls may take place later.
     """
     lock = _locks[name.name]
     silent = StorageUnavailableError(f"{title}: the catalog has not answered for {ANSWER_S:.0f} s")

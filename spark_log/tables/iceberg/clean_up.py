@@ -6,8 +6,8 @@ from collections.abc import Collection
 from spark_log.tables.iceberg.table import METADATA_FILES, IcebergTable
 
 _KEPT_MS = 3_600_000
-"""Files are deleted so long after the metadata have dropped the last snapshot that needs them: readers that began
-before may still be on them.
+"""Files are deleted this long after the metadata have dropped the last snapshot that needs them, because readers that
+began before may still use them.
 """
 _SNAPSHOT_LIST = re.compile(r"snap-(\d+)-.*\.avro")
 _METADATA = re.compile(r"v(\d+)\.metadata\.json")
@@ -18,9 +18,9 @@ def clean_up(table: IcebergTable, of_catalog: Collection[str], now_ms: int) -> i
     """Delete the files of a topic's Iceberg table that are not needed. Returns their number. `of_catalog` are the
     names of the metadata files that its catalog needs.
 
-    A manifest is in the lists of consecutive snapshots. So one that is older than all snapshots that are left, and in
-    the list of neither the first nor the last of them, is in none. Snapshots may have the time of a clock that was
-    ahead; their lists have that of the file system.
+    A manifest is in the lists of consecutive snapshots. So a manifest that is older than all remaining snapshots, and
+    in the list of neither the first nor the last of them, is in no list. Snapshots may have the time of a clock that
+    was ahead; their lists have the time of the file system.
     """
     log_dir, folder = table.log_dir, table.folder
     if table.metadata is None or not table.metadata["snapshots"]:

@@ -16,9 +16,7 @@ from spark_log.tables.iceberg.schema import PARTITION_FIELDS, PARTITION_SPEC
 EXISTING, ADDED, DELETED = 0, 1, 2
 """Values of an entry's `status`."""
 DATA = 0
-"""The `content` of a manifest of data files. Other manifests have files that say which rows are deleted: spark-log
-writes none.
-"""
+"""The `content` of a manifest of data files. Other manifests list delete files, of which spark-log writes none."""
 
 Entry = dict[str, Any]
 """An entry of a manifest: status, snapshot_id, sequence_number, file_sequence_number, and data_file."""
@@ -106,7 +104,7 @@ _MANIFEST = {
 
 
 def write_manifest(entries: Sequence[Entry], schema: Mapping[str, Any]) -> bytes:
-    """Return the file of a manifest. `schema` is the table's present one, with its id."""
+    """Return the file of a manifest. `schema` is the table's present schema, with its id."""
     metadata = {
         "schema": json.dumps(schema),
         "schema-id": str(schema["schema-id"]),
@@ -119,7 +117,7 @@ def write_manifest(entries: Sequence[Entry], schema: Mapping[str, Any]) -> bytes
 
 
 def read_manifest(data: bytes, manifest: Manifest) -> list[Entry]:
-    """Return the entries of a manifest that are not deleted, with what they inherit from the manifest."""
+    """Return the entries of a manifest that are not deleted, with the values that they inherit from the manifest."""
     entries = _read(_ENTRY, data)
     for entry in entries:
         if entry["snapshot_id"] is None:
@@ -131,8 +129,8 @@ def read_manifest(data: bytes, manifest: Manifest) -> list[Entry]:
 
 
 def files_with_bounds(data: bytes) -> list[str]:
-    """Return the paths of the files for which a manifest has bounds of fields within the typed columns, also of files
-    that are deleted.
+    """Return the paths of the files for which a manifest has bounds of fields within the typed columns, including
+    deleted files.
     """
     files = [entry["data_file"] for entry in _read(_ENTRY, data)]
     return [
@@ -167,7 +165,7 @@ def describe_manifest(
 
 
 def may_contain(manifest: Manifest, partition: int | None, base_offset: int | None = None) -> bool:
-    """Whether the bounds of a manifest include a partition and a base offset, those that are given."""
+    """Whether the bounds of a manifest include the partition and the base offset, as far as they are given."""
     if manifest["partition_spec_id"] != 0:  # another program has changed the table's partitions
         return True
     place = zip((partition, base_offset), PARTITION_FIELDS, manifest["partitions"] or (), strict=False)

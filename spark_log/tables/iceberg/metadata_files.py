@@ -1,7 +1,7 @@
 """Opens an Iceberg table in a topic's folder, and commits to it.
 
-A commit creates `metadata/v<N>.metadata.json`, which fails if another process was first. `version-hint.text` follows
-it: a reader with an old hint sees an older snapshot.
+A commit creates `metadata/v<N>.metadata.json`, which fails if another process was first. Then it updates
+`version-hint.text`: a reader with an old hint sees an older snapshot.
 """
 
 import json
@@ -31,7 +31,7 @@ def open_table(log_dir: LogDir, folder: str, table_id: str) -> IcebergTable:
 
 
 def commit(table: IcebergTable, metadata: Mapping[str, Any]) -> bool:
-    """Make these metadata the next version of the table. Returns False if another process has made it."""
+    """Make these metadata the next version of the table. Returns False if another process has made that version."""
     version = table.version + 1
     content = json.dumps(metadata).encode()
     if not table.log_dir.create_whole(_metadata_path(table.folder, version), content):
@@ -50,7 +50,7 @@ def force_versions(log_dir: LogDir, folder: str, after: int) -> None:
 
 
 def delete_versions(log_dir: LogDir, folder: str) -> None:
-    """Delete the metadata files of a table that a catalog has now: readers must not take them for its newest ones."""
+    """Delete the metadata files of a table that is in a catalog now: readers must not take them for the newest ones."""
     log_dir.delete(f"{folder}/metadata/version-hint.text")
     for name in log_dir.names(f"{folder}/metadata"):
         if _METADATA.fullmatch(name):
@@ -58,10 +58,11 @@ def delete_versions(log_dir: LogDir, folder: str) -> None:
 
 
 def point_readers(log_dir: LogDir, folder: str, version: int = 0) -> int:
-    """Make the hint name the newest version, and return that. It is never lowered: publishers may do so in any order.
+    """Make the hint name the newest version, and return this version. The hint is never lowered: publishers may call
+    this in any order.
 
-    `version` exists. If it is below the hint, a publisher has made it that was stopped for so long that another version
-    of this number had been cleaned up.
+    `version` exists. If it is below the hint, its publisher was stopped until clean-up deleted another one of this
+    number.
     """
     hinted = _hinted(log_dir, folder)
     newest = newest_version(log_dir, folder) if hinted >= version else _last_from(log_dir, folder, version)
@@ -90,7 +91,7 @@ def _last_listed(log_dir: LogDir, folder: str) -> int:
 
 
 def _last_from(log_dir: LogDir, folder: str, version: int) -> int:
-    """Return the last version of those that follow an existing one without a gap: a hint may be missing or late."""
+    """Return the last version that follows `version`, which exists, without a gap: a hint may be missing or late."""
     while _exists(log_dir, folder, version + 1):
         version += 1
     return version

@@ -1,4 +1,4 @@
-"""The statistics of a data file in Iceberg's form: number of values and nulls, and bounds, by field id. Pure.
+"""Converts the statistics of a data file to Iceberg's form: numbers of values and nulls, and bounds, by field id. Pure.
 
 They are those of Delta's add actions (`log/records/leaf_statistics.py`): a bound that Delta lacks is missing here too.
 Bounds are in Iceberg's single-value encoding: https://iceberg.apache.org/spec/#binary-single-value-serialization

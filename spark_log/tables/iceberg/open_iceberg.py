@@ -1,4 +1,4 @@
-"""The Iceberg format of publication."""
+"""Implements the Iceberg format of publication."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -22,8 +22,8 @@ class OpenIceberg(OpenTable):
     def open(cls, table: TopicTable, *, create: bool) -> "OpenIceberg | None":
         """Open the table. If there is none, it is created with `create`, else the result is None.
 
-        A catalog has the table of one log dir: another one is forgotten, as it is. Its files in the topic's folder
-        would get old, and are deleted.
+        A catalog has the table of one log dir; for other log dirs the result is None. With a catalog, metadata files in
+        the topic's folder would get old, and are deleted.
         """
         log_dir, folder, name = table.log_dir, table.topic.folder, table.catalog
         if name is None:
@@ -59,8 +59,8 @@ class OpenIceberg(OpenTable):
         return difference(wanted, self._iceberg.active_files())
 
     def incremental(self, wanted: Sequence[PublishedFile], gone: Sequence[str]) -> Difference:
-        """The table is as we left it, so it lists no file that changed since then. A file that is gone may have come
-        after that.
+        """Return a difference that adds all `wanted` files: they have changed since the last publication, which left
+        the table as it is. Files of `gone` that the table never listed are left out.
         """
         return Difference(wanted, [each.path for each in self._iceberg.find(gone)])
 
@@ -74,8 +74,8 @@ class OpenIceberg(OpenTable):
         columns: TopicColumns | None,
         transaction_version: int,
     ) -> int:
-        """Commit the difference as a new snapshot, with the schema of its files. Snapshots expire before the files
-        that they list are deleted. Return the new version of the table. Raises ConflictingCommitError.
+        """Commit the difference as new snapshots, with the schema of its files, and return the new version of the
+        table. Snapshots expire before the files that they list are deleted. Raises ConflictingCommitError.
         """
         config = self._table.topic.config
         metadata = next_metadata(

@@ -26,8 +26,8 @@ class Operation:
 def operations(
     add: Sequence[PublishedFile], remove: Sequence[ListedFile], has_seen: Callable[[PublishedFile], bool]
 ) -> list[Operation]:
-    """Return the operations that add and remove these files, in their order. `has_seen` is whether the records of an
-    added file have been in the table before.
+    """Return the operations that add and remove these files, in their order. `has_seen` returns whether the records of
+    an added file have been in the table before.
     """
     left = {listed.path: listed for listed in remove}
     replaced: dict[str, tuple[list[PublishedFile], list[ListedFile]]] = {"overwrite": ([], []), "replace": ([], [])}

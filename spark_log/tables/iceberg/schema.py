@@ -1,4 +1,4 @@
-"""The schema of a topic's Iceberg table, and its name mapping for files without field ids. Pure.
+"""Defines the schema of a topic's Iceberg table, and its name mapping for files without field ids. Pure.
 
 Types map one to one, and every field is optional. https://iceberg.apache.org/spec/#schemas-and-data-types
 """
@@ -14,7 +14,7 @@ from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.schema import SEGMENT_SCHEMA
 
 PARTITION_FIELDS = (("partition", 1000), ("base_offset", 1001))
-"""The fields of the partition spec, with their ids: identities of the columns of these names, which no file has."""
+"""The partition spec's fields, with their ids. Each is the identity of the column of its name, which no file has."""
 
 PARTITION_SPEC = [
     {"source-id": BASE_IDS[name], "field-id": number, "name": name, "transform": "identity"}

@@ -1,4 +1,4 @@
-"""A topic's Iceberg table: reads its metadata and manifests, and makes the metadata of its next version.
+"""Reads the metadata and manifests of a topic's Iceberg table, and makes the metadata of its next version.
 
 The table's location is the topic's folder; its files are those of the log. `metadata_files` opens and commits versions
 in the folder itself, `catalog` those of a catalog.
@@ -23,10 +23,10 @@ from spark_log.tables.iceberg.schema import PARTITION_SPEC, iceberg_schema, last
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
 
 VERSION = "spark-log.transaction-version"
-"""Key of a snapshot's summary: the version of the intent that the commit carries out."""
+"""The key in a snapshot's summary for the version of the intent that the commit carries out."""
 
 MANIFEST_FILES = 100
-"""A manifest with fewer files is written anew with the next ones."""
+"""A manifest with fewer files is rewritten together with the files that are added next."""
 _SMALL_MANIFESTS_MAX = 20
 _NAME_MAPPING = "schema.name-mapping.default"
 _SEGMENT = re.compile(r"_segments/(\d+)/")
@@ -62,14 +62,14 @@ class IcebergTable:
         return self.metadata is None or _has_schema(self.metadata, iceberg_schema(columns))
 
     def active_files(self) -> dict[str, ListedFile]:
-        """Return the files that the table lists, by their paths relative to its location. Another program may have
-        added files that delete rows: they are files too.
+        """Return the files that the table lists, by their paths relative to its location. They include delete files
+        that another program may have added.
         """
         entries = [entry for manifest in self._manifests() for entry in self._entries(manifest)]
         return {each.path: each for each in map(self._listed, entries)}
 
     def find(self, paths: Iterable[str]) -> list[ListedFile]:
-        """Return those of the files that the table lists. Manifests without their partitions are not read."""
+        """Return the files at these paths that the table lists. Manifests without their partitions are not read."""
         asked = set(paths)
         partitions = {int(match[1]) if (match := _SEGMENT.match(path)) else None for path in asked}
         listed = [
@@ -124,7 +124,7 @@ def next_metadata(
     retention_ms: int,
 ) -> dict[str, Any]:
     """Return the metadata of the next version of the table, with one snapshot for each operation, and write the
-    manifests and lists of these.
+    manifests and manifest lists of these snapshots.
 
     `cursors` decide which added files are new to the table. Snapshots older than `retention_ms` leave the metadata.
     """
@@ -200,7 +200,7 @@ class _Writer:
         metadata["refs"] = {"main": {"snapshot-id": snapshot_id, "type": "branch"}}
 
     def _remove(self, removed: Mapping[str, ListedFile], snapshot_id: int, sequence: int) -> None:
-        """Write the manifests that list removed files anew, and drop those of files that delete rows."""
+        """Rewrite the manifests that list removed data files, and drop those that list removed delete files."""
         kept: list[Manifest] = []
         for manifest in self._manifests:
             may_list = any(avro.may_contain(manifest, each.partition, each.base_offset) for each in removed.values())
@@ -217,7 +217,7 @@ class _Writer:
         self._manifests = kept
 
     def _add(self, added: list[Entry], snapshot_id: int, sequence: int) -> None:
-        """Write a manifest with the added files, and with those of a small manifest, or of all of them if there are
+        """Write a manifest with the added files and those of one small manifest, or of all small manifests if there are
         many. Manifests that this snapshot has written stay.
         """
         small = [
@@ -309,8 +309,8 @@ def _new(location: str) -> dict[str, Any]:
 
 
 def _expire(metadata: dict[str, Any], now_ms: int, retention_ms: int) -> None:
-    """Remove snapshots older than `retention_ms`, but not the current one. After a commit by a host whose clock was
-    ahead, snapshots have its time, so their age is not known: the last METADATA_FILES of them stay.
+    """Remove snapshots older than `retention_ms`, but not the current one. The age of snapshots from a host whose clock
+    was ahead is not known: the last METADATA_FILES of them stay.
     """
     current = metadata["current-snapshot-id"]
     of_unknown_age = [each["snapshot-id"] for each in metadata["snapshots"] if each["timestamp-ms"] > now_ms]
@@ -346,6 +346,6 @@ def _entry(location: str, file: PublishedFile, columns: TopicColumns | None, sna
 
 
 def _snapshot_id(table_id: str, version: int, sequence: int) -> int:
-    """Return 63 bits that are the same at each try of one intent on the same table."""
+    """Return an id of 63 bits that is the same at each attempt of one intent on the same table."""
     digest = hashlib.sha256(f"{table_id}/{version}/{sequence}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
