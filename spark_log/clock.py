@@ -1,4 +1,5 @@
-"""The host's clocks. Other modules read clocks through this one, except `console.access` and CPU times of threads.
+"""Reads the host's clocks. Other modules read clocks through this one, except `console.access` and CPU times of
+threads.
 
 Leases are compared with the store's clock (`metadata.store.StoreClock`).
 """

@@ -1,4 +1,4 @@
-"""Named points where a test can kill or stop this process, to check which state a crash leaves there.
+"""Defines points where a test can kill or stop this process, to check which state a crash leaves there.
 
 `SPARK_LOG_FAILPOINT=append.committed` kills the process with SIGKILL when it reaches the point for the first time,
 `append.committed:3` when it reaches it for the third time. `append.committed:3:stop` stops the process with SIGSTOP

@@ -1,4 +1,4 @@
-"""Types of ids, so that mypy distinguishes them, and the types of partitions and of ranges of offsets."""
+"""Defines the types of ids, which mypy distinguishes, and the types of partitions and of ranges of offsets."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, NewType, TypeVar
@@ -18,7 +18,7 @@ BrokerId = NewType("BrokerId", int)
 LogDirId = NewType("LogDirId", int)
 
 WriteId = NewType("WriteId", str)
-"""Id of a writer's lease of the right to create files. The names of all its files begin with it."""
+"""The id of a writer's leased right to create files. The names of all files of the writer begin with it."""
 
 
 class TopicPartition(NamedTuple):

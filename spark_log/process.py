@@ -1,4 +1,4 @@
-"""Threads, the exit of the interpreter, and signals.
+"""Starts threads, and handles the exit of the interpreter, forks and signals.
 
 spark-log also works while the interpreter exits: a producer that was not closed appends its records then. Since Python
 3.12 no thread can be started at that time, and at other times the limit of threads may be reached. So `in_parallel` and
@@ -52,7 +52,7 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread | No
 
 
 class _Worker:
-    """A daemon thread that runs one piece of work after the other. Starting a thread costs more than most of them."""
+    """A daemon thread that runs pieces of work one after the other. Most take less time than starting a thread."""
 
     def __init__(self) -> None:
         self._next: queue.SimpleQueue[tuple[Callable[[], object], str]] = queue.SimpleQueue()
@@ -95,7 +95,7 @@ def begin(work: Callable[[], R], name: str) -> "Future[R]":
 
 
 def begin_or_run(work: Callable[[], R], name: str) -> "Future[R]":
-    """As `begin`, but without a new thread `work` runs here."""
+    """Like `begin`, but if no thread can be started, `work` runs in this one."""
     answer: Future[R] = Future()
     if not _give(partial(settle, answer, work), name):
         settle(answer, work)
@@ -115,8 +115,8 @@ def no_thread() -> Exception:
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T], threads: int, name: str) -> list[R]:
-    """Return the results of `work` for all items, in their order. It runs in at most `threads` threads, one of which is
-    the caller's.
+    """Return the results of `work` for all items, in their order. `work` runs in at most `threads` threads, one of
+    which is the caller's.
 
     After an error no further item is begun. The first error is raised when all threads have ended.
     """
@@ -146,7 +146,7 @@ _PAUSE_S_MIN, _PAUSE_S_MAX = 60.0, 600.0
 
 
 class Pause(NamedTuple):
-    """The time until monotonic time `until_s`, in which a call that hangs is not repeated: each one holds a thread."""
+    """The time, until monotonic time `until_s`, in which a hanging call is not repeated: each call holds a thread."""
 
     until_s: float
     length_s: float
@@ -175,7 +175,7 @@ def ask_in_thread(name: str, question: Hashable, work: Callable[[], R]) -> "Futu
     """Call `work`, which may never return (a mount that hangs), in a thread with this name. Return its answer, or that
     of an earlier call with the same name and question for which a thread still waits.
 
-    What hangs blocks daemon threads of its own: one at first, and one more after each pause.
+    A call that hangs blocks only daemon threads of its own: one at first, and one more after each pause.
     """
     key = name, question
     with _asking_lock:

@@ -1,7 +1,7 @@
-"""Remembers values of a function, as `functools.lru_cache` does, with a limit of their size instead of their number, or
-of their age; and facts about topics, which may be deleted, with a limit of their number.
+"""Remembers values of functions with a limit of their size or age, and facts about topics with a limit of their number.
 
-Clients choose the texts that such a function parses, or the server that it reads.
+A limit of the number of values, as in `functools.lru_cache`, is not enough, because clients choose the texts that such
+a function parses, or the server that it reads. Facts about topics have a limit because topics may be deleted.
 """
 
 import os
@@ -24,7 +24,7 @@ class Remembered(Generic[P, T]):
     """A function that remembers the values that were used last.
 
     `size_of(value, *arguments)` is the size of a value with its arguments; all sizes together are at most `size_max`. A
-    value above it is remembered alone, until the next one. It cannot be pickled: what Spark's tasks call has to be a
+    larger value is remembered alone, until the next one. A Remembered cannot be pickled: Spark's tasks have to call a
     plain function around it.
     """
 

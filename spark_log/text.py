@@ -54,7 +54,7 @@ def bytes_of(size: int) -> str:
 
 def rate_of(count: int, seconds: float) -> str:
     """Return text such as `, 2,000 records/s`. It is empty for less than 1,000 records or less than a second, because
-    these measure mainly the start of a program.
+    such rates mainly measure the start of a program.
     """
     return f", {count / seconds:,.0f} records/s" if seconds >= 1 and count >= 1_000 else ""
 

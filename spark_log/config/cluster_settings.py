@@ -1,4 +1,4 @@
-"""Cluster settings, each documented where it is defined."""
+"""Defines the cluster settings, each documented where it is defined."""
 
 import difflib
 import logging
@@ -20,7 +20,7 @@ _AT_MOST = {
     "broker_session_timeout_ms": LEASE_MS_MAX,
     "controller_lease_ms": LEASE_MS_MAX,
 }
-"""The largest valid values of some settings. A larger one that an earlier version has stored counts as this."""
+"""The largest valid values of some settings. A larger value that an earlier version has stored counts as this one."""
 
 _MAY_BE_OFF = frozenset({"metrics_interval_ms"})
 """Settings for which -1 is valid too."""
@@ -47,23 +47,23 @@ class ClusterSettings:
     """
 
     plan_inline_bytes_per_task_max: int = 4 * MIB
-    """Inline records that may be sent in one task of a read plan. A planner above it seals the tail first."""
+    """Inline bytes that one task of a read plan may contain. Above this, the planner seals the tail first."""
 
     plan_inline_bytes_max: int = 64 * MIB
-    """Inline records that may be sent in one read plan: half of Spark's `spark.rpc.message.maxSize` (128 MiB)."""
+    """Inline bytes that one read plan may contain: half of Spark's `spark.rpc.message.maxSize` (128 MiB)."""
 
     commit_inline_bytes_per_task_max: int = MIB
-    """Records that a write task may return in its commit message; above it the task writes a segment file. Below
-    `spark.driver.maxResultSize` (1 GiB) for a thousand tasks.
+    """Bytes of records that a write task may return in its commit message; above this the task writes a segment file.
+    The messages of a thousand tasks stay below `spark.driver.maxResultSize` (1 GiB).
     """
 
     spark_write_id_lease_ms: int = DAY_MS
-    """Lease of a Spark job's write id. It is long, since it is not renewed while tasks run; the files of a job that
-    takes longer may be removed as orphans, and its append is then refused.
+    """Lease of a Spark job's write id. The lease is long, since it is not renewed while tasks run. The files of a job
+    that takes longer may be removed as orphans, and its append is then refused.
     """
 
     producer_write_id_lease_ms: int = 15 * 60 * 1000
-    """Lease of a Producer's write id, which it renews at a third of this."""
+    """Lease of a Producer's write id, which it renews after half of this."""
 
     producer_id_expiration_ms: int = DAY_MS
     """Time for which a producer's sequences are kept after its last append (Kafka's producer.id.expiration.ms)."""
@@ -117,11 +117,11 @@ class ClusterSettings:
     group.consumer.session.timeout.ms)."""
 
     group_consumer_heartbeat_interval_ms: int = 5_000
-    """How often such a client sends a heartbeat; it learns of a rebalance with the next one (Kafka's
+    """How often a client with group.protocol=consumer sends a heartbeat, by which it learns of a rebalance (Kafka's
     group.consumer.heartbeat.interval.ms)."""
 
     group_consumer_max_size: int = 2**31 - 1
-    """Such a client cannot join a group that has so many members (Kafka's group.consumer.max.size)."""
+    """Largest number of members of a group with group.protocol=consumer (Kafka's group.consumer.max.size)."""
 
     group_consumer_migration_policy: str = "bidirectional"
     """Whether a group of consumers changes its type while it has members (Kafka's group.consumer.migration.policy).
@@ -180,7 +180,7 @@ class ClusterSettings:
     """Largest share.heartbeat.interval.ms of a group (Kafka's name and default)."""
 
     group_share_max_size: int = 200
-    """A member cannot join a share group that has so many (Kafka's group.share.max.size)."""
+    """Largest number of members of a share group (Kafka's group.share.max.size)."""
 
     group_share_max_share_sessions: int = 2_000
     """Largest number of share sessions of one gateway (Kafka's group.share.max.share.sessions)."""
@@ -193,8 +193,8 @@ class ClusterSettings:
     """Whether a missing dead letter topic is created (Kafka's errors.deadletterqueue.auto.create.topics.enable)."""
 
     schema_registry_urls_allowed: str = "*"
-    """Not in Kafka. The addresses that schema.registry.url of a topic may name, separated by commas; * allows any. A
-    user who may alter a topic chooses by it where gateways and coordinators send requests.
+    """Not in Kafka. The addresses that schema.registry.url of a topic may name, separated by commas; * allows any. With
+    that config a user who may alter a topic chooses where gateways and coordinators send requests.
     """
 
     store_answer_timeout_ms: int = 20_000
@@ -211,7 +211,7 @@ class ClusterSettings:
 
     store_promotion_max_age_ms: int = 300_000
     """Not in Kafka. A promotion is accepted without a person only if the coordinator's last beat in the promoted store
-    is at most this old. The coordinator beats every 10 s.
+    is at most this old. The coordinator writes a beat every 10 s.
     """
 
     topic_default_store: str = "home"
@@ -230,7 +230,7 @@ class ClusterSettings:
     """
 
     leader_imbalance_check_interval_ms: int = 300_000
-    """Interval at which the controller checks that share (Kafka's leader.imbalance.check.interval.seconds)."""
+    """Interval at which the controller checks leader imbalance (Kafka's leader.imbalance.check.interval.seconds)."""
 
     log_retention_check_interval_ms: int = 300_000
     """Interval at which the coordinator drops expired segments (Kafka's log.retention.check.interval.ms)."""
@@ -264,26 +264,26 @@ class ClusterSettings:
     """Not in Kafka. The number of threads in which the coordinator seals tails."""
 
     table_loop_share_percent: int = 50
-    """Not in Kafka. The share of its time that the coordinator seals tails and publishes Delta tables. When more topics
-    are due than that, the oldest records come first, and delta.max.lag.ms is missed: the metrics of the lag show it.
+    """Not in Kafka. The share of its time in which the coordinator seals tails and publishes Delta tables. If too many
+    topics are due, the oldest records come first, and delta.max.lag.ms is missed, as the lag metrics show.
     """
 
     log_merge_interval_ms: int = 60_000
     """Not in Kafka. Interval at which the coordinator merges small segments."""
 
     delta_maintenance_interval_ms: int = 600_000
-    """Not in Kafka. Interval at which the coordinator compares Delta tables with the log, writes checkpoints, deletes
-    old log files.
+    """Not in Kafka. Interval at which the coordinator compares Delta tables with the log, writes checkpoints, and
+    deletes old log files.
     """
 
     table_current_cache_bytes: int = 256 * MIB
-    """Not in Kafka. The keys of current-state tables (table.current) that a process keeps in memory. It reads the keys
-    of other files again when it publishes.
+    """Not in Kafka. Bytes of keys of current-state tables (table.current) that a process keeps in memory. It reads the
+    keys of other files again when it publishes.
     """
 
     iceberg_catalog: str = ""
     """Not in Kafka. The catalog that has the Iceberg tables of topics (table.formats=delta,iceberg), by its name in
-    pyiceberg's own configuration, which has its address and secrets. Without a name, the folder of a topic has them.
+    pyiceberg's configuration, which has its address and secrets. Without a name, the folder of a topic has its table.
     """
 
     iceberg_namespace: str = "spark_log"
@@ -297,8 +297,8 @@ class ClusterSettings:
     """
 
     metrics_interval_ms: int = 60_000
-    """Not in Kafka. Interval at which the coordinator appends throughput, lag and runs of tasks to topic `__metrics`;
-    -1: it does not.
+    """Not in Kafka. Interval at which the coordinator appends throughput, lag and runs of tasks to topic `__metrics`.
+    With -1 it does not.
     """
 
     @classmethod

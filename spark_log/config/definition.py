@@ -1,4 +1,4 @@
-"""The definition of a config of topics or groups, which is part of the dataclass field for its value."""
+"""Defines a config of topics or groups in the metadata of the dataclass field for its value."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,7 @@
-"""Configs of groups (Kafka's config resource GROUP), each documented where it is defined.
+"""Defines the configs of groups (Kafka's config resource GROUP), each documented where it is defined.
 
 A share group uses, in this order, its own config, the cluster setting `group.<name>`, and the default. The cluster has
-limits for some (`group.share.min.…`, `group.share.max.…`).
+limits for some (`group.share.min.*`, `group.share.max.*`).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def duration_ms(policy: str) -> int | None:
 
 @dataclass(frozen=True)
 class OffsetReset(ValueType):
-    """earliest, latest or by_duration:PnDTnHnMn.nS."""
+    """The type of an offset reset: earliest, latest or by_duration:PnDTnHnMn.nS."""
 
     kind: str = "string"
 
@@ -184,7 +184,7 @@ def group_definitions() -> dict[str, ConfigDefinition]:
 
 def validate_group_overrides(overrides: Mapping[str, str], settings: ClusterSettings) -> dict[str, str]:
     """Return the overrides with normal spellings. Raises InvalidConfigurationError, which names the config and its
-    value, for an unknown one, an invalid value, or one outside the cluster's limits.
+    value, for an unknown config, an invalid value, or a value outside the cluster's limits.
     """
     check_group_config_names(overrides)
     valid = {}
@@ -216,7 +216,7 @@ def check_group_config_names(names: Iterable[str]) -> None:
 
 
 def _limits(name: str, settings: ClusterSettings) -> tuple[int, int] | None:
-    """Return the cluster's limits of a config, if it has some."""
+    """Return the cluster's limits of a config, or None if it has none."""
     part = name.removeprefix("share_")
     low, high = (getattr(settings, f"group_share_{which}_{part}", None) for which in ("min", "max"))
     return None if low is None or high is None else (low, high)

@@ -1,4 +1,4 @@
-"""Names and values of topic configs as users write them: other names, hints for unknown ones, the parsing of values."""
+"""Parses names and values of topic configs as users write them, with other names, and hints for unknown ones."""
 
 import difflib
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from spark_log.errors import InvalidConfigurationError
 V = TypeVar("V")
 
 OTHER_NAMES = {"retired.file.retention.ms": "file.delete.delay.ms"}
-"""Other names that are accepted for configs, and may also be stored: other name to name in `definitions`."""
+"""Other names that are accepted for configs, and may also be stored, each with the name in `definitions`."""
 
 
 def canonical(values: Mapping[str, V]) -> dict[str, V]:

@@ -1,4 +1,4 @@
-"""Topic configs, each documented where it is defined.
+"""Defines the topic configs, each documented where it is defined.
 
 Names, units and meanings of topic configs are Kafka's (https://kafka.apache.org/documentation/#topicconfigs). A config
 whose default differs says so and gives the reason. All configs are dynamic: a new value applies from the next append,

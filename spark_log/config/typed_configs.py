@@ -1,4 +1,4 @@
-"""Configs of typed columns. Each exists once for the keys and once for the values of a topic."""
+"""Defines the configs of typed columns. Each exists once for the keys and once for the values of a topic."""
 
 from typing import Any, NamedTuple
 

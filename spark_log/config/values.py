@@ -1,4 +1,4 @@
-"""Types of config values, which parse and format text. No rule here depends on the name of a config.
+"""Parses and formats config values by their types. No rule here depends on the name of a config.
 
 A `ValueType` refuses texts that Kafka would round, trim or read in two ways (" 5 ", "1e9", "+5", NaN), so that the
 stored text has one meaning. `parse(show(value))` is `value`. `show(parse(text))` may spell a value differently: "TRUE"

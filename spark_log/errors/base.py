@@ -13,8 +13,8 @@ class SparkLogError(Exception):
 class RetriableError(SparkLogError):
     """Base of the errors after which the same call may succeed later.
 
-    Remedy: repeat the call with a pause between attempts. Clients, Spark jobs and the command line already repeat
-    it for a while before they raise one.
+    Remedy: repeat the call with a pause between attempts. Clients, Spark jobs and the command line already repeat it
+    for a while before they raise the error.
     """
 
     retriable = True

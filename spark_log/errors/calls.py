@@ -4,7 +4,7 @@ from spark_log.errors.base import FatalError, RetriableError
 
 
 class KafkaTimeoutError(RetriableError):
-    """The operation did not finish within the time that the caller allowed. It may still be done afterwards.
+    """The operation did not finish within the time that the caller allowed. The operation may still be done afterwards.
 
     Remedy: allow more time, or find what is slow: the message names the operation.
     """
@@ -42,14 +42,14 @@ class ClassicSessionRequiredError(FatalError):
 class ResourceNotFoundError(FatalError):
     """There is no such user, or the user has no credential of this mechanism.
 
-    Remedy: check it with `spark-log user list`.
+    Remedy: check the user with `spark-log user list`.
     """
 
 
 class DuplicateResourceError(FatalError):
     """A request names the same user and mechanism twice.
 
-    Remedy: name each once.
+    Remedy: name each pair of user and mechanism once.
     """
 
 
@@ -70,5 +70,5 @@ class UnsupportedSaslMechanismError(FatalError):
 class SecurityDisabledError(FatalError):
     """The gateway does not check access control lists, so it neither shows nor changes them.
 
-    Remedy: start it with --acls, or use `spark-log acl`.
+    Remedy: start the gateway with --acls, or use `spark-log acl`.
     """

@@ -57,26 +57,26 @@ class FencedMemberEpochError(FatalError):
 class StaleMemberEpochError(FatalError):
     """Offsets were committed or fetched with another epoch than the member's.
 
-    Remedy: repeat it with the epoch of the next heartbeat response; Kafka clients do so.
+    Remedy: repeat the request with the epoch of the next heartbeat response; Kafka clients do so.
     """
 
 
 class UnreleasedInstanceIdError(FatalError):
     """A running member has the same group.instance.id.
 
-    Remedy: stop it first, or wait until its session has ended; give each running consumer its own group.instance.id.
+    Remedy: stop that one, or wait until its session has ended; give each running consumer its own group.instance.id.
     """
 
 
 class UnsupportedAssignorError(FatalError):
     """The group.remote.assignor is not one of the server's.
 
-    Remedy: take uniform or range.
+    Remedy: set it to uniform or range.
     """
 
 
 class GroupMaxSizeReachedError(FatalError):
-    """The group has group.consumer.max.size members; or, where its leader assigns, 1,000 members or 4 MiB of their
+    """The group has group.consumer.max.size members; or, if its leader assigns, 1,000 members or 4 MiB of their
     metadata and assignments.
 
     Remedy: run fewer consumers, or raise the cluster setting; give the group fewer topics.
@@ -84,7 +84,7 @@ class GroupMaxSizeReachedError(FatalError):
 
 
 class GroupAssignmentTooLargeError(FatalError):
-    """The leader of a group has sent assignments that have more than 4 MiB with the metadata of the members.
+    """The leader of a group has sent assignments that exceed 4 MiB together with the metadata of the members.
 
     Remedy: divide the work among several groups.
     """
@@ -93,7 +93,7 @@ class GroupAssignmentTooLargeError(FatalError):
 class InvalidRegularExpressionError(FatalError):
     """A subscription is not a regular expression in RE2's syntax.
 
-    Remedy: correct it; the message says where it is wrong.
+    Remedy: correct the expression; the message says where it is wrong.
     """
 
 
@@ -136,7 +136,7 @@ class NonEmptyGroupError(FatalError):
 class GroupIdNotFoundError(FatalError):
     """There is no group with this id, or it is of another type: a share group has no committed offsets.
 
-    Remedy: check it with `spark-log group list`.
+    Remedy: check the id with `spark-log group list`.
     """
 
 

@@ -35,7 +35,7 @@ class WriteIdExpiredError(FatalError):
 
 class CheckpointMismatchError(FatalError):
     """A Spark sink writes another batch with the number of its last one, or an older batch after a newer one: the
-    checkpoint was copied or rolled back. Where the sink cannot read Spark's offset log (the checkpoint is that of
+    checkpoint was copied or rolled back. Where the sink cannot read Spark's offset log (its location is given by
     spark.sql.streaming.checkpointLocation), a repeated batch with other rows counts as another one.
 
     Remedy: start the query with a new checkpoint location, given by the option checkpointLocation.
@@ -43,9 +43,9 @@ class CheckpointMismatchError(FatalError):
 
 
 class InvalidTxnStateError(FatalError):
-    """The call does not fit the state of the transaction: it has ended, or none or another one is open.
+    """The call does not fit the state of the transaction: it has ended, no transaction is open, or another one is.
 
-    Remedy: call begin_transaction, sends, and commit_transaction or abort_transaction in this order.
+    Remedy: call begin_transaction, send, and commit_transaction or abort_transaction in this order.
     """
 
 
@@ -65,7 +65,8 @@ class InvalidTransactionTimeoutError(FatalError):
 
 
 class InvalidProducerIdMappingError(FatalError):
-    """The transactional_id has expired (transactional.id.expiration.ms).
+    """The producer id is not that of the transactional_id, which may have expired (transactional.id.expiration.ms), or
+    another user owns the producer id.
 
     Remedy: close the producer and create another one.
     """
@@ -74,7 +75,7 @@ class InvalidProducerIdMappingError(FatalError):
 class TransactionalIdNotFoundError(FatalError):
     """There is no producer with this transactional_id.
 
-    Remedy: check it with `spark-log transaction list`.
+    Remedy: check the id with `spark-log transaction list`.
     """
 
 

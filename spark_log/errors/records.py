@@ -71,7 +71,7 @@ class SchemaRegistryUnavailableError(RetriableError):
     """The schema registry of a topic (schema.registry.url) does not answer. Tails with values of a schema that is not
     known yet are sealed later; appends continue.
 
-    Remedy: check the address and the server; what waits is done when it answers again.
+    Remedy: check the address and the server; the waiting tails are sealed when it answers again.
     """
 
 
@@ -89,8 +89,8 @@ class LogTruncationError(FatalError):
 
     Remedy: seek to `divergent_offsets` and handle what was read beyond them, or set auto_offset_reset.
 
-    `divergent_offsets` has for each partition where to read on, `partition_offsets` where the reader was. Keys are
-    TopicPartitions; a client's `divergent_offsets` has OffsetAndMetadata values.
+    `divergent_offsets` has for each partition the offset at which to continue, `partition_offsets` that of the reader.
+    Keys are TopicPartitions; a client's `divergent_offsets` has OffsetAndMetadata values.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class CorruptRecordError(FatalError):
     """Stored bytes fail their checksum, are missing, or differ from what the metadata says, and no other replica has
     them intact.
 
-    Remedy: restore the file that the message names from a backup, or read on behind it.
+    Remedy: restore the file that the message names from a backup, or continue to read after it.
     """
 
 

@@ -1,4 +1,4 @@
-"""Texts of error messages: without secrets, and with the way to install an extra."""
+"""Removes secrets from error messages, and tells how to install an extra."""
 
 import re
 from collections.abc import Iterator
@@ -63,8 +63,8 @@ def install_extra(name: str) -> str:
 
 @contextmanager
 def needing(user: str, extra: str) -> Iterator[None]:
-    """Convert the error of an import that needs a package of an extra to InvalidConfigurationError. `user` is what
-    needs the package. A missing module of spark-log itself is a defect, and stays an ImportError.
+    """Convert the error of an import that needs a package of an extra to InvalidConfigurationError. `user` names the
+    feature that needs the package. A missing module of spark-log itself is a defect, and stays an ImportError.
     """
     try:
         yield
