@@ -278,7 +278,7 @@ _heirs: weakref.WeakSet[Heir] = weakref.WeakSet()
 
 def _forget_parents() -> None:
     for heir in list(_heirs):
-        with contextlib.suppress(Exception):  # of one: the others would keep locks that no thread releases here
+        with contextlib.suppress(Exception):  # of one heir: the others would keep locks that no thread releases here
             heir.forget_parent()
 
 

@@ -96,7 +96,7 @@ class LogTruncationError(FatalError):
     def __init__(
         self, divergent_offsets: Mapping[Any, Any], partition_offsets: Mapping[Any, int] | None = None
     ) -> None:
-        super().__init__(divergent_offsets)  # kafka-python's class, if this is one too, takes them so
+        super().__init__(divergent_offsets)  # the argument of kafka-python's class, if that is a base too
         self.divergent_offsets = dict(divergent_offsets)
         self.partition_offsets = dict(partition_offsets or {})
         self.args = (self.divergent_offsets, self.partition_offsets)

@@ -132,7 +132,7 @@ class BatchFiles:
         else:
             outcomes = in_parallel(try_writing, named, os.cpu_count() or 1, "spark-log-write")
         for outcome in outcomes:
-            if isinstance(outcome, WriteIdExpiredError):  # it is the write id of all files
+            if isinstance(outcome, WriteIdExpiredError):  # all files have this write id
                 delete_files(self._cluster, topics, [batch for batch in outcomes if isinstance(batch, Batch)])
                 raise outcome
         return names[0][0], [

@@ -117,7 +117,7 @@ class LogReader:
         """
 
         def find(connection: sa.Connection) -> RangesToRead:
-            is_home = self.cluster.store_id == HOME  # others are read only because home has named them
+            is_home = self.cluster.store_id == HOME  # data stores are read only because home has named them
             topics_by_name = find_topics(connection, {name for name, _ in ranges}, only_live=is_home)
             _check_topics(topics_by_name, ranges, topics)
             if any(topic.store_id != self.cluster.store_id for topic in topics_by_name.values()):

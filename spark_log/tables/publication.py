@@ -305,7 +305,7 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
 def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int | None:
     """Publish to the open table with at most one commit. Returns its version, or None if it must be opened again."""
     topic, compared = table.topic, there.at
-    if table.target == CURRENT and there.has_to_change_first(_present_columns(cluster, topic)):  # also if it is idle
+    if table.target == CURRENT and there.has_to_change_first(_present_columns(cluster, topic)):  # even if it is idle
         return None
     changes = cluster.store.read_as_primary(lambda connection: find_changes(connection, table, compared))
     if changes is None:

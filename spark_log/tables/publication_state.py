@@ -215,7 +215,7 @@ class Cursor:
         """Whether the records of an added file have been in the table before, perhaps in other files."""
         known = file.change <= self.change
         listed = known and file.base_offset < self.limit
-        # the replica lost it, or was replaced, and has it again; or other files were rewritten into it
+        # the replica lost the file, or was replaced, and has it again; or the file was rewritten from others
         returned = file.end_offset <= self.seen_offset and (known or file.rewritten)
         return listed or returned
 

@@ -251,7 +251,7 @@ def find_changes(
     changed = due.cursors.keys() if incremental else None
     cursors = publication_state.cursors(connection, key, changed) if in_table else {}
     if table.target == CURRENT and not incremental:
-        cursors = {}  # all vectors are found anew
+        cursors = {}  # all vectors are computed anew
     if incremental:
         segments = publication_state.changed_segments(connection, key, due.cursors)
         gone = publication_state.retired_paths(connection, topic, key, due.cursors)

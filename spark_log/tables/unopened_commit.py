@@ -21,7 +21,7 @@ def is_newest(log_dir: LogDir, folder: str, version: int) -> bool:
     """Whether this is the newest version of the table in this folder, and its commit file exists."""
     if version < 0:
         return False
-    # the next one first: clean-up deletes commits in order, and never the newest
+    # the next version first: clean-up deletes commits in order, and never the newest
     following, this = (log_dir.sizes([commit_path(folder, number)])[0] for number in (version + 1, version))
     return following is None and this is not None
 

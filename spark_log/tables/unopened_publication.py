@@ -58,7 +58,7 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
     versions |= _record_without_commit(cluster, [(table, change) for table, change, what in due if not what])
     committed = _commit(cluster, [each for each in due if each[2]])
     for table, _, _ in due:
-        if table.key in committed:  # they share the time, as they share the transactions
+        if table.key in committed:  # the tables share the time, as they share transactions
             table_work.published(table.topic, table.target, (clock.monotonic_s() - began_s) / len(committed))
     return versions | committed
 

@@ -35,7 +35,7 @@ _REMEMBERED = Prepared(
         PRODUCER_BATCH.end_offset,
     )
     .where(*(PRODUCER_BATCH[name] == bindparam(name) for name in _KEY))
-    # sequences begin at 0 again; a batch of an aborted transaction has no offsets, and later ones may begin there
+    # not by sequence, which begins at 0 again; an aborted batch has base = end, where later ones may begin
     .order_by(PRODUCER_BATCH.producer_epoch, PRODUCER_BATCH.base_offset, PRODUCER_BATCH.end_offset)
 )
 _FORGET = Prepared(

@@ -75,7 +75,7 @@ def _with_earlier_transactions(last: dict[tuple[str, int], SparkBatch]) -> dict[
 
 
 def _is_new(connection: sa.Connection, now: StoreClock, new: SparkBatch, topic_ids: Collection[int]) -> bool:
-    if connection.dialect.name == "postgresql":  # of two concurrent batches one waits here for the other
+    if connection.dialect.name == "postgresql":  # a concurrent batch waits here
         locked = new.application if new.strict else f"{new.application}\n{new.target}"
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(locked, 0))))
     # FOR UPDATE makes the commit of a transaction that only finds the batch wait for the standby. The standby may lack

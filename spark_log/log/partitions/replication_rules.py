@@ -101,7 +101,7 @@ def fail_over(
         leader = candidates[0]
     dirty = leader is None and bool(alive) and (unclean or state.unclean_election)
     if dirty:
-        leader = max(alive, key=lambda replica: replica.log_end_offset)  # of equals the first
+        leader = max(alive, key=lambda replica: replica.log_end_offset)  # the first of equals
     if leader is None:
         if state.leader is None:
             return state, None

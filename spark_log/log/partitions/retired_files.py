@@ -94,6 +94,6 @@ def forget_copies(connection: sa.Connection, topic: Topic, log_dir_id: LogDirId,
 def forget_folder(connection: sa.Connection, folder: str) -> None:
     """Delete the rows of a deleted topic's folder and of the files in it."""
     topic_id = connection.execute(sa.select(RETIRED_FILE.topic_id).where(RETIRED_FILE.path == folder)).scalar()
-    # found by the index of topic_id; rows of the first releases have 0
+    # found by the index of topic_id; rows of the first releases have topic_id 0
     inside = RETIRED_FILE.topic_id.in_((topic_id, 0)) & RETIRED_FILE.path.startswith(f"{folder}/", autoescape=True)
     connection.execute(t.retired_file.delete().where((RETIRED_FILE.path == folder) | inside))

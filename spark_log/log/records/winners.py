@@ -45,11 +45,11 @@ def current_records(keys: pa.Array, sequences: pa.Array | None = None) -> npt.ND
     if sequences is not None:
         alone = is_null(sequences)[with_key]
         values = to_numpy(sequences.fill_null(_FIRST))[with_key]
-        # no record before the last one without a sequence counts
+        # records before a key's last one without a sequence do not count
         since = np.zeros(len(encoded.dictionary), np.int64)
         since[numbers[alone]] = places[alone]
         places = places[places >= since[numbers]]
         places = places[np.argsort(values[places], kind="stable")]
     last = np.empty(len(encoded.dictionary), np.int64)
-    last[numbers[places]] = with_key[places]  # of several assignments to one place, the last one stays
+    last[numbers[places]] = with_key[places]  # the last of several assignments to one place stays
     return np.sort(last)

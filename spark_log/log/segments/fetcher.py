@@ -180,7 +180,7 @@ class Fetcher:
                 held, ended = calls.run(partial(_some, items))
             except StorageUnavailableError as error:
                 if calls.refused:
-                    self._open.pop(log_dir_id, None)  # no repair there
+                    self._open.pop(log_dir_id, None)  # no repair is tried there
                     self._note_away(log_dir_id, str(error))
                 raise
             while held:  # so that, while this generator is suspended, only the caller keeps the batch

@@ -21,7 +21,7 @@ def clean_up(log_dir: LogDir, topic: Topic, now_ms: int) -> int:
     folder, config = table_folder(topic, CURRENT), topic.config
     delay_ms = max(_COMMIT_MS, min(config.file_delete_delay_fresh_ms, config.file_delete_delay_ms))
     needed = {file.vector.name for file in open_table(log_dir, folder, "").files.values() if file.vector is not None}
-    # listed after that: the files of a later commit, and those that it replaces, have a later time
+    # listed after the table was opened: files of a later commit, and those that it replaces, have a later time
     unneeded = [
         entry
         for entry in log_dir.entries(folder)

@@ -130,7 +130,7 @@ class OpenCurrent(OpenTable):
             removed = [path for path in listed[number] if path in gone]
             files = PartitionFiles(listed[number], removed, added[number], self._read, self._stored_mask)
             start = before.get(number, Cursor()).seen_offset
-            if self._rule(columns).by_sequence and files.lack_first:  # a removed record may have been larger
+            if self._rule(columns).by_sequence and files.lack_first:  # the sequence of a removed record may be larger
                 start = 0
             changes += files.changes(start, cursor.seen_offset)
         self._table.log_dir.make_folder(f"{self._table.folder}/_delta_log")

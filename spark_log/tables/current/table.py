@@ -252,7 +252,7 @@ def _addition(file: PublishedFile | CurrentFile, vector: Vector | None, changes:
             "path": f"{_ABOVE}{file.path}",
             "partitionValues": partition_values(file.partition, file.base_offset),
             "size": file.bytes,
-            # the bounds of a file are also those of rows that are hidden
+            # the bounds of a file include its hidden rows
             "stats": statistics(file)[:-1] + ',"tightBounds":false}',
         }
     action |= {"modificationTime": now_ms, "dataChange": changes}

@@ -270,7 +270,7 @@ def create_table(
     metadata = None if anew else in_folder.metadata
     metadata = dict(metadata or new_metadata(in_folder.location, columns, clock.wall_ms()))
     metadata |= {"metadata-log": [], "properties": {**metadata["properties"], **_PROPERTIES}}
-    # one file, however often a catalog refuses it
+    # always the same name: a catalog that refuses the table leaves only one file
     path = f"metadata/00000-{folder.rpartition('-')[2]}.metadata.json"
     log_dir.make_folder(f"{folder}/metadata")
     log_dir.put(f"{folder}/{path}", json.dumps(metadata).encode())

@@ -176,7 +176,7 @@ class Map:
         maps = np.repeat(np.arange(len(cursor)), np.diff(offsets))
         codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
         _, last = np.unique((maps * len(keys) + codes)[::-1], return_index=True)
-        if len(last) < len(keys):  # of entries with one key the last counts
+        if len(last) < len(keys):  # the last of several entries with one key counts
             kept = np.sort(len(keys) - 1 - last)
             keys, values = keys.take(pa.array(kept)), values.take(pa.array(kept))
             offsets = np.concatenate(([0], np.cumsum(np.bincount(maps[kept], minlength=len(cursor)))))

@@ -36,7 +36,7 @@ class RecordClasses:
 
     def _type(self, kind: pa.DataType) -> Any:
         if pa.types.is_decimal(kind):
-            return msgspec.Raw  # its text, which is exact
+            return msgspec.Raw  # the number's text, which is exact
         return self._not_null(kind) | None
 
     def _not_null(self, kind: pa.DataType) -> Any:
