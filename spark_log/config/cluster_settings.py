@@ -357,7 +357,7 @@ class ClusterSettings:
             else:
                 whole = isinstance(value, int) and not isinstance(value, bool)
                 valid = whole and (1 <= value <= _largest(name) or (name in _MAY_BE_OFF and value == -1))
-                expected = f"a whole number from 1 to {_largest(name)}"
+                expected = f"a whole number from 1 to {_largest(name)}{', or -1' if name in _MAY_BE_OFF else ''}"
             if not valid:
                 dotted = name.replace("_", ".")
                 raise InvalidConfigurationError(

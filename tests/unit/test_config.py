@@ -149,6 +149,12 @@ def test_cluster_settings_are_positive_whole_numbers(value: object) -> None:
         ClusterSettings(plan_tasks_max=value)  # type: ignore[arg-type]
 
 
+def test_the_error_for_an_interval_says_that_it_may_be_off():
+    assert ClusterSettings(metrics_interval_ms=-1).metrics_interval_ms == -1
+    with pytest.raises(InvalidConfigurationError, match=r"a whole number from 1 to \d+, or -1$"):
+        ClusterSettings(metrics_interval_ms=0)
+
+
 @pytest.mark.parametrize("name", ["file.delete.delay.ms", "retired.file.retention.ms"])
 def test_the_delay_of_deleting_files_has_kafkas_name_and_an_older_one(name: str) -> None:
     config = TopicConfig.from_overrides({name: "5"})
